@@ -1,0 +1,90 @@
+"""The interface of every source: what it can offer, with nothing as the default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from importer import errors
+
+
+class Reader(Protocol):
+    """Ordered bytes."""
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read 1 to ``len(into)`` bytes; 0 only at the end."""
+
+    def close(self) -> None: ...
+
+
+class RandomReader(Protocol):
+    """Bytes at any offset. Called from several threads at once."""
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read up to ``len(into)`` bytes; return how many came before the connection ended.
+
+        Raises ``errors.Transient`` when trying again can help, ``errors.NoRanges`` when only an
+        ordered stream can, and any other ``errors.Error`` when the source is lost for good.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of the virtual disk, in bytes. ``zero``: reads as zeros, whatever is stored."""
+
+    offset: int
+    length: int
+    zero: bool
+
+
+class Source:
+    """Where bytes come from.
+
+    A source knows one protocol. It does not know the target, scratch or the plan. Opening it
+    (``with``) makes the first contact and fills ``size``, ``identity`` and ``head``; what a source
+    cannot do is the default here. One source serves one import.
+    """
+
+    #: For people: the address without secrets.
+    name: str = ""
+    #: Bytes as served, or None when the server does not tell.
+    size: int | None = None
+    #: Names these very bytes (ETag, digest, generation): equal identities, equal bytes. None: unknown.
+    identity: str | None = None
+    #: The first bytes, as many as the first contact brought (all of them if the source is that small).
+    head: bytes = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections, tickets and sessions. Safe to call twice."""
+
+    def stream(self, offset: int = 0) -> Reader:
+        """Return the bytes as served, in order, from ``offset``.
+
+        Raises ``errors.NoRanges`` for an offset the source cannot go to.
+        """
+        raise errors.SourceError(reason=f"{self.name}: has no ordered stream")
+
+    def ranges(self) -> RandomReader | None:
+        """Return a reader for random access, or None where the source is forward-only."""
+        return None
+
+    def extents(self) -> Iterator[Extent] | None:
+        """Return the runs of the virtual disk that ``ranges`` reads, in order; None: unknown."""
+        return None
+
+    def verify(self) -> None:
+        """Check what the source can only know at the end (digests). Called before the disk is usable."""
+
+    def labels(self) -> Mapping[str, str]:
+        """Return ``kubevirt.io`` labels that the source carries."""
+        return {}
