@@ -1,0 +1,1 @@
+"""The tests, and the servers, devices and disks that they need."""

@@ -1,0 +1,47 @@
+"""Fixtures that every test file shares, and the count of needs that this machine does not meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import devices, servers
+from tests import disks as disks_module
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = len(terminalreporter.stats.get("skipped", []))
+    terminalreporter.write_line(f"needs not met: {count} tests skipped")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if skipped and session.config.getoption("--no-skips") and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> disks_module.Disks:
+    """Share the disks of this run, each made when first asked for."""
+    return disks_module.Disks(tmp_path_factory.mktemp("disks"))
+
+
+@pytest.fixture(scope="session")
+def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
+    """Serve every disk of this run by an nginx with nothing special about it."""
+    with servers.nginx(tmp_path_factory.mktemp("nginx"), disks.directory) as server:
+        yield server
+
+
+@pytest.fixture(params=[512, 4096], ids=["block512", "block4096"])
+def block(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Make a block device of 32 MiB, once with each sector size, filled with 0xFF."""
+    with devices.loop(tmp_path, 32 << 20, sector=request.param) as device:
+        yield device

@@ -1,0 +1,145 @@
+"""Block devices and file systems to write to: whole, full, slow and failing ones.
+
+Every function is a context manager that takes a directory of its own and leaves nothing behind.
+Devices start filled with 0xFF, so that a zero that was forgotten shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+
+MiB = 1 << 20
+
+#: What a target holds before the import.
+DIRT = b"\xff"
+
+#: Smallest sizes that mkfs accepts, in bytes.
+SMALLEST = {"ext4": 64 * MiB, "btrfs": 110 * MiB, "xfs": 300 * MiB, "tmpfs": 32 * MiB}
+
+_MKFS = {
+    "ext4": ("mkfs.ext4", "-q", "-F"),
+    "btrfs": ("mkfs.btrfs", "-q", "-f"),
+    "xfs": ("mkfs.xfs", "-q", "-f"),
+}
+
+
+def fill(path: Path, size: int, byte: bytes = DIRT) -> Path:
+    """Write a file of ``size`` bytes that all have one value."""
+    with path.open("wb") as file:
+        for start in range(0, size, MiB):
+            file.write(byte * min(MiB, size - start))
+    return path
+
+
+@contextlib.contextmanager
+def loop(directory: Path, size: int, *, sector: int = 512, dirt: bytes = DIRT) -> Iterator[Path]:
+    """Make a block device of ``size`` bytes with direct I/O to a file that is filled with ``dirt``."""
+    backing = fill(directory / f"loop-{os.urandom(4).hex()}", size, dirt)
+    try:
+        with attached(backing, sector=sector) as device:
+            yield device
+    finally:
+        backing.unlink()
+
+
+@contextlib.contextmanager
+def attached(backing: Path, *, sector: int = 512) -> Iterator[Path]:
+    """Show a file as a block device."""
+    processes.need_root()
+    processes.need("losetup")
+    found = processes.run("losetup", "--find", "--show", f"--sector-size={sector}", "--direct-io=on", backing)
+    device = Path(found.stdout.strip())
+    try:
+        yield device
+    finally:
+        processes.run("losetup", "--detach", device)
+
+
+@contextlib.contextmanager
+def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[Path]:
+    """Mount a new file system; ``size`` of its device in bytes, the smallest possible by default."""
+    processes.need_root()
+    size = size or SMALLEST[kind]
+    name = f"{kind}-{os.urandom(4).hex()}"
+    point = directory / name
+    point.mkdir()
+    with contextlib.ExitStack() as stack:
+        if kind == "tmpfs":
+            processes.run("mount", "-t", kind, "-o", f"size={size}", name, point)
+        else:
+            processes.need(_MKFS[kind][0])
+            backing = directory / f"{name}.device"
+            stack.callback(backing.unlink, missing_ok=True)
+            with backing.open("wb") as file:
+                file.truncate(size)
+            device = stack.enter_context(attached(backing))
+            processes.run(*_MKFS[kind], device)
+            processes.run("mount", device, point)
+        stack.callback(processes.run, "umount", point)
+        yield point
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing:
+    """A block device that answers EIO to writes while ``broken``, and to reads never."""
+
+    path: Path
+    _switch: Path
+
+    def fail(self) -> None:
+        """From now on every write is an error."""
+        self._switch.touch()
+
+    def mend(self) -> None:
+        """From now on all is well."""
+        self._switch.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def failing(directory: Path, size: int, *, sector: int = 512) -> Iterator[Failing]:
+    """Make a block device whose writes fail on demand."""
+    switch = directory / f"broken-{os.urandom(4).hex()}"
+    options = ["error=EIO", "error-pwrite-rate=1", f"error-file={switch}"]
+    with nbdkit_device(directory, size, ["error"], options, sector=sector) as device:
+        try:
+            yield Failing(device, switch)
+        finally:
+            switch.unlink(missing_ok=True)  # what is still cached has to go somewhere
+
+
+@contextlib.contextmanager
+def slow(directory: Path, size: int, *, bytes_per_second: int, sector: int = 512) -> Iterator[Path]:
+    """Make a block device that takes only so many bytes in a second."""
+    options = [f"rate={bytes_per_second * 8}", "burstiness=0.2"]
+    with nbdkit_device(directory, size, ["rate"], options, sector=sector) as device:
+        yield device
+
+
+@contextlib.contextmanager
+def nbdkit_device(
+    directory: Path, size: int, filters: Sequence[str], options: Sequence[str], *, sector: int = 512
+) -> Iterator[Path]:
+    """Make a block device of nbdkit's memory plugin, filled with dirt, behind filters of nbdkit."""
+    processes.need_root()
+    processes.need("nbdkit", "nbdfuse", "losetup")
+    if not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse")
+    point = directory / f"fuse-{os.urandom(4).hex()}"
+    point.mkdir()
+    disk = point / "disk"
+    named = [f"--filter={name}" for name in filters]
+    memory = ["data", f"data=( 0xff )*{size}", f"size={size}"]
+    argv = ["nbdfuse", disk, "[", "nbdkit", "--exit-with-parent", *named, *memory, *options, "]"]
+    with (
+        processes.running(argv, log=directory / f"{point.name}.log", ready=disk.exists),
+        attached(disk, sector=sector) as device,
+    ):
+        yield device

@@ -1,0 +1,49 @@
+"""Is what a target holds what it has to hold? Compared byte for byte with what qemu-img reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MiB = 1 << 20
+
+
+def same(target: Path, expected: Path, *, beyond: bytes | None = b"\0") -> None:
+    """Check that the target begins with the expected bytes and goes on with ``beyond`` to its end.
+
+    ``beyond`` is one byte: zero for a file that was grown, ``devices.DIRT`` for what no one may have
+    touched; None: not looked at. A block device is read past the page cache where it can be, so that
+    only what reached the device counts.
+    """
+    size = expected.stat().st_size
+    with target.open("rb", buffering=0) as have, expected.open("rb") as want:
+        os.posix_fadvise(have.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for offset in range(0, size, MiB):
+            length = min(MiB, size - offset)
+            _equal(have.read(length), want.read(length), offset, target)
+        while beyond is not None and (rest := have.read(MiB)):
+            _equal(rest, beyond * len(rest), have.tell() - len(rest), target)
+
+
+def _equal(have: bytes, want: bytes, offset: int, target: Path) -> None:
+    if have == want:
+        return
+    first = next(
+        (i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want))
+    )
+    where = f"{target} differs at byte {offset + first}"
+    raise AssertionError(f"{where}: {have[first : first + 16]!r}, expected {want[first : first + 16]!r}")
+
+
+def unusable(target: Path) -> None:
+    """Check that nothing on the target could be taken for a disk after a failure.
+
+    A file, or any trace of it beside, must be gone or be named as unfinished; a block device must
+    begin with zeros, or be untouched.
+    """
+    if target.is_block_device():
+        with target.open("rb", buffering=0) as device:
+            head = device.read(MiB)
+        assert head in (bytes(len(head)), b"\xff" * len(head)), f"{target} begins like a disk"
+    else:
+        assert not target.exists(), f"{target} exists"

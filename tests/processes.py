@@ -1,0 +1,92 @@
+"""Programs that tests run: once to the end, or in the background until a block ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+#: Seconds that a server may need to start or to end on a busy machine.
+PATIENCE = 20.0
+
+
+def need(*tools: str) -> None:
+    """Skip the running test unless every tool is installed."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+
+
+def need_root() -> None:
+    """Skip the running test unless it may make devices and mounts."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def run(*argv: str | Path, timeout: float = 60, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; a failure shows what it said."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    if done.returncode:
+        raise AssertionError(f"{argv} ended with {done.returncode}: {done.stderr or done.stdout}")
+    return done
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds} s")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Tell whether something accepts connections on the port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def running(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    ready: Callable[[], object],
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program beside the block: ``ready`` when the block begins, ended by its pid after it."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=None if env is None else {**env}
+        )
+    try:
+        wait_for(lambda: process.poll() is not None or ready(), f"{argv[0]} to be ready")
+        if process.poll() is not None:
+            raise AssertionError(f"{argv} ended with {process.returncode}: {log.read_text()[-2000:]}")
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, kindly first."""
+    process.terminate()
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

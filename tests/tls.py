@@ -1,0 +1,104 @@
+"""Certificates made when a test needs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LOCAL = ("localhost", "127.0.0.1")
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyPair:
+    """A certificate and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """A certificate authority whose files are in ``directory``; ``certificate`` is what clients trust."""
+
+    def __init__(self, directory: Path, name: str = "Test CA") -> None:
+        self.directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        usage = x509.KeyUsage(
+            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False,
+            encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        certificate = (
+            _builder(self._name, self._name, self._key.public_key(), days=30)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        self.certificate = directory / "ca.pem"
+        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(
+        self, *names: str, common_name: str = "localhost", client: bool = False, days: int = 30
+    ) -> KeyPair:
+        """Make a server certificate for names and addresses (this host by default), or a client one.
+
+        A negative number of days makes one that has expired.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = (
+            _builder(_name(common_name), self._name, key.public_key(), days=days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(authority, critical=False)
+        )
+        if not client:
+            alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names or LOCAL])
+            builder = builder.add_extension(alternatives, critical=False)
+        stem = self.directory / f"{common_name}-{key.public_key().public_numbers().x:x}"[:80]
+        pair = KeyPair(stem.with_suffix(".crt"), stem.with_suffix(".key"))
+        pair.certificate.write_bytes(
+            builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
+        pair.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return pair
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, days: int
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=60))
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
