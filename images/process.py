@@ -217,8 +217,8 @@ class Process:
 
     def last_words(self) -> str:
         """Return the end of standard error as one printable line."""
-        lines = self._tail.decode("utf-8", "replace").splitlines()
-        said = "; ".join(line.strip() for line in lines[-3:] if line.strip())
+        lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
+        said = "; ".join([line for line in lines if line][-3:])
         return "".join(letter if letter.isprintable() else " " for letter in said)
 
     def stop(self) -> None:
