@@ -1,0 +1,46 @@
+# Every target sets up what it needs; a second call finds it done. `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help import boot setup test test-lowest check format bench image clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+import: ## import a disk: URL=... TARGET=..., or without them a real one, served here
+	@tools/setup $(if $(URL),run,demo)
+	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
+
+boot: ## import the real disk and boot it in qemu to its menu
+	@tools/setup test
+	@tools/demo --boot
+
+setup: ## set up everything that the tests need
+	@tools/setup test
+
+test: setup ## run all tests
+	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+test-lowest: setup ## run all tests with the lowest version of every dependency
+	@tools/lowest $(PYTEST_ARGS)
+
+check: setup ## format, lint, types, layers, contents of the wheel
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	@rm -rf build/dist && mkdir -p build/dist
+	.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	.venv/bin/check-wheel-contents build/dist/*.whl
+
+format: setup ## let ruff format and mend what it can
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+bench: setup ## measure
+	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
+
+image: ## build the container image
+	buildah bud --tag cdi-worker .
+
+clean: ## remove what the targets made here; Debian packages stay
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
