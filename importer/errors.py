@@ -188,6 +188,13 @@ class ScratchRequired(Error):
     status = 7
 
 
+class ScratchTooSmall(Error):
+    """Scratch space is there and cannot hold the image as served. Sizes in bytes."""
+
+    template = "scratch space has {available} bytes, the image needs {size}: no space left on device"
+    status = 7
+
+
 class ToolFailed(Error):
     """A program that the worker ran has failed; ``reason`` is its own last words."""
 

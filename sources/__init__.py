@@ -1,0 +1,37 @@
+"""Where bytes come from: each module knows one protocol and no disk."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+
+from importer import errors
+from sources import base
+
+#: What the contract calls a source, and the module that knows it.
+MODULES = {
+    "http": "sources.http",
+    "local": "sources.local",
+    "none": "sources.blank",
+}
+ENTRY_POINTS = "cdi_worker.sources"
+
+
+#: Makes a source of a location. The source stops waiting when the second argument says so.
+Factory = Callable[[base.Location, base.Cancel], base.Source]
+
+
+def find(kind: str) -> Factory:
+    """Return the factory of a source, ours or a third party's.
+
+    Modules are imported when used: start-up is part of every import. Third parties register a
+    callable ``(Location, Cancel) -> Source`` in the entry-point group ``cdi_worker.sources``.
+    """
+    if kind in MODULES:
+        factory: Factory = importlib.import_module(MODULES[kind]).source
+        return factory
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=kind):
+        found: Factory = point.load()
+        return found
+    raise errors.RequestError(f"unknown source {kind!r}: one of {', '.join(sorted(MODULES))}")

@@ -30,6 +30,14 @@ class RandomReader(Protocol):
         """
 
 
+class Cancel(Protocol):
+    """Tells a source that waits for something to stop; ``threading.Event`` is one."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None, /) -> bool: ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extent:
     """A run of the virtual disk, in bytes. ``zero``: reads as zeros, whatever is stored."""
@@ -37,6 +45,50 @@ class Extent:
     offset: int
     length: int
     zero: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach a server, and the secrets for it. ``repr`` shows none of them.
+
+    ``headers`` go to the origin of the request only, like the credentials. ``ca_files``: PEM files
+    trusted in addition to the system's.
+    """
+
+    user: str = dataclasses.field(default="", repr=False)
+    password: str = dataclasses.field(default="", repr=False)
+    headers: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    ca_files: tuple[str, ...] = ()
+    insecure: bool = False
+    http_proxy: str = dataclasses.field(default="", repr=False)
+    https_proxy: str = dataclasses.field(default="", repr=False)
+    no_proxy: str = ""
+    connections: int = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Location:
+    """Where a disk is, as a request says it. Each source reads the fields that are about it.
+
+    ``disk_id``: an oVirt disk. ``uuid``, ``backing_file``, ``thumbprint``: a VMware disk.
+    ``previous``, ``current``, ``final``: the stage of a multi-stage import. ``ready_file`` and
+    ``done_file``: the hand-shake with the container that serves the disk (contract, Node pull).
+    """
+
+    endpoint: str
+    access: Access = Access()
+    architecture: str = ""
+    region: str = ""
+    credentials_file: str = ""
+    disk_id: str = ""
+    uuid: str = ""
+    backing_file: str = ""
+    thumbprint: str = ""
+    previous: str = ""
+    current: str = ""
+    final: bool = False
+    ready_file: str = ""
+    done_file: str = ""
 
 
 class Source:
@@ -84,6 +136,9 @@ class Source:
 
     def verify(self) -> None:
         """Check what the source can only know at the end (digests). Called before the disk is usable."""
+
+    def finish(self) -> None:
+        """Tell the other end that the disk is on storage. Called once, after success only."""
 
     def labels(self) -> Mapping[str, str]:
         """Return ``kubevirt.io`` labels that the source carries."""

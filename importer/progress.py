@@ -1,0 +1,169 @@
+"""Progress in phases and bytes, handed down as an object."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Protocol, TextIO
+
+from importer import units
+
+#: Seconds between two lines in a log.
+INTERVAL = 5.0
+
+
+class Progress(Protocol):
+    """Is told what happens. Called from several threads; must not raise."""
+
+    def phase(self, name: str, total: int | None) -> None:
+        """Begin a phase such as ``transfer`` or ``sync``, of ``total`` bytes (None: unknown)."""
+
+    def advance(self, count: int) -> None:
+        """Count ``count`` more bytes of this phase."""
+
+    def done(self) -> None:
+        """Everything is on storage. Never called after a failure."""
+
+
+class NullProgress:
+    """For callers that do not want to know."""
+
+    def phase(self, name: str, total: int | None) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def done(self) -> None: ...
+
+
+class Meter:
+    """Counts, for the reporters below; the percentage never falls, and is 100 only when done.
+
+    A phase that begins again (the stream fell back to another route) starts counting at 0, the
+    percentage waits for it. Without a total the percentage stays where it is.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.total: int | None = None
+        self.count = 0
+        self.started = time.monotonic()
+        self.percent = 0.0
+        self.finished = False
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, total: int | None) -> None:
+        with self._lock:
+            self.name, self.total, self.count = name, total, 0
+            self.started = time.monotonic()
+        self.changed(new_phase=True)
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self.count += count
+            if self.total and self.name == "transfer":
+                self.percent = max(self.percent, min(99.9, 100.0 * self.count / self.total))
+        self.changed(new_phase=False)
+
+    def done(self) -> None:
+        self.percent, self.finished = 100.0, True
+        self.changed(new_phase=True)
+
+    def changed(self, *, new_phase: bool) -> None:
+        """Report; the reporters override this."""
+
+    def rate(self) -> float:
+        """Return bytes per second in this phase."""
+        return self.count / max(1e-6, time.monotonic() - self.started)
+
+
+class Lines(Meter):
+    """A line every few seconds, for logs; JSON objects with ``as_json``."""
+
+    def __init__(self, stream: TextIO, *, as_json: bool = False, interval: float = INTERVAL) -> None:
+        super().__init__()
+        self._stream = stream
+        self._json = as_json
+        self._interval = interval
+        self._next = 0.0
+        self._print_lock = threading.Lock()
+
+    def changed(self, *, new_phase: bool) -> None:
+        now = time.monotonic()
+        if not new_phase and now < self._next:
+            return
+        with self._print_lock:
+            self._next = now + self._interval
+            print(self._as_json() if self._json else self._as_text(), file=self._stream, flush=True)
+
+    def _as_text(self) -> str:
+        if self.finished:
+            return "100.0% done"
+        of = f" of {units.format_size(self.total)}" if self.total else ""
+        return (
+            f"{self.percent:5.1f}% {self.name} {units.format_size(self.count)}{of}"
+            f" {units.format_size(self.rate())}/s"
+        )
+
+    def _as_json(self) -> str:
+        return json.dumps(
+            {
+                "phase": "done" if self.finished else self.name,
+                "bytes": self.count,
+                "total": self.total,
+                "percent": round(self.percent, 1),
+                "bytesPerSecond": round(self.rate()),
+            }
+        )
+
+
+class Bar(Meter):
+    """A bar on a terminal, drawn by rich."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich import console, progress  # noqa: PLC0415: 40 ms that only a terminal pays
+
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description:>9}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console.Console(stderr=True),
+        )
+        self._task: progress.TaskID | None = None
+
+    def changed(self, *, new_phase: bool) -> None:
+        if new_phase and not self.finished:
+            if self._task is None:
+                self._progress.start()
+            else:
+                self._progress.update(self._task, total=self._progress.tasks[self._task].completed)
+            self._task = self._progress.add_task(self.name, total=self.total)
+        elif self._task is not None and not self.finished:
+            self._progress.update(self._task, completed=self.count)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
+
+
+class Several:
+    """One progress that tells several, such as a bar and the metric."""
+
+    def __init__(self, *each: Progress) -> None:
+        self._each = each
+
+    def phase(self, name: str, total: int | None) -> None:
+        for one in self._each:
+            one.phase(name, total)
+
+    def advance(self, count: int) -> None:
+        for one in self._each:
+            one.advance(count)
+
+    def done(self) -> None:
+        for one in self._each:
+            one.done()

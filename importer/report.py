@@ -1,0 +1,81 @@
+"""The outcome as the controllers read it: the termination message and the exit status of a pod."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+
+from importer import errors
+
+log = logging.getLogger(__name__)
+
+#: The kubelet cuts longer messages (Kubernetes, "Customizing the termination message").
+LIMIT = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """``message``: one line for the termination log. ``status``: the pod's exit status."""
+
+    message: str
+    status: int
+
+
+def complete(
+    *,
+    blank: bool,
+    preallocated: bool,
+    labels: Mapping[str, str] | None = None,
+    vddk_info: Mapping[str, str] | None = None,
+) -> Report:
+    """Return the report of an import that is whole and on storage."""
+    said: dict[str, object] = {} if blank else {"scratchSpaceRequired": False}
+    said |= {"preallocationApplied": preallocated, "message": "Import Complete"}
+    if labels:
+        said["labels"] = dict(labels)
+    if vddk_info:
+        said["vddkInfo"] = dict(vddk_info)
+    return Report(_as_json(said), 0)
+
+
+def failure(error: errors.Error, source: str) -> Report:
+    """Return the report of a failed import from ``source``, a name of the contract.
+
+    Two failures end well for the kubelet: the controller starts the pod again with scratch, or
+    takes the mismatch as final.
+    """
+    if isinstance(error, errors.ScratchRequired):
+        said = {"scratchSpaceRequired": True, "preallocationApplied": False, "message": "Import Complete"}
+        return Report(_as_json(said), 0)
+    if isinstance(error, errors.ChecksumMismatch):
+        return Report(_as_json({"message": f"Unable to process data: {error}"}), 0)
+    if isinstance(error, errors.Unreachable):
+        return Report(_one_line(f"Unable to connect to {source} data source: {error}"), 1)
+    if isinstance(error, errors.SourceError):
+        return Report(_one_line(f"Unable to process data: failed to pull image: {error}"), 1)
+    return Report(_one_line(f"Unable to process data: {error}"), 1)
+
+
+def write(report: Report, path: str) -> None:
+    """Leave the message where the kubelet looks for it. Failing to do so does not fail the import."""
+    try:
+        with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123: a device file, not made by us
+            stream.write(report.message)
+    except OSError as err:
+        log.warning("cannot write the termination message path=%r error=%s", path, err.strerror)
+
+
+def _as_json(said: Mapping[str, object]) -> str:
+    """Return compact JSON; the message is cut, never the structure."""
+    text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+    if len(text.encode()) <= LIMIT:
+        return text
+    room = LIMIT - len(json.dumps({**said, "message": ""}, separators=(",", ":")).encode())
+    return json.dumps({**said, "message": str(said["message"])[: max(0, room // 2)]}, separators=(",", ":"))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line.encode()[:LIMIT].decode("utf-8", "ignore")

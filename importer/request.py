@@ -1,0 +1,46 @@
+"""What is asked for, as a value: the library's and the contract's common language."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+from images import fetch
+from sources import base
+
+#: Seconds to keep trying before the first answer.
+CONNECT_PATIENCE = 20.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One import. Sizes in bytes.
+
+    ``source``: a name of ``sources.MODULES`` or of a third party's entry point. ``target``: a block
+    device, the file to make, or, for an archive, the directory to fill. ``image_size``: the size
+    asked for, None when the image's own will do. ``overhead``: the part of a file system to leave
+    free. ``direct``: bypass the page cache. ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
+    """
+
+    source: str
+    location: base.Location
+    target: str
+    content_type: str = "kubevirt"
+    scratch: str | None = None
+    image_size: int | None = None
+    overhead: Fraction = Fraction(0)
+    preallocation: bool = False
+    direct: bool = False
+    checksum: str | None = None
+    connect_patience: float = CONNECT_PATIENCE
+    fetch: fetch.Options = fetch.Options()
+    owner_uid: str = ""
+
+    @property
+    def is_archive(self) -> bool:
+        return self.content_type == "archive"
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether this stage changes what an earlier stage has left on the target."""
+        return bool(self.location.previous)

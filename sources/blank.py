@@ -1,0 +1,13 @@
+"""No source at all: a blank disk."""
+
+from __future__ import annotations
+
+from sources import base
+
+
+def source(_location: base.Location, _cancel: base.Cancel) -> base.Source:
+    """Return the source for ``IMPORTER_SOURCE=none``."""
+    blank = base.Source()
+    blank.name = "blank"
+    blank.size = 0
+    return blank

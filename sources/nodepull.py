@@ -1,0 +1,83 @@
+"""A disk in another container of the same pod, pulled by the node and served on loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import requests
+
+from importer import errors
+from sources import base, http, labels, session
+
+log = logging.getLogger(__name__)
+
+#: Pulling a large image takes the node minutes, sometimes many; in seconds.
+READY_PATIENCE = 3600.0
+TURN = 0.25
+DISK = "disk.img"
+LARGEST_INFO = 1 << 20
+
+
+class NodePullSource(http.HttpSource):
+    """An HTTP source that waits for its server and tells it when it may go."""
+
+    def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
+        self._location = location
+        self._cancel = cancel
+        super().__init__(location.endpoint, location.access)
+
+    def __enter__(self) -> Self:
+        name = self._wait()
+        endpoint = self._location.endpoint
+        if name and endpoint.endswith(DISK):
+            endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
+        self._location = dataclasses.replace(self._location, endpoint=endpoint)
+        super().__init__(endpoint, self._location.access)
+        return super().__enter__()
+
+    def finish(self) -> None:
+        """Make the done file, on which the server ends."""
+        try:
+            Path(self._location.done_file).touch()
+        except OSError as err:
+            raise errors.target_error(self._location.done_file, err, "create") from err
+
+    def labels(self) -> Mapping[str, str]:
+        """Return the labels in the environment of the serving container (``GET /info``)."""
+        url = urllib.parse.urljoin(self._location.endpoint, "/info")
+        try:
+            with session.new_session(self._location.access) as fresh:
+                answer = fresh.get(url, timeout=session.TIMEOUT, allow_redirects=False, stream=True)
+                if answer.status_code != 200:
+                    log.warning("no labels url=%r status=%d", url, answer.status_code)
+                    return {}
+                text = answer.raw.read(LARGEST_INFO + 1)
+                info = json.loads(text) if len(text) <= LARGEST_INFO else {}
+        except (requests.exceptions.RequestException, ValueError) as err:
+            log.warning("no labels url=%r error=%s", url, type(err).__name__)
+            return {}
+        variables = info.get("env") if isinstance(info, dict) else None
+        return labels.from_environment(variables if isinstance(variables, list) else [])
+
+    def _wait(self) -> str:
+        """Return the disk's name from the ready file, once that is there."""
+        path = Path(self._location.ready_file)
+        log.info("waiting for the disk's server ready_file=%r", str(path))
+        deadline = time.monotonic() + READY_PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                return path.read_text(encoding="utf-8").strip()
+            except FileNotFoundError:
+                pass
+            except (OSError, UnicodeDecodeError) as err:
+                raise errors.Unreachable(url=str(path), reason="unreadable ready file") from err
+            if self._cancel.wait(TURN):
+                raise errors.Cancelled
+        raise errors.Unreachable(url=str(path), reason=f"no ready file within {READY_PATIENCE:.0f} s")

@@ -1,0 +1,213 @@
+"""What every source over HTTP shares: trust, proxies, credentials by origin, errors by cause."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
+from typing import Any
+
+import requests
+import requests.adapters
+import urllib3.exceptions
+
+from importer import errors
+from sources.base import Access
+
+USER_AGENT = "cdi-worker/0.1"
+#: Connect and read time-out of one socket operation, in seconds.
+TIMEOUT = (15.0, 60.0)
+MAX_REDIRECTS = 10
+#: Answers that trying again can mend (curl --retry's list, and 425).
+TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+def safe_url(url: str) -> str:
+    """Return ``url`` without user, password and query values: what may stand in a log or a message."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        query = "…" if parts.query else ""
+        return urllib.parse.urlunsplit((parts.scheme, host, parts.path, query, ""))
+    except ValueError:
+        return "(malformed URL)"
+
+
+def origin(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port (RFC 6454) of ``url``."""
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, (parts.hostname or "").lower(), port
+
+
+def tls_context(access: Access) -> ssl.SSLContext:
+    """Return a context that trusts the system's authorities and those of ``access``."""
+    context = ssl.create_default_context()
+    for path in access.ca_files:
+        try:
+            context.load_verify_locations(cafile=path)
+        except (OSError, ssl.SSLError) as err:
+            raise errors.RequestError(f"{path}: no usable PEM certificate: {err}") from err
+    if access.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """An adapter whose TLS context decides, alone, what is trusted.
+
+    requests would add its own list of authorities to the context otherwise.
+    """
+
+    def __init__(self, context: ssl.SSLContext, connections: int) -> None:
+        self._context = context
+        super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs, ssl_context=self._context)
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        return super().proxy_manager_for(
+            proxy, **kwargs, ssl_context=self._context, proxy_ssl_context=self._context
+        )
+
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        conn.cert_reqs = self._context.verify_mode
+
+
+def new_session(access: Access) -> requests.Session:
+    """Return a session that takes nothing from the process's environment: no netrc, no proxies."""
+    session = requests.Session()
+    session.trust_env = False
+    session.verify = not access.insecure
+    session.headers.clear()
+    session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
+    adapter = _Adapter(tls_context(access), access.connections)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    return session
+
+
+def proxies(access: Access, url: str) -> dict[str, str]:
+    """Return the proxy for ``url`` as requests wants it; empty when there is none."""
+    scheme, host, port = origin(url)
+    proxy = access.https_proxy if scheme == "https" else access.http_proxy
+    if not proxy or _bypasses_proxy(access.no_proxy, host, port):
+        return {}
+    return {scheme: proxy}
+
+
+def _bypasses_proxy(no_proxy: str, host: str, port: int | None) -> bool:
+    """Tell whether ``no_proxy`` names the host: names and suffixes, ``*``, addresses and networks."""
+    if urllib.request.proxy_bypass_environment(f"{host}:{port}", {"no": no_proxy}):  # type: ignore[attr-defined]
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in no_proxy.split(","):
+        try:
+            if address in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def retry_after(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3: seconds or a date)."""
+    if not value:
+        return None
+    if value.strip().isascii() and value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def status_error(url: str, response: requests.Response) -> errors.Error:
+    """Return the error that stands for an answer that is not the bytes asked for."""
+    status, reason = response.status_code, _printable(response.reason or "")
+    said = f"server answers {status} {reason}".rstrip()
+    if status in TRANSIENT_STATUS:
+        return errors.Transient(url=url, reason=said, retry_after=retry_after(response.headers.get("Retry-After")))
+    advice = {
+        401: "; check user and password",
+        403: "; check the credentials and the permissions of the object",
+        404: "; check the address",
+        407: "; the proxy wants credentials",
+        410: "; the object is gone for good",
+    }.get(status, "")
+    return errors.Unreachable(url=url, reason=said + advice)
+
+
+@contextmanager
+def translated(url: str, *, first: bool) -> Iterator[None]:
+    """Turn exceptions of requests and urllib3 into ours.
+
+    ``first``: nothing has worked yet, so that an unknown name, a refused connection or a failed
+    TLS handshake is a mistake to report rather than an outage to sit out.
+    """
+    try:
+        yield
+    except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:
+        raise errors.RequestError(f"{url}: malformed URL") from err
+    except requests.exceptions.InvalidHeader as err:
+        raise errors.RequestError("malformed header") from err
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
+        cause, final = _cause(err)
+        if first and final:
+            raise errors.Unreachable(url=url, reason=cause) from err
+        raise errors.Transient(url=url, reason=cause) from err
+
+
+def _cause(err: BaseException) -> tuple[str, bool]:
+    """Return a sentence for people, and whether it is final when it is the first thing that happens."""
+    text = " ".join(str(link) for link in _chain(err))
+    kinds = {type(link).__name__ for link in _chain(err)}
+    if isinstance(err, requests.exceptions.SSLError) or kinds & {"SSLError", "SSLCertVerificationError"}:
+        found = re.search(r"certificate verify failed: ([^(]+)", text)
+        if found:
+            return f"TLS: certificate verify failed: {found[1].strip()}; add the server's CA or allow insecure", True
+        return "TLS handshake failed; is this an https server?", True
+    if kinds & {"NameResolutionError", "gaierror"}:
+        return "unknown host", True
+    if "ProxyError" in kinds:
+        return "the proxy does not answer or refuses", True
+    if "ConnectionRefusedError" in kinds or "Connection refused" in text:
+        return "connection refused", True
+    if "NoRouteToHost" in text or "Network is unreachable" in text or "No route to host" in text:
+        return "no route to the host", True
+    if kinds & {"ReadTimeout", "ReadTimeoutError", "ConnectTimeout", "ConnectTimeoutError", "TimeoutError"}:
+        return "timed out", False
+    if "IncompleteRead" in text or "Connection broken" in text:
+        return "the connection ended before the promised bytes came", False
+    if "reset" in text or "aborted" in text:
+        return "connection reset", False
+    return f"connection failed ({type(err).__name__})", False
+
+
+def _chain(err: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while err is not None and id(err) not in seen:
+        seen.add(id(err))
+        yield err
+        reason = getattr(err, "reason", None)
+        inner = [item for item in err.args if isinstance(item, BaseException)]
+        if isinstance(reason, BaseException):
+            yield from _chain(reason)
+        for item in inner:
+            yield from _chain(item)
+        err = err.__cause__ or err.__context__
+
+
+def _printable(text: str) -> str:
+    return "".join(char for char in text[:80] if char.isprintable())
