@@ -137,7 +137,17 @@ def nbdkit_device(
     disk = point / "disk"
     named = [f"--filter={name}" for name in filters]
     memory = ["data", f"data=( 0xff )*{size}", f"size={size}"]
-    argv = ["nbdfuse", disk, "[", "nbdkit", "--exit-with-parent", *named, *memory, *options, "]"]
+    argv: list[str | Path] = [
+        "nbdfuse",
+        disk,
+        "[",
+        "nbdkit",
+        "--exit-with-parent",
+        *named,
+        *memory,
+        *options,
+        "]",
+    ]
     with (
         processes.running(argv, log=directory / f"{point.name}.log", ready=disk.exists),
         attached(disk, sector=sector) as device,

@@ -235,7 +235,7 @@ def _iso(path: Path, *, hybrid: bool) -> None:
     content.mkdir()
     (content / "README").write_bytes(b"boot me\n")
     (content / "noise").write_bytes(random.Random(6).randbytes(2 * MiB))
-    argv = ["xorriso", "-as", "mkisofs", "-quiet", "-V", "CDI", "-o", path, content]
+    argv: list[str | Path] = ["xorriso", "-as", "mkisofs", "-quiet", "-V", "CDI", "-o", path, content]
     processes.run(*argv, env={"SOURCE_DATE_EPOCH": "1700000000", "PATH": "/usr/bin:/bin"})
     shutil.rmtree(content)
     if hybrid:

@@ -30,9 +30,11 @@ def need_root() -> None:
         pytest.skip("needs root")
 
 
-def run(*argv: str | Path, timeout: float = 60, **options: object) -> subprocess.CompletedProcess[str]:
+def run(
+    *argv: str | Path, timeout: float = 60, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; a failure shows what it said."""
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     if done.returncode:
         raise AssertionError(f"{argv} ended with {done.returncode}: {done.stderr or done.stdout}")
     return done
@@ -70,9 +72,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program beside the block: ``ready`` when the block begins, ended by its pid after it."""
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=None if env is None else {**env}
-        )
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
     try:
         wait_for(lambda: process.poll() is not None or ready(), f"{argv[0]} to be ready")
         if process.poll() is not None:

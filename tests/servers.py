@@ -57,7 +57,7 @@ def nginx(directory: Path, root: Path, settings: Settings | None = None) -> Iter
     web = Web("https" if settings.pair else "http", processes.free_port(), directory, root)
     configuration = directory / "nginx.conf"
     configuration.write_text(_configuration(web, settings))
-    argv = ["nginx", "-c", configuration, "-p", directory, "-e", directory / "error.log"]
+    argv: list[str | Path] = ["nginx", "-c", configuration, "-p", directory, "-e", directory / "error.log"]
     log = directory / "output.log"
     with processes.running(argv, log=log, ready=lambda: processes.answers(web.port)):
         yield web

@@ -1,0 +1,299 @@
+"""An HTTP/1.1 server that does wrong on purpose, told what by a small declarative object per path.
+
+    with misbehave.Server() as server:
+        good = misbehave.Page(data)
+        server.serve("/disk", (dataclasses.replace(good, status=503), 2), good)
+
+answers the first two GETs of ``/disk`` with 503 and then serves it; ``server.requests`` holds what
+arrived. Servers on other ports, and ``localhost`` against ``127.0.0.1``, are other hosts to a client.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import fcntl
+import http.server
+import select
+import socket
+import ssl
+import struct
+import termios
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from tests import tls
+
+KiB = 1 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a path answers, and how, in bytes of one answer's body unless said otherwise."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    content_type: str = "application/octet-stream"
+    etag: str | None = '"one"'
+    modified: str | None = "Mon, 02 Nov 2026 10:00:00 GMT"
+    #: Whether a Range is honoured, and whether Accept-Ranges says so (by default: the truth).
+    ranges: bool = True
+    claims_ranges: bool | None = None
+    #: How the end of the body is told: ``length``, ``chunked`` or ``close``.
+    framing: str = "length"
+    #: Status of HEAD.
+    head: int = 200
+    #: ``user:password`` that is asked for.
+    password: str | None = None
+    #: Where to go instead, in turn: one redirect after the other leads elsewhere.
+    to: tuple[str, ...] = ()
+    #: Content-Range of a 206; may use {first}, {last} and {total}.
+    content_range: str = "bytes {first}-{last}/{total}"
+    #: The bytes of a 206 are those from this much further on.
+    shift: int = 0
+    #: Content-Length promises this many bytes more than come (then the connection ends).
+    missing: int = 0
+    #: This many bytes come after Content-Length has been served.
+    extra: int = 0
+    #: Reset the connection after so many bytes of an answer / on reaching this byte of the whole body.
+    cut: int | None = None
+    cut_at: int | None = None
+    #: Send nothing more after so many bytes, but keep the connection.
+    stall: int | None = None
+    #: Bytes at a time, and seconds to wait after each.
+    drip: tuple[int, float] | None = None
+
+
+@dataclasses.dataclass
+class Seen:
+    """A request that arrived; names of headers in lower case. ``sent``: bytes of the body so far."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    status: int = 0
+    sent: int = 0
+
+
+class Server:
+    """The server, from ``with`` to the end of the block."""
+
+    def __init__(self, pair: tls.KeyPair | None = None) -> None:
+        self._http = _HTTP(self)
+        self.scheme = "http"
+        if pair:
+            self.scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(pair.certificate, pair.key)
+            self._http.socket = context.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.port: int = self._http.server_address[1]
+        self.requests: list[Seen] = []
+        self.busiest = 0  # answers under way at the same time, at most
+        self.stopping = threading.Event()
+        self.lock = threading.Lock()
+        self._busy = 0
+        self._pages: dict[str, list[tuple[Page, int | None]]] = {}
+        self._gets: dict[str, int] = {}
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def serve(self, path: str, *turns: Page | tuple[Page, int]) -> str:
+        """Answer GETs of a path by the turns: a page and for how many requests; the last is for ever."""
+        with self.lock:
+            self._pages[path] = [turn if isinstance(turn, tuple) else (turn, None) for turn in turns]
+            self._gets[path] = 0
+        return self.url(path)
+
+    def url(self, path: str, *, host: str = "127.0.0.1") -> str:
+        """Return the address of a path."""
+        return f"{self.scheme}://{host}:{self.port}{path}"
+
+    def sent(self, path: str) -> int:
+        """Return how many bytes of bodies were sent for a path."""
+        return sum(seen.sent for seen in self.gets(path))
+
+    def gets(self, path: str) -> list[Seen]:
+        """Return the GETs of a path, in the order of arrival."""
+        return [seen for seen in self.requests if seen.path == path and seen.method == "GET"]
+
+    def turn(self, path: str, method: str) -> tuple[Page, int]:
+        """Return the page whose turn it is, and the number of the GET. HEADs take no turn."""
+        with self.lock:
+            if path not in self._pages:
+                return Page(b"not here", status=404, content_type="text/plain"), 0
+            number = self._gets[path]
+            if method == "GET":
+                self._gets[path] += 1
+            left = number
+            for page, times in self._pages[path]:
+                if times is None or left < times:
+                    return page, number
+                left -= times
+            return self._pages[path][-1][0], number
+
+    @contextlib.contextmanager
+    def noting(self, seen: Seen) -> Any:
+        """Remember a request, and that its answer is under way."""
+        with self.lock:
+            self.requests.append(seen)
+            self._busy += 1
+            self.busiest = max(self.busiest, self._busy)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._busy -= 1
+
+
+class _HTTP(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.resets: set[object] = set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close without a word where a reset is due: closing kindly would send the end first."""
+        if request in self.resets:
+            self.resets.discard(request)
+            request.close()
+        else:
+            super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that leave early are what these tests are about."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _HTTP
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; ``Server.requests`` tells."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        owner = self.server.server
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        seen = Seen(self.command, self.path, headers)
+        with owner.noting(seen):
+            page, number = owner.turn(self.path, self.command)
+            page = _forbidden(page, headers) or page
+            span = _span(page, headers)
+            if self.command == "HEAD" and page.head != 200:
+                page, span = dataclasses.replace(page, status=page.head, body=b"", to=()), None
+            if page.status == 200 and span is not None and span[0] >= len(page.body):
+                page, span = Page(status=416, headers={"Content-Range": f"bytes */{len(page.body)}"}), None
+            self._head(page, span, number, seen)
+            if self.command == "GET":
+                self._body(page, span, seen)
+
+    def _head(self, page: Page, span: tuple[int, int] | None, number: int, seen: Seen) -> None:
+        first, last = span or (0, len(page.body) - 1)
+        status = 206 if span and page.status == 200 else page.status
+        headers = {"Content-Type": page.content_type, "ETag": page.etag, "Last-Modified": page.modified}
+        if page.ranges if page.claims_ranges is None else page.claims_ranges:
+            headers["Accept-Ranges"] = "bytes"
+        if page.to:
+            status = status if status in (301, 302, 303, 307, 308) else 302
+            headers["Location"] = page.to[number % len(page.to)]
+        if status == 206:
+            headers["Content-Range"] = page.content_range.format(first=first, last=last, total=len(page.body))
+        if page.framing == "length":
+            headers["Content-Length"] = str(last - first + 1 + page.missing)
+        elif page.framing == "chunked":
+            headers["Transfer-Encoding"] = "chunked"
+        if page.framing == "close" or page.missing or page.extra:
+            headers["Connection"] = "close"
+            self.close_connection = True
+        seen.status = status
+        self.send_response(status)
+        for name, value in {**headers, **page.headers}.items():
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+
+    def _body(self, page: Page, span: tuple[int, int] | None, seen: Seen) -> None:
+        first, last = span or (0, len(page.body) - 1)
+        shift = page.shift if span else 0
+        data = memoryview(page.body)[first + shift : last + 1 + shift]
+        data = memoryview(bytes(data) + b"+" * page.extra) if page.extra else data
+        ends = [len(data), page.cut, page.stall]
+        ends.append(page.cut_at - first if page.cut_at is not None and page.cut_at >= first else None)
+        end = min(end for end in ends if end is not None)
+        step, pause = page.drip or (256 * KiB, 0.0)
+        for at in range(0, end, step):
+            self._send(data[at : min(at + step, end)], page)
+            seen.sent += min(step, end - at)
+            time.sleep(pause)
+        if end == page.stall and end < len(data):
+            self._stall()
+        elif end < len(data):
+            self._reset()
+        elif page.framing == "chunked":
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _send(self, piece: memoryview, page: Page) -> None:
+        if page.framing == "chunked":
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)))
+        else:
+            self.wfile.write(piece)
+
+    def _stall(self) -> None:
+        """Wait until the client has gone."""
+        self.close_connection = True
+        while not self.server.server.stopping.wait(0.02):
+            if select.select([self.connection], [], [], 0)[0]:
+                return
+
+    def _reset(self) -> None:
+        """End with RST, after all that was written has arrived: what is still queued would be dropped."""
+        self.close_connection = True
+        while struct.unpack("i", fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)))[0]:
+            time.sleep(0.001)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.server.resets.add(self.connection)
+
+
+def _forbidden(page: Page, headers: Mapping[str, str]) -> Page | None:
+    """Return the refusal of a request that may not have the page."""
+    if page.password is not None:
+        wanted = "Basic " + base64.b64encode(page.password.encode()).decode()
+        if headers.get("authorization") != wanted:
+            return Page(b"who?", status=401, headers={"WWW-Authenticate": 'Basic realm="private"'}, head=401)
+    if headers.get("if-match", page.etag) != page.etag:
+        return Page(b"another", status=412, head=412)
+    return None
+
+
+def _span(page: Page, headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the first and last byte that a Range asks for, None for everything."""
+    unit, _, spec = headers.get("range", "").partition("=")
+    if unit != "bytes" or not page.ranges or page.status != 200:
+        return None
+    if headers.get("if-range", page.etag) not in (page.etag, page.modified):
+        return None
+    first, _, last = spec.partition("-")
+    size = len(page.body)
+    if not first:
+        return max(0, size - int(last)), size - 1
+    return int(first), min(int(last), size - 1) if last else size - 1
