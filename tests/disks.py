@@ -88,7 +88,8 @@ class Disks:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def _once(self, name: str, make: Callable[[Path], None]) -> Path:
+    def once(self, name: str, make: Callable[[Path], object]) -> Path:
+        """Return a file of the cache, made at its first use."""
         path = self.directory / name
         if not path.exists():
             unfinished = path.with_name(f"{name}.unfinished")
@@ -98,15 +99,15 @@ class Disks:
 
     def raw(self, content: str = "mixed") -> Path:
         """Return a raw disk; ``content`` is a key of CONTENTS."""
-        return self._once(f"{content}.raw", CONTENTS[content])
+        return self.once(f"{content}.raw", CONTENTS[content])
 
     def image(self, variant: str, content: str = "mixed") -> Path:
         """Return a disk in a variant of FORMATS, or ``iso`` / ``iso-hybrid`` with its own content."""
         if variant == "raw":
             return self.raw(content)
         if variant.startswith("iso"):
-            return self._once(f"{variant}.iso", lambda path: _iso(path, hybrid=variant == "iso-hybrid"))
-        return self._once(
+            return self.once(f"{variant}.iso", lambda path: _iso(path, hybrid=variant == "iso-hybrid"))
+        return self.once(
             f"{content}.{variant}", lambda path: convert(self.raw(content), path, FORMATS[variant])
         )
 
@@ -120,32 +121,28 @@ class Disks:
         if compression is None:
             return disk
         compress = COMPRESSIONS[compression]
-        return self._once(
-            f"{disk.name}.{compression}", lambda path: void(path.write_bytes(compress(disk.read_bytes())))
+        return self.once(
+            f"{disk.name}.{compression}", lambda path: path.write_bytes(compress(disk.read_bytes()))
         )
 
     def expected(self, variant: str, content: str = "mixed") -> Path:
         """Return what ``qemu-img convert`` makes of the disk: the raw bytes a target has to hold."""
         disk = self.image(variant, content)
-        return self._once(f"{disk.name}.expected", lambda path: to_raw(disk, self.driver(variant), path))
+        return self.once(f"{disk.name}.expected", lambda path: to_raw(disk, self.driver(variant), path))
 
     def tar(self, compression: str | None = None) -> Path:
         """Return an archive of ``tree``, in GNU format with a sparse file."""
-        plain = self._once("archive.tar", lambda path: _tar(self.tree(), path))
+        plain = self.once("archive.tar", lambda path: _tar(self.tree(), path))
         if compression is None:
             return plain
         compress = COMPRESSIONS[compression]
-        return self._once(
-            f"archive.tar.{compression}", lambda path: void(path.write_bytes(compress(plain.read_bytes())))
+        return self.once(
+            f"archive.tar.{compression}", lambda path: path.write_bytes(compress(plain.read_bytes()))
         )
 
     def tree(self) -> Path:
         """Return a directory of plain files, a sparse file, a directory and links that stay inside."""
-        return self._once("tree", _tree)
-
-
-def void(_: object) -> None:
-    """Make an expression a statement."""
+        return self.once("tree", _tree)
 
 
 def convert(source: Path, target: Path, to: Format) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import processes, servers, tls
+from tests import misbehave, processes, proxy, servers, tls
 
 
 def curl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -77,3 +77,31 @@ def test_rate_is_limited(tmp_path: Path, root: Path) -> None:
 def test_redirect_leads_elsewhere(tmp_path: Path, root: Path) -> None:
     with servers.nginx(tmp_path, root, servers.Settings(redirects={"/old": "/file"})) as web:
         assert curl("--location", web.url("old")).stdout == "0123456789" * 1000
+
+
+def test_proxy_fetches_and_tunnels(tmp_path: Path, root: Path) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    trust = ("--cacert", authority.certificate)
+    with (
+        servers.nginx(tmp_path, root) as plain,
+        misbehave.Server(authority.issue()) as secure,
+        proxy.Proxy(password="me:secret") as between,
+    ):
+        page = secure.serve("/disk", misbehave.Page(b"behind"))
+        through = ("--proxy", between.url)
+        assert curl(*through, plain.url("file")).stdout == "0123456789" * 1000
+        assert curl(*through, *trust, page).stdout == "behind"
+        assert [seen.method for seen in between.requests] == ["GET", "CONNECT"]
+        assert between.requests[1].target == f"127.0.0.1:{secure.port}"
+        assert status("--proxy", f"http://127.0.0.1:{between.port}", plain.url("file")) == "407"
+
+
+def test_proxy_looks_into_tunnels(tmp_path: Path) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    middle = tls.Authority(tmp_path / "middle", "Proxy CA")
+    with misbehave.Server(authority.issue()) as secure, proxy.Proxy(authority=middle) as between:
+        page = secure.serve("/disk", misbehave.Page(b"behind"))
+        through = ("--proxy", between.url)
+        assert curl(*through, "--cacert", authority.certificate, page).returncode == 60
+        assert curl(*through, "--cacert", middle.certificate, page).stdout == "behind"
+        assert between.requests[-1].target == page
