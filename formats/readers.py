@@ -1,0 +1,59 @@
+"""Ordered bytes: what a reader is, and the two smallest ones."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from importer import errors
+
+
+class Reader(Protocol):
+    """Ordered bytes. Blocking, for one thread at a time."""
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read 1 to ``len(into)`` bytes; 0 only at the end. Raises ``errors.Error``."""
+
+    def close(self) -> None: ...
+
+
+class Bytes:
+    """Reads bytes that are in memory already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = memoryview(data)
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = min(len(into), len(self._rest))
+        into[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._rest = memoryview(b"")
+
+
+class Limited:
+    """Passes at most ``limit`` bytes on: what the target can hold stops a bomb.
+
+    Raises ``errors.TooLarge`` when one byte more arrives.
+    """
+
+    def __init__(self, reader: Reader, limit: int) -> None:
+        self._reader = reader
+        self._limit = limit
+        self._left = limit
+
+    def readinto(self, into: memoryview, /) -> int:
+        if self._left == 0:
+            return self._expect_end()
+        count = self._reader.readinto(into[: self._left])
+        self._left -= count
+        return count
+
+    def _expect_end(self) -> int:
+        if self._reader.readinto(memoryview(bytearray(1))):
+            raise errors.TooLarge(virtual_size=self._limit + 1, available=self._limit)
+        return 0
+
+    def close(self) -> None:
+        self._reader.close()
