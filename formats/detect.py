@@ -1,0 +1,131 @@
+"""Tell what the first bytes of a file are: by content, never by name.
+
+Every signature is looked for, not only until the first matches: a file that is two things at once
+may be taken for one here and for the other by the next tool, and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from importer import errors
+
+#: Enough to see every signature, and the tables that the checks of safety want first.
+HEAD = 256 << 10
+
+DISKS = frozenset({"raw", "iso", "qcow2", "vmdk", "vdi", "vhd", "vhdx"})
+COMPRESSIONS = frozenset({"gz", "xz", "zst", "bz2"})
+
+#: Recognised, to say so instead of writing it to a disk as if it were one.
+STRANGERS = {
+    "empty": "the source is empty",
+    "html": "an HTML page is not a disk: does the address lead to a web page or a login?",
+    "xml": "an XML document is not a disk: is it an error message of the server?",
+    "json": "a JSON document is not a disk: is it an error message of the server?",
+    "luks": "a LUKS-encrypted image is not supported",
+    "qed": "the QED format is not supported",
+    "parallels": "the Parallels format is not supported",
+    "bochs": "the Bochs format is not supported",
+    "zip": "a zip archive is not supported",
+    "7z": "a 7z archive is not supported",
+    "rar": "a RAR archive is not supported",
+    "lz4": "lz4 compression is not supported",
+    "lzip": "lzip compression is not supported",
+}
+
+_ISO9660 = 32769
+_TAR_BLOCK = 512
+_TAR_CHECKSUM = slice(148, 156)
+
+#: (format, offset, bytes): what qemu, the kernel and the tools look for, at the place they look.
+_MAGICS = (
+    ("qcow2", 0, b"QFI\xfb"),
+    ("vmdk", 0, b"KDMV"),
+    ("vmdk", 0, b"COWD"),
+    ("vmdk", 0, b"\xbe\xba\xfe\xca\x00\x00\x00\x00"),  # seSparse, of ESXi 6.5 and later
+    ("vdi", 64, b"\x7f\x10\xda\xbe"),
+    ("vhd", 0, b"conectix"),
+    ("vhdx", 0, b"vhdxfile"),
+    ("luks", 0, b"LUKS\xba\xbe"),
+    ("qed", 0, b"QED\x00"),
+    ("parallels", 0, b"WithoutFreeSpace"),
+    ("parallels", 0, b"WithouFreSpacExt"),
+    ("bochs", 0, b"Bochs Virtual HD Image"),
+    ("gz", 0, b"\x1f\x8b\x08"),
+    ("xz", 0, b"\xfd7zXZ\x00"),
+    ("zst", 0, b"\x28\xb5\x2f\xfd"),
+    ("zip", 0, b"PK\x03\x04"),
+    ("7z", 0, b"7z\xbc\xaf\x27\x1c"),
+    ("rar", 0, b"Rar!\x1a\x07"),
+    ("lz4", 0, b"\x04\x22\x4d\x18"),
+    ("lzip", 0, b"LZIP\x01"),
+    ("tar", 257, b"ustar"),
+    ("iso", _ISO9660, b"CD001"),
+    ("iso", _ISO9660, b"NSR02"),
+    ("iso", _ISO9660, b"NSR03"),
+    ("mbr", 510, b"\x55\xaa"),
+)
+
+_TEXT = rb"(?:\xef\xbb\xbf)?\s*+"
+_LOOSE = re.IGNORECASE | re.DOTALL
+
+#: What needs more than fixed bytes. qemu takes a text for a vmdk descriptor when its first line that
+#: is neither empty nor a comment gives the version. Possessive: no backtracking over hostile text.
+_PATTERNS = (
+    ("vmdk", re.compile(rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n")),
+    ("bz2", re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")),
+    ("zst", re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")),  # a skippable frame first
+    ("html", re.compile(_TEXT + rb"(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body)\b", _LOOSE)),
+    ("xml", re.compile(_TEXT + rb"<(?:\?xml\s|Error>|ListBucketResult\b)")),
+    ("json", re.compile(_TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z")),
+)
+
+#: A disk in an ISO, or on it, is how every installer image is made.
+_HYBRIDS = ({"iso", "mbr"}, {"mbr"})
+
+
+def detect(head: bytes) -> str:
+    """Name what ``head`` begins: one of DISKS, COMPRESSIONS, STRANGERS or ``tar``.
+
+    ``head``: the first bytes, HEAD of them where there are that many. What nothing recognises is
+    ``raw``. Raises ``errors.Refused`` when signatures contradict each other.
+    """
+    if not head:
+        return "empty"
+    found = {name for name, offset, magic in _MAGICS if head.startswith(magic, offset)}
+    found |= {name for name, pattern in _PATTERNS if pattern.match(head)}
+    if _is_old_tar(head):
+        found.add("tar")
+    if found & COMPRESSIONS:
+        # Anything may turn up by chance inside compressed bytes; two letters often do.
+        found.discard("mbr")
+    if not found or found in _HYBRIDS:
+        return "iso" if "iso" in found else "raw"
+    if len(found) > 1:
+        names = sorted(found)
+        raise errors.Refused(
+            format=names[0],
+            rule="ambiguous",
+            reason=f"it looks like several formats at once: {', '.join(names)}",
+        )
+    return found.pop()
+
+
+def refuse_stranger(name: str) -> None:
+    """Raise ``errors.Unsupported`` with the reason when ``name`` is recognised but no disk."""
+    if name in STRANGERS:
+        raise errors.Unsupported(reason=STRANGERS[name])
+
+
+def _is_old_tar(head: bytes) -> bool:
+    """Tell by the header's checksum, the only mark of a tar from before POSIX."""
+    if len(head) < _TAR_BLOCK or not head[0]:
+        return False
+    stored = head[_TAR_CHECKSUM].strip(b" \0")
+    if not re.fullmatch(rb"[0-7]{3,7}", stored):
+        return False
+    block = bytearray(head[:_TAR_BLOCK])
+    block[_TAR_CHECKSUM] = b" " * 8
+    signed = sum(struct.unpack("512b", block))
+    return int(stored, 8) in (sum(block), signed)
