@@ -1,0 +1,57 @@
+"""Verify the bytes as served against the checksum that was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import string
+
+from formats import readers
+from importer import errors
+
+_ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checksum:
+    """An algorithm of hashlib and the digest expected, in lower-case hex."""
+
+    algorithm: str
+    digest: str
+
+
+def parse(text: str) -> Checksum:
+    """Parse ``algorithm:hex`` in any letter case. Raises ``errors.RequestError``."""
+    algorithm, colon, digest = text.strip().lower().partition(":")
+    if not colon or algorithm not in _ALGORITHMS:
+        known = "|".join(_ALGORITHMS)
+        raise errors.RequestError(f"checksum {text!r}: expected {known}, a colon and hex digits")
+    length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
+    if len(digest) != length or not set(digest) <= set(string.hexdigits):
+        raise errors.RequestError(f"checksum {text!r}: {algorithm} has {length} hex digits")
+    return Checksum(algorithm, digest)
+
+
+class HashingReader:
+    """Hashes every byte that passes. hashlib lets go of the GIL for all but tiny pieces."""
+
+    def __init__(self, reader: readers.Reader, checksum: Checksum) -> None:
+        self._reader = reader
+        self._checksum = checksum
+        self._hash = hashlib.new(checksum.algorithm, usedforsecurity=False)
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self._hash.update(into[:count])
+        return count
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def verify(self) -> None:
+        """Compare, after the last byte was read. Raises ``errors.ChecksumMismatch``."""
+        calculated = self._hash.hexdigest()
+        if calculated != self._checksum.digest:
+            raise errors.ChecksumMismatch(
+                algorithm=self._checksum.algorithm, expected=self._checksum.digest, calculated=calculated
+            )
