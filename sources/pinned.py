@@ -1,0 +1,147 @@
+"""One address over HTTP: led once through its redirects, and pinned where they end."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import urllib.parse
+
+import requests
+import requests.auth
+
+from importer import errors
+from sources import base, session
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class Place:
+    """An address and its connections; several threads may ask at once.
+
+    Credentials and secret headers go to the origin of the address, never to where it redirects.
+    ``name``: the address without secrets.
+    """
+
+    def __init__(self, url: str, access: base.Access) -> None:
+        parts = checked(url)
+        if parts.username is not None and not access.user:
+            user, password = (urllib.parse.unquote(item or "") for item in (parts.username, parts.password))
+            access = dataclasses.replace(access, user=user, password=password)
+        self.url = urllib.parse.urlunsplit(
+            parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")
+        )
+        self.access = access
+        self.name = session.safe_url(url)
+        self._session = session.new_session(access)
+        self._pinned = self.url
+        self._answered = False
+        self._live: set[requests.Response] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def get(self, byte_range: str | None, method: str = "GET") -> requests.Response:
+        """Send a request to the pinned place, follow redirects, pin where they end.
+
+        The caller gives the answer back with ``drop``.
+        """
+        url = self._pinned
+        for _ in range(session.MAX_REDIRECTS + 1):
+            response = self.send(method, url, {"Range": byte_range} if byte_range else {})
+            location = response.headers.get("Location")
+            if response.status_code not in REDIRECTS or not location:
+                break
+            self.drop(response)
+            url = urllib.parse.urljoin(url, location)
+            if urllib.parse.urlsplit(url).scheme not in {"http", "https"}:
+                raise errors.Unreachable(url=self.name, reason="redirected to something that is not http")
+        else:
+            raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
+        if response.status_code < 300:
+            self._pinned = url
+            self._answered = True
+        return response
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        """Send one request; the origin's gets the secrets too."""
+        auth: requests.auth.AuthBase = _NO_AUTH
+        if session.origin(url) == session.origin(self.url):
+            headers = {**headers, **dict(self.access.headers)}
+            auth = self.authorization()
+        try:
+            with session.translated(self.name, first=not self._answered):
+                response = self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    auth=auth,
+                    stream=True,
+                    allow_redirects=False,
+                    proxies=session.proxies(self.access, url),
+                    timeout=session.TIMEOUT,
+                )
+        except errors.Transient:
+            self.unpin()
+            raise
+        response.raw.decode_content = False
+        with self._lock:
+            self._live.add(response)
+        if self._closed:
+            self.drop(response)
+            raise errors.Cancelled
+        return response
+
+    def authorization(self) -> requests.auth.AuthBase:
+        """Return what puts the credentials into a request to the origin."""
+        if self.access.user and self.access.password:
+            return requests.auth.HTTPBasicAuth(self.access.user, self.access.password)
+        return _NO_AUTH
+
+    def unpin(self) -> bool:
+        """Forget where the redirects led, so that the next request is led anew."""
+        moved, self._pinned = self._pinned != self.url, self.url
+        return moved
+
+    def drop(self, response: requests.Response) -> None:
+        """Let go of an answer, read or not."""
+        with self._lock:
+            self._live.discard(response)
+        response.close()
+
+    def close(self) -> None:
+        """End all connections, also those that other threads are reading from."""
+        self._closed = True
+        with self._lock:
+            live, self._live = self._live, set()
+        for response in live:
+            _shut(response)
+        self._session.close()
+
+
+class _NoAuth(requests.auth.AuthBase):
+    """Says that there are no credentials, so that requests does not look for any."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request
+
+
+_NO_AUTH = _NoAuth()
+
+
+def checked(url: str) -> urllib.parse.SplitResult:
+    """Return the parts of an http(s) URL, or raise ``RequestError``."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port
+    except ValueError as err:
+        raise errors.RequestError(f"{session.safe_url(url)}: malformed URL: {err}") from err
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise errors.RequestError(f"{session.safe_url(url)}: malformed URL: wants http(s)://host/path")
+    return parts
+
+
+def _shut(response: requests.Response) -> None:
+    try:
+        response.raw.shutdown()
+    except (AttributeError, ValueError, OSError):
+        # Already at its end, or (a proxy's tunnel) without the means: its time-out ends it.
+        response.close()
