@@ -142,6 +142,6 @@ def checked(url: str) -> urllib.parse.SplitResult:
 def _shut(response: requests.Response) -> None:
     try:
         response.raw.shutdown()
-    except (AttributeError, ValueError, OSError):
+    except (AttributeError, RuntimeError, ValueError, OSError):
         # Already at its end, or (a proxy's tunnel) without the means: its time-out ends it.
         response.close()
