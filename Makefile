@@ -1,6 +1,8 @@
 # Every target sets up what it needs; a second call finds it done. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help import boot setup test test-lowest check format bench image clean
+# Debian keeps nginx, losetup and mkfs where a user's PATH may not look.
+export PATH := $(PATH):/usr/sbin:/sbin
+.PHONY: help import boot setup test test-lowest check format bench image try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -9,9 +11,11 @@ import: ## import a disk: URL=... TARGET=..., or without them a real one, served
 	@tools/setup $(if $(URL),run,demo)
 	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
 
-boot: ## import the real disk and boot it in qemu to its menu
-	@tools/setup test
-	@tools/demo --boot
+boot: setup ## import the real disk and boot it in qemu to its menu
+	@.venv/bin/python -m pytest tests/test_boot.py
+
+try-debian: ## all of this in a fresh Debian root: RELEASE=trixie
+	@tools/try-debian $(or $(RELEASE),trixie)
 
 setup: ## set up everything that the tests need
 	@tools/setup test
