@@ -22,9 +22,17 @@ MiB = 1 << 20
 DIRT = b"\xff"
 
 #: Smallest sizes that mkfs accepts, in bytes.
-SMALLEST = {"ext4": 64 * MiB, "btrfs": 110 * MiB, "xfs": 300 * MiB, "tmpfs": 32 * MiB}
+SMALLEST = {
+    "ext3": 64 * MiB,
+    "ext4": 64 * MiB,
+    "btrfs": 110 * MiB,
+    "xfs": 300 * MiB,
+    "tmpfs": 32 * MiB,
+    "ramfs": 0,
+}
 
 _MKFS = {
+    "ext3": ("mkfs.ext3", "-q", "-F"),  # neither preallocates nor zeroes ranges
     "ext4": ("mkfs.ext4", "-q", "-F"),
     "btrfs": ("mkfs.btrfs", "-q", "-f"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
@@ -51,11 +59,12 @@ def loop(directory: Path, size: int, *, sector: int = 512, dirt: bytes = DIRT) -
 
 
 @contextlib.contextmanager
-def attached(backing: Path, *, sector: int = 512) -> Iterator[Path]:
-    """Show a file as a block device."""
+def attached(backing: Path, *, sector: int = 512, direct: bool = True) -> Iterator[Path]:
+    """Show a file as a block device; ``direct``: past the page cache, where the file system can."""
     processes.need_root()
     processes.need("losetup")
-    found = processes.run("losetup", "--find", "--show", f"--sector-size={sector}", "--direct-io=on", backing)
+    options = [f"--sector-size={sector}", f"--direct-io={'on' if direct else 'off'}"]
+    found = processes.run("losetup", "--find", "--show", *options, backing)
     device = Path(found.stdout.strip())
     try:
         yield device
@@ -72,7 +81,7 @@ def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[
     point = directory / name
     point.mkdir()
     with contextlib.ExitStack() as stack:
-        if kind == "tmpfs":
+        if kind in ("tmpfs", "ramfs"):  # the latter can do nothing but read and write
             processes.run("mount", "-t", kind, "-o", f"size={size}", name, point)
         else:
             processes.need(_MKFS[kind][0])
