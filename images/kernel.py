@@ -1,0 +1,101 @@
+"""The calls of Linux that Python's os module lacks. All raise OSError and let other threads run."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from typing import Final
+
+#: What a kernel, a file system, a device or a seccomp filter answers to what it does not offer (here).
+REFUSALS: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EBUSY,
+        errno.EINVAL,
+        errno.ENODEV,
+        errno.ENOSYS,
+        errno.ENOTTY,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+    }
+)
+
+# linux/falloc.h
+_KEEP_SIZE: Final = 0x01
+_PUNCH_HOLE: Final = 0x02
+_ZERO_RANGE: Final = 0x10
+
+# linux/fs.h, the numbers of every architecture but mips, powerpc and sparc
+_BLKSSZGET: Final = 0x1268
+_BLKZEROOUT: Final = 0x127F
+
+# linux/fs.h, for sync_file_range
+_WAIT_BEFORE: Final = 1
+_WRITE: Final = 2
+_WAIT_AFTER: Final = 4
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def allocate(fd: int, offset: int, length: int) -> None:
+    """Give storage to a range of a file; what was not written reads as zeros.
+
+    Unlike ``os.posix_fallocate`` it never emulates: that would read and write every block.
+    """
+    _fallocate(fd, 0, offset, length)
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Make a range read as zeros and give its storage back.
+
+    A block device zeroes with an offload that may unmap, or refuses (block/fops.c since Linux 4.12:
+    blkdev_issue_zeroout with BLKDEV_ZERO_NOFALLBACK); it is never a discard, which guarantees nothing.
+    """
+    _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
+
+
+def zero_range(fd: int, offset: int, length: int) -> None:
+    """Make a range read as zeros and keep its storage; a block device may write zeros for it."""
+    _fallocate(fd, _ZERO_RANGE | _KEEP_SIZE, offset, length)
+
+
+def zero_out(fd: int, offset: int, length: int) -> None:
+    """Zero whole sectors of a block device, by offload or by writing (BLKZEROOUT)."""
+    fcntl.ioctl(fd, _BLKZEROOUT, struct.pack("QQ", offset, length))
+
+
+def sector_size(fd: int) -> int:
+    """Return the logical sector of a block device."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, _BLKSSZGET, struct.pack("i", 0)))[0])
+
+
+def start_writeback(fd: int, offset: int, length: int) -> None:
+    """Begin to write dirty pages; waits only where the device's queue is full."""
+    _check(_libc.sync_file_range(fd, offset, length, _WRITE))
+
+
+def finish_writeback(fd: int, offset: int, length: int) -> None:
+    """Write the dirty pages of a range and drop them from memory.
+
+    An error of write-back raised here is taken away from the next fsync: it is final.
+    """
+    _check(_libc.sync_file_range(fd, offset, length, _WAIT_BEFORE | _WRITE | _WAIT_AFTER))
+    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    # A signal ends a long fallocate with EINTR; what is done is done, and doing it again is harmless.
+    while _libc.fallocate(fd, mode, offset, length):
+        if ctypes.get_errno() != errno.EINTR:
+            _check(-1)
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
