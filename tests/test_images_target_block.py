@@ -1,0 +1,154 @@
+"""A disk as a block device: held alone, never made or removed, its head written last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from images import target
+from importer import errors
+from tests import devices, oracle, processes
+
+MiB = 1 << 20
+
+
+def test_the_head_comes_last(block: Path) -> None:
+    with target.open(block, 4 * MiB) as disk:
+        assert disk.withheld == MiB
+        assert block.read_bytes()[:MiB] == bytes(MiB)
+        disk.write(0, memoryview(b"x" * 4 * MiB))
+        disk.flush()
+        assert block.read_bytes()[: 4 * MiB] == bytes(MiB) + b"x" * 3 * MiB
+        disk.commit()
+    assert block.read_bytes() == b"x" * 4 * MiB + b"\xff" * 28 * MiB
+
+
+def test_preallocation_writes_every_byte(tmp_path: Path) -> None:
+    backing = tmp_path / "sparse"
+    with backing.open("wb") as file:
+        file.truncate(16 * MiB)
+    with (
+        devices.attached(backing) as device,
+        target.open(device, 16 * MiB, target.Options(preallocate=True)) as disk,
+    ):
+        disk.zero(0, 16 * MiB)
+        disk.commit()
+    assert backing.stat().st_blocks * 512 >= 16 * MiB
+
+
+def test_zeros_are_given_back(tmp_path: Path) -> None:
+    backing = devices.fill(tmp_path / "full", 16 * MiB)
+    with devices.attached(backing) as device, target.open(device, 16 * MiB) as disk:
+        disk.zero(0, 16 * MiB)
+        disk.commit()
+    assert backing.stat().st_blocks * 512 <= 2 * MiB
+
+
+def test_a_small_image_leaves_the_rest_alone(block: Path) -> None:
+    with target.open(block, 1000) as disk:
+        disk.write(0, memoryview(b"x" * 1000))
+        disk.commit(32 * MiB)
+    assert block.read_bytes() == b"x" * 1000 + bytes(24) + b"\xff" * (32 * MiB - 1024)
+
+
+def test_a_device_too_small(block: Path) -> None:
+    with pytest.raises(errors.TooLarge, match="larger than the reported available storage 33554432"):
+        target.open(block, 32 * MiB + 1)
+    assert block.read_bytes()[:MiB] == b"\xff" * MiB
+
+
+def test_a_mounted_device_is_refused(tmp_path: Path) -> None:
+    with devices.filesystem("ext4", tmp_path) as point:
+        device = next(
+            line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(point) in line
+        )
+        with pytest.raises(errors.TargetError, match="busy"):
+            target.open(device, MiB)
+
+
+def test_the_node_is_never_removed(tmp_path: Path) -> None:
+    with devices.loop(tmp_path, 4 * MiB) as device:
+        node = tmp_path / "node"
+        os.mknod(node, device.stat().st_mode, device.stat().st_rdev)
+        with target.open(node, 4 * MiB) as disk:
+            disk.write(0, memoryview(b"x"))
+        assert node.is_block_device()
+        node.unlink()
+
+
+def write_to(device: devices.Failing, when: str, options: target.Options) -> None:
+    data = memoryview(os.urandom(8 * MiB))
+    with target.open(device.path, 16 * MiB, options) as disk:
+        if when == "before":
+            device.fail()
+        disk.write(2 * MiB, data[: 4 * MiB + 100])
+        if when == "between":
+            device.fail()
+            disk.write(7 * MiB, data[:MiB])
+            sync_by_another(device.path)
+            device.mend()
+        if when == "at commit":
+            disk.flush()
+            disk.write(0, data[:MiB])
+            device.fail()
+        try:
+            disk.commit()
+        finally:
+            device.mend()
+
+
+def sync_by_another(path: Path) -> None:
+    """Take the error away from who comes later, not from who was there before."""
+    with path.open("rb") as other, contextlib.suppress(OSError):
+        os.fsync(other.fileno())
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("when", ["before", "between", "at commit"])
+def test_no_lost_write_is_called_a_success(tmp_path: Path, when: str, direct: bool) -> None:
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        with pytest.raises(errors.TargetError, match="input/output error"):
+            write_to(device, when, target.Options(direct=direct))
+        device.mend()
+        oracle.unusable(device.path)
+
+
+def test_a_failure_is_remembered(tmp_path: Path) -> None:
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        with target.open(device.path, 16 * MiB) as disk:
+            disk.write(2 * MiB, memoryview(b"x" * MiB))
+            device.fail()
+            with pytest.raises(errors.TargetError):
+                disk.flush()
+            device.mend()
+            for call in (
+                disk.flush,
+                disk.commit,
+                lambda: disk.write(0, memoryview(b"x")),
+                lambda: disk.zero(0, 1),
+            ):
+                with pytest.raises(errors.TargetError, match="input/output error"):
+                    call()
+        oracle.unusable(device.path)
+
+
+def test_qemu_img_may_write_to_the_device_that_is_held(block: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(3 * MiB) + bytes(4 * MiB) + os.urandom(MiB))
+    with target.open(block, 8 * MiB) as disk:
+        processes.run(
+            "qemu-img",
+            "convert",
+            "-n",
+            *("-t", "none"),
+            "--image-opts",
+            f"driver=raw,offset=1M,size=7M,file.driver=file,file.filename={source}",
+            "--target-image-opts",
+            f"driver=raw,offset=1M,size=7M,file.driver=host_device,file.filename={block}",
+        )
+        disk.write(0, memoryview(source.read_bytes())[:MiB])
+        disk.commit()
+    oracle.same(block, source, beyond=devices.DIRT)
