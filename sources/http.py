@@ -216,8 +216,11 @@ class _HttpStream:
             into[:count] = self.replay[:count]
             self.replay = self.replay[count:]
             return count
+        # Not raw.readinto: it loops until the buffer is full, and what came before a reset is lost.
         with session.translated(self._place.name, first=False):
-            return int(self._response.raw.readinto(into[:READ_SIZE]))
+            data = self._response.raw.read1(min(len(into), READ_SIZE))
+        into[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self._place.drop(self._response)

@@ -15,6 +15,7 @@ from typing import Any
 
 import requests
 import requests.adapters
+import urllib3
 import urllib3.exceptions
 
 from importer import errors
@@ -87,6 +88,9 @@ def new_session(access: Access) -> requests.Session:
     session = requests.Session()
     session.trust_env = False
     session.verify = not access.insecure
+    if access.insecure:
+        # Who asks for it knows; a warning for each connection tells nothing new.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
     adapter = _Adapter(tls_context(access), access.connections)

@@ -288,7 +288,7 @@ def _forbidden(page: Page, headers: Mapping[str, str]) -> Page | None:
 def _span(page: Page, headers: Mapping[str, str]) -> tuple[int, int] | None:
     """Return the first and last byte that a Range asks for, None for everything."""
     unit, _, spec = headers.get("range", "").partition("=")
-    if unit != "bytes" or not page.ranges or page.status != 200:
+    if unit != "bytes" or not page.ranges or page.status != 200 or page.to:
         return None
     if headers.get("if-range", page.etag) not in (page.etag, page.modified):
         return None
