@@ -42,7 +42,6 @@ def patched(head, offset, data):
         ("vpc", [], "vhd"),
         ("vhdx", [], "vhdx"),
         ("qed", [], "qed"),
-        ("luks", ["--object", "secret,id=s,data=x", "-o", "key-secret=s,iter-time=10"], "luks"),
         ("parallels", [], "parallels"),
     ],
 )
@@ -93,6 +92,8 @@ def new_tar(dialect):
         (new_tar(tarfile.GNU_FORMAT), "tar"),
         (new_tar(tarfile.PAX_FORMAT), "tar"),
         (b"COWD\x01\0\0\0", "vmdk"),
+        # `qemu-img create -f luks` of qemu 7.2 fails at times: "Unable to get accurate CPU usage".
+        (b"LUKS\xba\xbe\0\1", "luks"),
         (b"# Disk DescriptorFile\nversion=1\n", "vmdk"),
         (b"# a comment\n\n \nversion=3\r\nCID=1", "vmdk"),
         (b"version=10\n", "raw"),
