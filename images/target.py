@@ -68,8 +68,19 @@ def open(  # noqa: A001 - target.open() is what it is
         raise errors.target_error(path, err, "open") from err
 
 
-def notes(path: str | os.PathLike[str], size: int) -> tuple[str, int] | None:
-    """Return the file and offset where a journal of a disk of this size has its place.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Notes:
+    """A file or device, the offset in it where notes for a later attempt may be written, and how many
+    bytes at the start of the disk are withheld until the commit.
+    """
+
+    path: str
+    offset: int
+    withheld: int
+
+
+def notes(path: str | os.PathLike[str], size: int) -> Notes | None:
+    """Return where a journal of a disk of this size has its place, 512 KiB of it.
 
     It is inside what it speaks of: behind the last byte of a file that is not whole yet, in the
     withheld head of a block device. So it goes when that goes. None: too small a disk to need one.
@@ -78,8 +89,8 @@ def notes(path: str | os.PathLike[str], size: int) -> tuple[str, int] | None:
     if size < target_block.HEAD:
         return None
     if _is_block(path):
-        return path, target_block.NOTES
-    return target_file.part(path), -(-size // directio.UNIT) * directio.UNIT
+        return Notes(path, target_block.NOTES, target_block.HEAD)
+    return Notes(target_file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
 
 
 def _is_block(path: str) -> bool:

@@ -96,11 +96,11 @@ def _open_part(path: str, mode: str) -> tuple[int, bool]:
     name = part(path)
     if mode == "update" and os.path.lexists(path):
         pathlib.Path(path).replace(name)
-    if mode != "new":
-        with contextlib.suppress(FileNotFoundError):
-            return _open_left_over(name), True
-        if mode == "update":
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    fd = None if mode == "new" else _open_left_over(name)
+    if fd is not None:
+        return fd, True
+    if mode == "update":
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     for left_over in (path, name):
         _remove(left_over)
     fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
@@ -109,12 +109,13 @@ def _open_part(path: str, mode: str) -> tuple[int, bool]:
     return fd, False
 
 
-def _open_left_over(name: str) -> int:
-    fd = os.open(name, _FLAGS | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    return fd
+def _open_left_over(name: str) -> int | None:
+    try:
+        if not stat.S_ISREG(os.lstat(name).st_mode):
+            return None
+        return os.open(name, _FLAGS)
+    except FileNotFoundError:
+        return None
 
 
 def _remove(path: str) -> None:

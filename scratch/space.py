@@ -1,0 +1,107 @@
+"""Room for what is kept for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from importer import errors
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScratchFacts:
+    """``available``: free bytes for unprivileged users once our own left-overs are gone."""
+
+    available: int
+
+
+def facts(directory: str | os.PathLike[str] | None, key: str) -> ScratchFacts | None:
+    """Look at a scratch directory without changing it; None where there is none."""
+    if directory is None or not pathlib.Path(directory).is_dir():
+        return None
+    with _translated(directory, "look"):
+        room = os.statvfs(directory)
+        left_over = sum(_occupied(path) for path in _folder(directory, key).glob("**/*"))
+        return ScratchFacts(room.f_bavail * room.f_frsize + left_over)
+
+
+class Scratch:
+    """A folder of our own in a scratch directory, gone at the end unless ``keep`` was called.
+
+    ``key`` names the job: the same job finds its left-overs again, others beside it are not disturbed.
+    ``resume``: leave them in place; otherwise they are removed before anything is written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], key: str, *, resume: bool = False) -> None:
+        self.folder = _folder(directory, key)
+        self._kept = False
+        with _translated(self.folder, "open"):
+            if not (resume and _is_ours(self.folder)):
+                _remove(self.folder)
+                self.folder.mkdir(mode=0o700)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def path(self, name: str) -> str:
+        """Return the path of a file in the folder."""
+        return str(self.folder / name)
+
+    def keep(self) -> None:
+        """Leave everything for a later attempt of the same job."""
+        self._kept = True
+
+    def close(self) -> None:
+        """Remove the folder. Safe to call twice; never hides an earlier failure."""
+        if not self._kept:
+            with contextlib.suppress(OSError):
+                _remove(self.folder)
+
+
+def _folder(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
+    name = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return pathlib.Path(directory) / f"cdi-worker-{name}"
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    """Tell a folder that only we can write to from what others may have put there."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _remove(folder: pathlib.Path) -> None:
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
+
+
+def _occupied(path: pathlib.Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+@contextlib.contextmanager
+def _translated(path: object, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise errors.target_error(path, err, doing) from err
