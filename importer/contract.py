@@ -205,6 +205,7 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
     access = base.Access(
         user=env.get("IMPORTER_ACCESS_KEY_ID", ""),
         password=env.get("IMPORTER_SECRET_KEY", ""),
+        session_token=env.get("IMPORTER_SESSION_TOKEN", ""),
         headers=reading.headers() + secret_headers,
         ca_files=certificates,
         insecure=env.get("INSECURE_TLS") == "true",

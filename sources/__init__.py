@@ -14,6 +14,7 @@ MODULES = {
     "http": "sources.http",
     "local": "sources.local",
     "none": "sources.blank",
+    "s3": "sources.s3",
 }
 ENTRY_POINTS = "cdi_worker.sources"
 

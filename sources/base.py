@@ -51,12 +51,13 @@ class Extent:
 class Access:
     """How to reach a server, and the secrets for it. ``repr`` shows none of them.
 
-    ``headers`` go to the origin of the request only, like the credentials. ``ca_files``: PEM files
-    trusted in addition to the system's.
+    ``session_token``: comes with temporary S3 keys. ``headers`` go to the origin of the request only,
+    like the credentials. ``ca_files``: PEM files trusted in addition to the system's.
     """
 
     user: str = dataclasses.field(default="", repr=False)
     password: str = dataclasses.field(default="", repr=False)
+    session_token: str = dataclasses.field(default="", repr=False)
     headers: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     ca_files: tuple[str, ...] = ()
     insecure: bool = False

@@ -73,8 +73,7 @@ class HttpSource(base.Source):
         elif response.status_code == 200:
             self._open_stream(response)
         else:
-            self._place.drop(response)
-            raise session.status_error(self.name, response)
+            raise self._place.failure(response)
         log.info(
             "source url=%r size=%r identity=%r ranges=%r",
             self.name,
@@ -101,7 +100,6 @@ class HttpSource(base.Source):
         if offset and response.status_code == 206:
             self._check_range(response, offset)
         elif response.status_code != 200 or offset:
-            self._place.drop(response)
             self._raise_status(response)
         self._check_version(response, _length(response) if not offset else None)
         return _HttpStream(self._place, response)
@@ -110,7 +108,6 @@ class HttpSource(base.Source):
         """Read one range with one request; see ``sources.base.RandomReader``."""
         response = self._place.get(f"bytes={offset}-{offset + len(into) - 1}")
         if response.status_code != 206:
-            self._place.drop(response)
             self._raise_status(response)
         length = min(self._check_range(response, offset), len(into))
         reader = _HttpStream(self._place, response)
@@ -153,8 +150,7 @@ class HttpSource(base.Source):
 
     def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
-            self._place.drop(response)
-            raise session.status_error(self.name, response)
+            raise self._place.failure(response)
         self.size = _length(response)
         self._version = _version(response, self.size)
         self.identity = _identity(self._version)
@@ -169,13 +165,15 @@ class HttpSource(base.Source):
     def _raise_status(self, response: requests.Response) -> None:
         """Raise for an answer, in the middle of a transfer, that is not the range asked for."""
         if response.status_code == 200:
+            self._place.drop(response)
             self._check_version(response, _length(response))
             raise errors.NoRanges(url=self.name, reason="the whole object came instead of a range")
         if response.status_code == 416:
+            self._place.drop(response)
             self._check_version(response, None)
             raise errors.NoRanges(url=self.name, reason="server answers 416 to a range within the object")
-        failure = session.status_error(self.name, response)
-        if not isinstance(failure, errors.Transient) and self._place.unpin():
+        failure = self._place.failure(response)
+        if isinstance(failure, errors.Unreachable) and self._place.unpin():
             # The place the redirect named has expired or gone; the address itself may name another.
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
         raise failure

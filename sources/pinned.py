@@ -63,7 +63,7 @@ class Place:
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         """Send one request; the origin's gets the secrets too."""
-        auth: requests.auth.AuthBase = _NO_AUTH
+        auth: requests.auth.AuthBase = NO_AUTH
         if session.origin(url) == session.origin(self.url):
             headers = {**headers, **dict(self.access.headers)}
             auth = self.authorization()
@@ -94,7 +94,12 @@ class Place:
         """Return what puts the credentials into a request to the origin."""
         if self.access.user and self.access.password:
             return requests.auth.HTTPBasicAuth(self.access.user, self.access.password)
-        return _NO_AUTH
+        return NO_AUTH
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Let go of an answer that is not what was asked for; return the error that it stands for."""
+        self.drop(response)
+        return session.status_error(self.name, response)
 
     def unpin(self) -> bool:
         """Forget where the redirects led, so that the next request is led anew."""
@@ -124,7 +129,7 @@ class _NoAuth(requests.auth.AuthBase):
         return request
 
 
-_NO_AUTH = _NoAuth()
+NO_AUTH = _NoAuth()
 
 
 def checked(url: str) -> urllib.parse.SplitResult:

@@ -139,7 +139,7 @@ def retry_after(value: str | None) -> float | None:
 
 def status_error(url: str, response: requests.Response) -> errors.Error:
     """Return the error that stands for an answer that is not the bytes asked for."""
-    status, reason = response.status_code, _printable(response.reason or "")
+    status, reason = response.status_code, printable(response.reason or "")
     said = f"server answers {status} {reason}".rstrip()
     if status in TRANSIENT_STATUS:
         return errors.Transient(url=url, reason=said, retry_after=retry_after(response.headers.get("Retry-After")))
@@ -213,5 +213,6 @@ def _chain(err: BaseException | None) -> Iterator[BaseException]:
         err = err.__cause__ or err.__context__
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Return what a message may show of a server's words."""
     return "".join(char for char in text[:80] if char.isprintable())

@@ -1,0 +1,89 @@
+"""Keys of Amazon Web Services: given or ambient, and the signature made with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import requests
+import requests.auth
+
+from importer import errors
+from sources import base
+
+
+class Keys:
+    """The keys of a request, those that the surroundings offer, or none (false)."""
+
+    def __init__(self, access: base.Access) -> None:
+        try:
+            import boto3
+            import botocore.credentials
+        except ImportError as err:
+            raise errors.MissingExtra(what="the s3 source", package="boto3", extra="s3") from err
+        # At debug level it writes session tokens and the answers of the token service.
+        logging.getLogger("botocore").setLevel(logging.INFO)
+        self._session = boto3.Session
+        self._keys: Any = None
+        self._looked = False
+        if bool(access.user) != bool(access.password):
+            raise errors.RequestError("an access key and a secret key belong together")
+        if access.user:
+            token = access.session_token or None
+            self._keys = botocore.credentials.Credentials(access.user, access.password, token)
+
+    def __bool__(self) -> bool:
+        return self._keys is not None
+
+    def look_around(self) -> bool:
+        """Look, once, for keys of the environment, a profile, a web identity or the machine."""
+        if self or self._looked:
+            return False
+        self._looked = True
+        with _translated():
+            self._keys = self._session().get_credentials()
+        return bool(self)
+
+    def default_region(self) -> str | None:
+        """Return the region of the environment or the profile."""
+        with _translated():
+            region: str | None = self._session().region_name
+        return region
+
+    def signature(self, region: str) -> requests.auth.AuthBase | None:
+        """Return what signs a request to S3 in a region; None without keys."""
+        return _Signature(self._keys, region) if self else None
+
+
+class _Signature(requests.auth.AuthBase):
+    """Signs a request (AWS Signature Version 4). Temporary keys renew themselves."""
+
+    def __init__(self, keys: Any, region: str) -> None:
+        self._keys = keys
+        self._region = region
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        from botocore import auth, awsrequest
+
+        # S3 wants these signed; others a proxy may change on the way.
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower().startswith("x-amz-")
+        }
+        signed = awsrequest.AWSRequest(request.method, request.url, headers=headers)
+        with _translated():
+            keys = self._keys.get_frozen_credentials()
+        auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
+        request.headers.update(dict(signed.headers.items()))
+        return request
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    from botocore import exceptions
+
+    try:
+        yield
+    except (exceptions.BotoCoreError, exceptions.ClientError) as err:
+        raise errors.Unreachable(url="ambient AWS credentials", reason=str(err)) from err

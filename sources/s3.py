@@ -1,0 +1,223 @@
+"""S3: one object over HTTP, signed; ranges, pinning and connections are the http source's."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import logging
+import re
+import urllib.parse
+from datetime import UTC, datetime
+from typing import Self
+
+import requests
+import requests.auth
+import urllib3.exceptions
+
+from importer import errors
+from sources import aws, base, http, pinned, session
+
+log = logging.getLogger(__name__)
+
+DEFAULT_REGION = "us-east-1"
+LARGEST_ERROR = 64 * 1024
+AWS_HOST = re.compile(r"s3[.-](?:dualstack\.)?([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
+ELEMENT = re.compile(r"<(Code|Message|Region|ServerTime)>([^<]{1,500})</\1>")
+#: Codes of failures that trying again can mend, whatever their status
+#: (docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html).
+TRANSIENT = frozenset(
+    {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "RequestLimitExceeded"}
+)
+WRONG_REGION = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"})
+CAUSES = {
+    "NoSuchBucket": "no such bucket {bucket!r}",
+    "NoSuchKey": "no such key {key!r} in bucket {bucket!r}",
+    "AccessDenied": "access denied{anonymously}; check that the key exists and the credentials may read it",
+    "InvalidAccessKeyId": "unknown access key; check it, and the session token of temporary keys",
+    "SignatureDoesNotMatch": "wrong signature; check the secret key",
+    "RequestTimeTooSkewed": "clock skew: this machine's clock is {skew} off the server's; set the clock",
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "InvalidObjectState": "the object is archived; restore it first",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """An object. ``server``: scheme, host and port, or empty for AWS in whatever region it takes."""
+
+    server: str
+    bucket: str
+    key: str
+
+    def url(self, region: str) -> str:
+        """Return the object's path-style URL."""
+        suffix = ".cn" if region.startswith("cn-") else ""
+        server = self.server or f"https://s3.{region}.amazonaws.com{suffix}"
+        # Servers compute the signature over this very encoding.
+        return f"{server}/{urllib.parse.quote(self.bucket, safe='')}/{urllib.parse.quote(self.key, safe='/')}"
+
+
+def source(location: base.Location, _: base.Cancel) -> S3Source:
+    """Return the source for ``IMPORTER_SOURCE=s3``."""
+    return S3Source(location)
+
+
+def parse(endpoint: str) -> Address:
+    """Return what ``s3://bucket/key`` or ``http(s)://host/bucket/key`` names.
+
+    The key of an ``s3`` address is taken as it stands, as AWS's own tools do; that of a URL is
+    percent-decoded.
+    """
+    name = session.safe_url(endpoint)
+    if endpoint.startswith("s3://"):
+        bucket, _, key = endpoint.removeprefix("s3://").partition("/")
+        server = ""
+    else:
+        parts = pinned.checked(endpoint)
+        if parts.query:
+            raise errors.RequestError(f"{name}: has a query; a presigned URL is for the http source")
+        bucket, _, key = (urllib.parse.unquote(item) for item in parts.path[1:].partition("/"))
+        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    if not bucket or not key:
+        raise errors.RequestError(f"{name}: wants s3://bucket/key or http(s)://host/bucket/key")
+    return Address(server, bucket, key)
+
+
+def region_of(server: str) -> str:
+    """Return the region that a server's name tells (contract, Sources)."""
+    host = urllib.parse.urlsplit(server).hostname or ""
+    if host == "s3.amazonaws.com":
+        return DEFAULT_REGION
+    found = AWS_HOST.search(host)
+    return found[1] if found else host.partition(".")[0]
+
+
+class S3Source(http.HttpSource):
+    """An object in a bucket.
+
+    With keys the first request is signed with them. Without, it goes unsigned, and only when that is
+    refused the ambient credentials are looked for: a public object costs no search.
+    """
+
+    def __init__(self, location: base.Location) -> None:
+        self._object = _Object(location)
+        super().__init__(self._object.url, location.access, self._object)
+
+    def __enter__(self) -> Self:
+        while True:
+            try:
+                super().__enter__()
+                break
+            except errors.Unreachable as err:
+                if not self._object.learn(err):
+                    raise
+        if self._version and self._version.etag and not self._version.etag.startswith("W/"):
+            self._object.etag = self._version.etag
+        return self
+
+
+class _Object(pinned.Place):
+    """The object's address, who asks for it, and what its answers mean."""
+
+    def __init__(self, location: base.Location) -> None:
+        access = location.access
+        if bool(access.user) != bool(access.password):
+            raise errors.RequestError("an access key and a secret key belong together")
+        self._address = parse(location.endpoint)
+        self._keys = aws.Keys(access)
+        self._region = location.region or self._default_region()
+        self._redirected = False
+        #: Once known, only this version is asked for.
+        self.etag: str | None = None
+        super().__init__(self._address.url(self._region), access)
+        self.name = session.safe_url(location.endpoint) if self._address.server else location.endpoint
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        if self.etag:
+            headers = {**headers, "If-Match": self.etag}
+        response = super().send(method, url, headers)
+        if response.status_code == 200 and _holds_range(response):
+            # rclone's server answers so to a range; what came is what a 206 would bring.
+            response.status_code = 206
+        return response
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return self._keys.signature(self._region) or pinned.NO_AUTH
+
+    def learn(self, refusal: errors.Unreachable) -> bool:
+        """Prepare for asking again, otherwise; False when the refusal leaves nothing to try."""
+        region = refusal.fields.get("region")
+        if region and not self._redirected and region != self._region:
+            log.info("region url=%r ours=%r theirs=%r", self.name, self._region, region)
+            self._redirected = True
+            self._region = str(region)
+            self.url = self._address.url(self._region)
+            self.unpin()
+            return True
+        if refusal.fields.get("status") in {400, 401, 403}:
+            return self._keys.look_around()
+        return False
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Return the error that an answer stands for, named by its cause."""
+        said = _error(response)
+        plain = super().failure(response)
+        code = said.get("Code", "")
+        if code in TRANSIENT and not isinstance(plain, errors.Transient):
+            return errors.Transient(url=self.name, reason=code)
+        if isinstance(plain, errors.Transient):
+            reason = f"{plain.fields['reason']} ({code})" if code else plain.fields["reason"]
+            return errors.Transient(url=self.name, reason=reason, retry_after=plain.retry_after)
+        if response.status_code == 412:
+            return errors.SourceChanged(url=self.name, what="etag", before=self.etag, now="another")
+        region = said.get("Region") or response.headers.get("x-amz-bucket-region")
+        if code in WRONG_REGION or (response.status_code == 301 and region):
+            return self._wrong_region(code, region)
+        if code in CAUSES:
+            reason = CAUSES[code].format(
+                bucket=self._address.bucket,
+                key=self._address.key,
+                anonymously="" if self._keys else " without credentials",
+                skew=_skew(said.get("ServerTime", "")),
+            )
+        else:
+            reason = f"{code}: {said.get('Message', '')}" if code else str(plain.fields["reason"])
+            reason += "" if self._keys else "; no keys were given"
+        return errors.Unreachable(url=self.name, reason=reason, status=response.status_code)
+
+    def _wrong_region(self, code: str, region: str | None) -> errors.Error:
+        known = region if region and re.fullmatch(r"[a-z0-9-]{2,40}", region) else None
+        reason = f"wrong region {self._region!r}" + (f": the bucket is in {known!r}" if known else "")
+        # Another region of the same server is a matter of the signature; of AWS, of the address too.
+        mendable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
+        return errors.Unreachable(url=self.name, reason=reason, region=mendable)
+
+    def _default_region(self) -> str:
+        if self._address.server:
+            return region_of(self._address.server)
+        return self._keys.default_region() or DEFAULT_REGION
+
+
+def _holds_range(response: requests.Response) -> bool:
+    """Tell whether the body is just the range that the answer names."""
+    found = http.CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    length = response.headers.get("Content-Length")
+    return found is not None and length == str(int(found[2]) - int(found[1]) + 1)
+
+
+def _error(response: requests.Response) -> dict[str, str]:
+    """Return code, message and region of an error document; a hostile one costs no XML parser."""
+    try:
+        text = response.raw.read(LARGEST_ERROR).decode(errors="replace")
+    except (urllib3.exceptions.HTTPError, OSError):
+        return {}
+    return {name: session.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
+
+
+def _skew(server_time: str) -> str:
+    try:
+        theirs = datetime.fromisoformat(server_time)
+        return f"{abs((datetime.now(UTC) - theirs).total_seconds()):.0f} s"
+    except (ValueError, TypeError):
+        return "far"
