@@ -1,0 +1,95 @@
+"""Pieces of a disk in a file, and the requests that fetch them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+#: The most bytes that a batch asks for; the longest compressed cluster is this long.
+BATCH = 4 << 20
+
+#: Bytes between two pieces that are cheaper read than skipped with another request.
+GAP = 256 << 10
+
+
+class Piece(NamedTuple):
+    """``length`` bytes at ``host`` of the file that make ``size`` bytes at ``guest`` of the disk.
+
+    Pieces sort in the file's order. A ``packed`` one is a compressed cluster; of what it inflates
+    to, the first ``size`` bytes are wanted.
+    """
+
+    host: int
+    length: int
+    guest: int
+    size: int
+    packed: bool
+
+
+class Batch(NamedTuple):
+    """``length`` bytes to fetch at ``offset``, and the pieces within them."""
+
+    offset: int
+    length: int
+    pieces: list[Piece]
+
+
+def batches(pieces: Iterable[Piece], size: int) -> Iterator[Batch]:
+    """Gather sorted pieces into requests of at most ``BATCH`` bytes, none behind ``size``."""
+    group: list[Piece] = []
+    start = end = 0
+    for piece in chain.from_iterable(map(_split, pieces)):
+        piece_end = piece.host + piece.length
+        if group and (piece.host - end > GAP or piece_end - start > BATCH):
+            yield Batch(start, min(end, size) - start, group)
+            group = []
+        if not group:
+            start = end = piece.host
+        group.append(piece)
+        end = max(end, piece_end)
+    if group:
+        yield Batch(start, min(end, size) - start, group)
+
+
+def _split(piece: Piece) -> Iterator[Piece]:
+    host, length, guest, _, packed = piece
+    if packed or length <= BATCH:
+        yield piece
+        return
+    for offset in range(0, length, BATCH):
+        part = min(BATCH, length - offset)
+        yield Piece(host + offset, part, guest + offset, part, packed=False)
+
+
+def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Join what is next to each other both in the file and on the disk."""
+    last: Piece | None = None
+    for piece in pieces:
+        if last is not None and _joins(last, piece):
+            last = last._replace(length=last.length + piece.length, size=last.size + piece.size)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last
+
+
+def _joins(first: Piece, second: Piece) -> bool:
+    ends = (first.host + first.length, first.guest + first.size)
+    return ends == (second.host, second.guest) and not first.packed and not second.packed
+
+
+def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) on the disk, from ``start`` to ``end``, of what no piece covers.
+
+    ``pieces`` are in the disk's order.
+    """
+    position = start
+    for piece in pieces:
+        if piece.guest > position:
+            yield position, piece.guest - position
+        position = piece.guest + piece.size
+    if position < end:
+        yield position, end - position
