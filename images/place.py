@@ -1,0 +1,188 @@
+"""Puts the pieces of a qcow2 image where they belong on the target.
+
+What the image is and how its clusters are inflated, ``formats.qcow2`` knows; its objects are handed
+in, because the folders do not import each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from images import copy, directio, fetch, target_base
+
+# Inflated clusters that follow each other on the disk are written together. The largest cluster
+# fits, and from 1 MiB on longer writes are not faster.
+_GATHER = 2 << 20
+
+
+class Piece(Protocol):
+    """See ``formats.qcow2_pieces.Piece``."""
+
+    @property
+    def host(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def guest(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def packed(self) -> bool: ...
+
+
+class Batch(Protocol):
+    """See ``formats.qcow2_pieces.Batch``."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+
+
+class Window(Protocol):
+    """See ``formats.qcow2.Window``."""
+
+    def tables(self) -> Iterator[Batch]: ...
+
+    def load(self, table: Any, data: memoryview, /) -> None: ...
+
+    def check(self) -> int: ...
+
+    def holes(self) -> Iterator[tuple[int, int]]: ...
+
+    def data(self) -> Iterator[Batch]: ...
+
+
+class Image(Protocol):
+    """See ``formats.qcow2.Image``."""
+
+    inflate: Callable[[memoryview], bytes]
+
+    def windows(self) -> Iterator[Window]: ...
+
+
+def from_ranges(
+    image: Image,
+    fetcher: fetch.Fetcher,
+    target: target_base.Target,
+    *,
+    done: Callable[[int, int], bool] = lambda _offset, _length: False,
+    on_done: Callable[[int, int], None] = lambda _offset, _length: None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Place a whole image that can be read at random.
+
+    The same image is fetched in the same ranges each time. ``done(offset, length)`` tells which of
+    them an earlier attempt has placed for good; ``on_done`` is told, from several threads, of each
+    that was placed now, except those that touch the target's withheld start. ``advance`` is told of
+    bytes of the disk.
+    """
+    placer = Placer(image, target)
+
+    def place(batch: Batch, data: memoryview) -> None:
+        placer.put(batch, data)
+        if all(piece.guest >= target.withheld for piece in batch.pieces):
+            on_done(batch.offset, batch.length)
+        advance(_size(batch))
+
+    for window in image.windows():
+        _each(fetcher, window.tables(), _loader(window))
+        window.check()
+        for offset, length in window.holes():
+            target.zero(offset, length)
+            advance(length)
+        _each(fetcher, _remaining(window.data(), done, advance), place)
+
+
+def _each(
+    fetcher: fetch.Fetcher, batches: Iterable[Batch], deliver: Callable[[Any, memoryview], None]
+) -> None:
+    underway: dict[int, Batch] = {}
+
+    def ranges() -> Iterator[fetch.Range]:
+        for batch in batches:
+            underway[batch.offset] = batch
+            yield fetch.Range(batch.offset, batch.length)
+
+    fetcher.each(ranges(), lambda offset, data: deliver(underway.pop(offset), data))
+
+
+def _loader(window: Window) -> Callable[[Batch, memoryview], None]:
+    def load(batch: Batch, data: memoryview) -> None:
+        for table in batch.pieces:
+            start = table.host - batch.offset
+            window.load(table, data[start : start + table.length])
+
+    return load
+
+
+def _remaining(
+    batches: Iterable[Batch], done: Callable[[int, int], bool], advance: Callable[[int], None]
+) -> Iterator[Batch]:
+    for batch in batches:
+        if done(batch.offset, batch.length):
+            advance(_size(batch))
+        else:
+            yield batch
+
+
+def _size(batch: Batch) -> int:
+    return sum(piece.size for piece in batch.pieces)
+
+
+class Placer:
+    """Writes pieces to a target, zeros as zeros. Thread-safe."""
+
+    def __init__(self, image: Image, target: target_base.Target) -> None:
+        self._image = image
+        self._target = target
+        self._local = threading.local()
+
+    def put(self, batch: Batch, data: memoryview) -> None:
+        """Place the pieces of a batch whose bytes are ``data``."""
+        gathered = self._gathered()
+        for piece in batch.pieces:
+            start = piece.host - batch.offset
+            body = data[start : start + piece.length]
+            if piece.packed:
+                gathered.add(piece.guest, self._image.inflate(body)[: piece.size])
+            else:
+                copy.place(self._target, piece.guest, body)
+        gathered.flush()
+
+    def _gathered(self) -> _Gathered:
+        if not hasattr(self._local, "gathered"):
+            self._local.gathered = _Gathered(self._target)
+        found: _Gathered = self._local.gathered
+        return found
+
+
+class _Gathered:
+    """Bytes that follow each other on the disk, copied to memory that every device accepts."""
+
+    def __init__(self, target: target_base.Target) -> None:
+        self._target = target
+        self._view = directio.Buffer(_GATHER).view
+        self._start = 0
+        self._used = 0
+
+    def add(self, offset: int, data: bytes) -> None:
+        if offset != self._start + self._used or self._used + len(data) > _GATHER:
+            self.flush()
+            self._start = offset
+        self._view[self._used : self._used + len(data)] = data
+        self._used += len(data)
+
+    def flush(self) -> None:
+        used, self._used = self._used, 0
+        copy.place(self._target, self._start, self._view[:used])
