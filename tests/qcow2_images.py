@@ -1,0 +1,148 @@
+"""qcow2 images made by QEMU's own tools from a description, for hypothesis."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies
+
+from tests import disks, processes
+
+KiB = 1 << 10
+MiB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """``steps``: words of qemu-io, or of qemu-img when they begin with ``snapshot`` and the like."""
+
+    size: int
+    options: str
+    steps: tuple[str, ...]
+
+
+def make(recipe: Recipe, path: Path) -> None:
+    """Make an image. Steps that QEMU refuses (a bitmap in version 2) are left out."""
+    noise = path.with_name("noise")
+    if not noise.exists():
+        noise.write_bytes(_noise())
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", recipe.options, path, str(recipe.size))
+    pending: list[str] = []
+    for step in (*recipe.steps, "end"):
+        tool, _, arguments = step.partition(" ")
+        if tool == "qemu-io":
+            pending += ["-c", arguments.format(folder=path.parent)]
+            continue
+        if pending:
+            _try("qemu-io", "-f", "qcow2", *pending, path)
+            pending = []
+        if tool == "qemu-img":
+            _try("qemu-img", *arguments.format(path=path).split())
+
+
+def _try(*argv: str | Path) -> None:
+    with contextlib.suppress(AssertionError):
+        processes.run(*argv)
+
+
+def read(image: Path, raw: Path) -> str:
+    """Let qemu-img read an image; return its complaint, empty if it has none."""
+    try:
+        disks.to_raw(image, "qcow2", raw)
+    except AssertionError as err:
+        return str(err)
+    return ""
+
+
+def _noise() -> bytes:
+    """Make bytes that compress well, badly and not at all, in turns."""
+    dice = random.Random(11)
+    blocks = [dice.randbytes(part) + bytes([part % 251]) * (1024 - part) for part in (7, 300, 900, 1024)]
+    return b"".join(blocks * 61) + bytes(5000)
+
+
+@strategies.composite
+def recipes(draw: strategies.DrawFn) -> Recipe:
+    """Describe an image of at most 32 MiB, of any options that we read."""
+    cluster = draw(strategies.sampled_from([512, 1024, 4 * KiB, 16 * KiB, 64 * KiB, 2 * MiB]))
+    size = 512 * draw(strategies.integers(1, min(32 * MiB, 4096 * cluster) // 512))
+    return Recipe(
+        size, draw(_options(cluster)), tuple(draw(strategies.lists(_step(cluster, size), max_size=12)))
+    )
+
+
+@strategies.composite
+def _options(draw: strategies.DrawFn, cluster: int) -> str:
+    options = [f"cluster_size={cluster}"]
+    if draw(strategies.booleans()):
+        return ",".join([*options, "compat=0.10"])
+    options.append(f"refcount_bits={draw(strategies.sampled_from([1, 2, 8, 16, 64]))}")
+    options.append(f"compression_type={draw(strategies.sampled_from(['zlib', 'zstd']))}")
+    options.append(f"lazy_refcounts={draw(strategies.sampled_from(['on', 'off']))}")
+    options.append(f"preallocation={draw(strategies.sampled_from(['off', 'off', 'metadata', 'full']))}")
+    if cluster >= 16 * KiB and draw(strategies.booleans()):
+        options.append("extended_l2=on")
+    return ",".join(options)
+
+
+@strategies.composite
+def _step(draw: strategies.DrawFn, cluster: int, size: int) -> str:
+    kind = draw(strategies.sampled_from(["data", "data", "packed", "packed", "zero", "discard", "other"]))
+    if kind == "other":
+        return draw(
+            strategies.sampled_from(
+                [
+                    "qemu-img snapshot -q -c s {path}",
+                    "qemu-img snapshot -q -a s {path}",
+                    "qemu-img snapshot -q -d s {path}",
+                    "qemu-img bitmap --add --enable {path} b",
+                    "qemu-img resize -q -f qcow2 {path} +70k",
+                    "qemu-img resize -q -f qcow2 --shrink {path} -70k",
+                ]
+            )
+        )
+    unit = cluster if kind == "packed" else draw(strategies.sampled_from([512, cluster]))
+    count = -(-size // unit)
+    first = draw(strategies.integers(0, count - 1))
+    length = min(size, unit * draw(strategies.integers(first + 1, count))) - first * unit
+    pattern = draw(strategies.integers(0, 255))
+    if kind == "zero":
+        return f"qemu-io write -q {draw(strategies.sampled_from(['-z', '-z -u']))} {first * unit} {length}"
+    if kind == "discard":
+        return f"qemu-io discard -q {first * unit} {length}"
+    flag = "-c" if kind == "packed" else ""
+    content = draw(strategies.sampled_from(["-s {folder}/noise", f"-P {pattern}"]))
+    return f"qemu-io write -q {flag} {content} {first * unit} {length}"
+
+
+def words(data: bytes) -> list[int]:
+    """Return where the fields of the header and the entries of the tables are."""
+    bits, l1_entries, l1 = struct.unpack_from(">20xI12xIQ", data)
+    found = [*range(0, 112, 4), *range(l1, l1 + 8 * l1_entries, 8)]
+    for (entry,) in struct.iter_unpack(">Q", data[l1 : l1 + 8 * l1_entries]):
+        table = entry & 0x00FFFFFFFFFFFE00
+        if table:
+            found += range(table, table + (1 << bits), 8)
+    return found
+
+
+def damage(data: bytearray, places: list[int], draw: Callable[[strategies.SearchStrategy[Any]], Any]) -> None:
+    """Change one word: a bit of it, all of it, or to what is somewhere else."""
+    at = draw(strategies.sampled_from(places))
+    (word,) = struct.unpack_from(">Q", data, at)
+    kind = draw(strategies.sampled_from(["bit", "other", "near", "any"]))
+    if kind == "bit":
+        word ^= 1 << draw(strategies.integers(0, 63))
+    elif kind == "other":
+        (word,) = struct.unpack_from(">Q", data, draw(strategies.sampled_from(places)))
+    elif kind == "near":
+        word += draw(strategies.integers(-8, 8)) << draw(strategies.integers(0, 21))
+    else:
+        word = draw(strategies.integers(0, (1 << 64) - 1))
+    struct.pack_into(">Q", data, at, word & (1 << 64) - 1)

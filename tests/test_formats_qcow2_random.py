@@ -1,0 +1,59 @@
+"""Images that QEMU made at random, whole and damaged: qemu-img's bytes or a clean error."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from formats import qcow2
+from importer import errors
+from tests import disks, processes, qcow2_images, test_images_place
+
+SETTINGS = hypothesis.settings(max_examples=30, deadline=None, print_blob=True)
+
+
+@SETTINGS
+@hypothesis.given(qcow2_images.recipes())
+def test_whole(recipe: qcow2_images.Recipe) -> None:
+    processes.need("qemu-img", "qemu-io")
+    with tempfile.TemporaryDirectory() as folder:
+        path, expected = Path(folder, "image"), Path(folder, "expected")
+        qcow2_images.make(recipe, path)
+        disks.to_raw(path, "qcow2", expected)
+        data, disk = path.read_bytes(), expected.read_bytes()
+    assert test_images_place.placed(data) == disk
+    required = qcow2.required_length(lambda offset, length: data[offset : offset + length], len(data))
+    # Of the last sector of compressed data one byte must be there, and more may be needed.
+    with contextlib.suppress(errors.Corrupt):
+        assert test_images_place.placed(data[:required]) == disk
+    with pytest.raises(errors.Corrupt):
+        test_images_place.placed(data[: required - 1])
+
+
+@SETTINGS
+@hypothesis.given(qcow2_images.recipes(), strategies.data())
+def test_damaged(recipe: qcow2_images.Recipe, choices: strategies.DataObject) -> None:
+    """QEMU forgives what we do not; what we accept it reads alike."""
+    processes.need("qemu-img", "qemu-io")
+    with tempfile.TemporaryDirectory() as folder:
+        path, expected = Path(folder, "image"), Path(folder, "expected")
+        qcow2_images.make(recipe, path)
+        data = bytearray(path.read_bytes())
+        places = qcow2_images.words(data)
+        for _ in range(choices.draw(strategies.integers(1, 3))):
+            qcow2_images.damage(data, places, choices.draw)
+        try:
+            disk = test_images_place.placed(bytes(data))
+        except errors.ImageError:
+            return
+        path.write_bytes(data)
+        done = qcow2_images.read(path, expected)
+        # What snapshots hold is not part of the disk: here nobody looks.
+        hypothesis.assume("snapshot" not in done)
+        assert not done
+        assert disk == expected.read_bytes()

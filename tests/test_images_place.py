@@ -1,0 +1,169 @@
+"""Placing qcow2 images: the bytes on a dirty target are those that qemu-img reads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from formats import qcow2
+from images import fetch, place
+from importer import errors
+from tests import disks as disks_module
+from tests import qcow2_images
+
+MiB = 1 << 20
+
+
+class Dirty:
+    """A disk in memory that was full of 0xFF, and knows what was written twice or not at all."""
+
+    withheld = 0
+
+    def __init__(self, size: int) -> None:
+        self.data = bytearray(b"\xff") * size
+        self.covered = bytearray(size // 512)
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        assert len(data)
+        self._cover(offset, len(data))
+        self.data[offset : offset + len(data)] = data
+
+    def zero(self, offset: int, length: int) -> None:
+        assert length
+        self._cover(offset, length)
+        self.data[offset : offset + length] = bytes(length)
+
+    def _cover(self, offset: int, length: int) -> None:
+        first, end = offset // 512, (offset + length) // 512
+        assert offset % 512 == length % 512 == 0
+        assert end <= len(self.covered), "behind the end of the disk"
+        with self._lock:
+            assert not any(self.covered[first:end]), "twice"
+            self.covered[first:end] = b"\1" * (end - first)
+
+
+class Bytes:
+    """A file in memory, read at random."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        data = self._data[offset : offset + len(into)]
+        into[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        pass
+
+
+class FailsAfter(Bytes):
+    """Breaks for good after so many readings, and counts bytes."""
+
+    def __init__(self, data: bytes, readings: int) -> None:
+        super().__init__(data)
+        self._left = readings
+        self.fetched = 0
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise errors.TransferFailed(url="memory", offset=offset, reason="broken")
+        self.fetched += len(into)
+        return super().read_range(offset, into)
+
+
+def fetcher(file: Bytes) -> fetch.Fetcher:
+    return fetch.Fetcher(file, file.size, fetch.Options(connections=2), cancel=threading.Event())
+
+
+def placed(data: bytes) -> bytes:
+    """Return the disk that our own reader makes of a file's bytes."""
+    source = fetcher(Bytes(data))
+    image = qcow2.read_image(source.read, source.size)
+    target = Dirty(image.header.virtual_size)
+    place.from_ranges(image, source, target)
+    assert all(target.covered), "left out"
+    return bytes(target.data)
+
+
+VARIANTS = [name for name in disks_module.FORMATS if name.startswith("qcow2")]
+
+
+@pytest.mark.parametrize("content", disks_module.CONTENTS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
+    image = disks.image(variant, content).read_bytes()
+    assert placed(image) == disks.expected(variant, content).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Make an image of many ranges, and the disk in it."""
+    folder = tmp_path_factory.mktemp("large")
+    steps = [
+        "qemu-io write -q -s {folder}/noise 0 18M",
+        "qemu-io write -q -P 7 20M 3M",
+        "qemu-io write -q -c -P 9 24M 1M",
+    ]
+    qcow2_images.make(qcow2_images.Recipe(32 * MiB, "cluster_size=4k", tuple(steps)), folder / "image")
+    disks_module.to_raw(folder / "image", "qcow2", folder / "expected")
+    return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
+
+
+def test_resume(large: tuple[bytes, bytes]) -> None:
+    """What an earlier attempt has placed is neither fetched nor written again."""
+    data, expected = large
+    target = Dirty(len(expected))
+    ranges: list[tuple[int, int]] = []
+
+    def put(source: fetch.Fetcher) -> None:
+        image = qcow2.read_image(source.read, source.size)
+        place.from_ranges(
+            image,
+            source,
+            target,
+            done=lambda *item: item in ranges,
+            on_done=lambda *item: ranges.append(item),
+        )
+
+    with pytest.raises(errors.TransferFailed):
+        put(fetcher(FailsAfter(data, 18)))
+    before = sum(length for _, length in ranges)
+    assert before
+    target.covered = bytearray(len(target.covered))
+    again = FailsAfter(data, 1 << 30)
+    put(fetcher(again))
+    assert target.data == expected
+    assert len(ranges) == len(set(ranges))
+    assert again.fetched <= len(data) - before + MiB
+
+
+def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes]) -> None:
+    """A range that touches it may be lost in a crash although it was written."""
+    data, expected = large
+    target = Dirty(len(expected))
+    target.withheld = MiB
+    ranges: list[tuple[int, int]] = []
+    source = fetcher(Bytes(data))
+    image = qcow2.read_image(source.read, source.size)
+    place.from_ranges(image, source, target, on_done=lambda *item: ranges.append(item))
+    (window,) = image.windows()
+    for batch in window.tables():
+        for table in batch.pieces:
+            window.load(table, source.read(table.host, table.length))
+    batches = {(batch.offset, batch.length): batch.pieces for batch in window.data()}
+    withheld = {item for item, pieces in batches.items() if any(piece.guest < MiB for piece in pieces)}
+    assert withheld
+    assert batches.keys() - set(ranges) == withheld
+
+
+def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> None:
+    steps: list[int] = []
+    source = fetcher(Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
+    image = qcow2.read_image(source.read, source.size)
+    place.from_ranges(image, source, Dirty(image.header.virtual_size), advance=steps.append)
+    assert sum(steps) == image.header.virtual_size
