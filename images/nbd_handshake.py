@@ -1,0 +1,112 @@
+"""The server's half of the NBD handshake (fixed newstyle) for one read-only export without a name.
+
+https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+_INIT_MAGIC = b"NBDMAGIC"
+_OPTION_MAGIC = b"IHAVEOPT"
+_REPLY_MAGIC = 0x0003E889045565A9
+
+_FIXED_NEWSTYLE, _NO_ZEROES = 1, 2
+_HAS_FLAGS, _READ_ONLY, _CAN_MULTI_CONN = 1, 2, 1 << 8
+
+_EXPORT_NAME, _ABORT, _LIST, _INFO, _GO = 1, 2, 3, 6, 7
+_ACK, _SERVER, _REPLY_INFO = 1, 2, 3
+_UNSUPPORTED, _INVALID, _UNKNOWN = (1 << 31) + 1, (1 << 31) + 3, (1 << 31) + 6
+_INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
+
+_OPTION = struct.Struct(">8sII")
+_REPLY = struct.Struct(">QIII")
+
+# A name has at most 4096 bytes; an option carries little else.
+_LONGEST_OPTION = 8 << 10
+_MOST_OPTIONS = 64
+
+
+class Gone(Exception):
+    """The client left, or broke the protocol so that nothing it says can be understood."""
+
+
+class Stream(Protocol):
+    """Both sides of a connection. ``receive`` raises ``Gone`` when fewer bytes come."""
+
+    def receive(self, length: int) -> bytes: ...
+
+    def send(self, *parts: bytes | memoryview) -> None: ...
+
+
+def run(stream: Stream, size: int, longest: int) -> None:
+    """Agree on the export of ``size`` bytes with reads of up to ``longest``; raise ``Gone`` if not."""
+    stream.send(_INIT_MAGIC, _OPTION_MAGIC, struct.pack(">H", _FIXED_NEWSTYLE | _NO_ZEROES))
+    (flags,) = struct.unpack(">I", stream.receive(4))
+    if flags & ~(_FIXED_NEWSTYLE | _NO_ZEROES):
+        raise Gone
+    for _ in range(_MOST_OPTIONS):
+        magic, option, length = _OPTION.unpack(stream.receive(_OPTION.size))
+        if magic != _OPTION_MAGIC or length > _LONGEST_OPTION:
+            raise Gone
+        data = stream.receive(length)
+        if option == _EXPORT_NAME:
+            _export_name(stream, data, size, zeroes=not flags & _NO_ZEROES)
+            return
+        if _answer(stream, option, data, (size, longest)):
+            return
+    raise Gone
+
+
+def _export_name(stream: Stream, name: bytes, size: int, *, zeroes: bool) -> None:
+    # The old way into transmission has no answer for an unknown name but to hang up.
+    if name:
+        raise Gone
+    stream.send(struct.pack(">QH", size, _flags()), bytes(124 if zeroes else 0))
+
+
+def _answer(stream: Stream, option: int, data: bytes, export: tuple[int, int]) -> bool:
+    """Answer one option; True: transmission begins."""
+    if option == _ABORT:
+        _reply(stream, option, _ACK)
+        raise Gone
+    if option == _LIST:
+        if data:
+            _reply(stream, option, _INVALID)
+        else:
+            _reply(stream, option, _SERVER, struct.pack(">I", 0))
+            _reply(stream, option, _ACK)
+        return False
+    if option not in {_INFO, _GO}:
+        _reply(stream, option, _UNSUPPORTED)
+        return False
+    name = _name(data)
+    if name is None or name:
+        _reply(stream, option, _INVALID if name is None else _UNKNOWN)
+        return False
+    size, longest = export
+    _reply(stream, option, _REPLY_INFO, struct.pack(">HQH", _INFO_EXPORT, size, _flags()))
+    # Any alignment is served: formats have tables and ends anywhere.
+    _reply(stream, option, _REPLY_INFO, struct.pack(">HIII", _INFO_BLOCK_SIZE, 1, 4096, longest))
+    _reply(stream, option, _ACK)
+    return option == _GO
+
+
+def _name(data: bytes) -> bytes | None:
+    """Return the name in NBD_OPT_INFO and NBD_OPT_GO; None: malformed."""
+    if len(data) < 6:
+        return None
+    (length,) = struct.unpack_from(">I", data)
+    if length > len(data) - 6:
+        return None
+    (requests,) = struct.unpack_from(">H", data, 4 + length)
+    return data[4 : 4 + length] if len(data) == 6 + length + 2 * requests else None
+
+
+def _reply(stream: Stream, option: int, kind: int, data: bytes = b"") -> None:
+    stream.send(_REPLY.pack(_REPLY_MAGIC, option, kind, len(data)), data)
+
+
+def _flags() -> int:
+    return _HAS_FLAGS | _READ_ONLY | _CAN_MULTI_CONN
