@@ -1,0 +1,104 @@
+"""What is known of a disk image, and how far it can be seen."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+from importer import errors
+
+#: ``read(offset, length)`` returns these bytes of the file, fewer only where it ends.
+Read = Callable[[int, int], bytes]
+
+#: No volume is larger, and every offset computed below stays far from 64 bits.
+MAX_VIRTUAL_SIZE = 64 << 40
+
+#: Tables are read in windows of this many bytes, whatever their size.
+_WINDOW = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """An image that passed its checks.
+
+    ``virtual_size``: bytes of the disk inside; None: not to be seen yet (a raw stream of unknown
+    length, metadata beyond the head). ``complete``: all checks were made; else they must be made
+    again with random access before another program opens the image. ``backing``: the name of the
+    backing file that was allowed.
+    """
+
+    format: str
+    virtual_size: int | None
+    complete: bool = True
+    backing: str | None = None
+
+
+class View:
+    """A file as far as it can be seen: its head, and any other place if ``read`` is given.
+
+    ``size``: length of the file in bytes; ``read`` needs it.
+    """
+
+    def __init__(self, head: bytes, read: Read | None = None, size: int | None = None) -> None:
+        self.head = head
+        self.size = size
+        self._read = read
+
+    @property
+    def random(self) -> bool:
+        """Tell whether every place can be seen."""
+        return self._read is not None and self.size is not None
+
+    def at(self, offset: int, length: int) -> bytes:
+        """Return exactly these bytes. Raises ``errors.Truncated`` where the file, or the sight, ends."""
+        data = self.head[offset : offset + length]
+        if len(data) < length and self._read is not None:
+            data = self._read(offset, length)
+        if len(data) < length:
+            raise errors.Truncated(format="image", reason=f"bytes {offset} to {offset + length} are missing")
+        return data
+
+    def tail(self, length: int) -> bytes:
+        """Return the last bytes of the file, all of a shorter one."""
+        size = self.size or 0
+        length = min(length, size)
+        return self.at(size - length, length)
+
+    def table(self, offset: int, count: int, layout: str) -> Iterator[tuple[int, array.array[int]]]:
+        """Yield a table of any length in parts, each with the index of its first entry."""
+        step = _WINDOW // struct.calcsize(layout)
+        for first in range(0, count, step):
+            length = min(step, count - first) * struct.calcsize(layout)
+            yield first, entries(self.at(offset + first * struct.calcsize(layout), length), layout)
+
+    def tables(self, offsets: Iterable[int], length: int) -> Iterator[bytes]:
+        """Yield many small tables of the same ``length``, in the file's order, with few reads."""
+        window, start = b"", 0
+        for offset in sorted(offsets):
+            if not start <= offset <= start + len(window) - length:
+                start = offset
+                window = self.at(start, min(max(length, _WINDOW), max(length, (self.size or 0) - start)))
+            yield window[offset - start : offset - start + length]
+
+
+def entries(data: bytes, layout: str) -> array.array[int]:
+    """Decode a table. ``layout``: byte order and type of an entry as ``struct`` has them (``<I``)."""
+    table = array.array(layout[1], data)
+    if layout[0] != ("<" if sys.byteorder == "little" else ">"):
+        table.byteswap()
+    return table
+
+
+def refuse(name: str, rule: str, reason: str) -> errors.Refused:
+    """Make the error of a rule; ``name``: of the format."""
+    return errors.Refused(format=name, rule=rule, reason=reason)
+
+
+def check_size(name: str, virtual_size: int) -> None:
+    """Refuse a disk without bytes, and one that no volume holds."""
+    if not 0 < virtual_size <= MAX_VIRTUAL_SIZE:
+        reason = f"its virtual size is {virtual_size}, not 1 to {MAX_VIRTUAL_SIZE} bytes"
+        raise refuse(name, "virtual_size", reason)

@@ -1,0 +1,64 @@
+"""VirtualBox disk images: one file of fixed-size blocks behind a map.
+
+Checks and limits are those of QEMU's block/vdi.c.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from formats import facts
+
+_HEADER = struct.Struct("<68xI4xI260xII12xI4xQIII36x16s16s")
+_VERSION = 0x00010001
+_TYPES = (1, 2)  # dynamic, static
+_BLOCK = 1 << 20  # the only size that VirtualBox makes and QEMU reads
+_ABSENT = 0xFFFFFFFE  # discarded; 0xFFFFFFFF: never written
+
+
+class _Header(NamedTuple):
+    version: int
+    type: int
+    map_offset: int
+    data_offset: int
+    sector_size: int
+    virtual_size: int
+    block_size: int
+    block_extra: int
+    blocks: int
+    linked: bytes
+    parent: bytes
+
+
+def check(view: facts.View) -> facts.Facts:
+    """Refuse differencing images, other versions and a map that contradicts the size."""
+    header = _header(view)
+    facts.check_size("vdi", header.virtual_size)
+    if header.version != _VERSION:
+        raise facts.refuse("vdi", "header", f"its version is {header.version:#x}")
+    if header.type not in _TYPES or any(header.linked) or any(header.parent):
+        raise facts.refuse("vdi", "parent", f"it is of type {header.type} or depends on another image")
+    if header.sector_size != 512 or header.block_size != _BLOCK or header.block_extra:
+        raise facts.refuse("vdi", "header", "its blocks are not of 1 MiB")
+    if header.blocks * _BLOCK < header.virtual_size:
+        raise facts.refuse("vdi", "header", "its block map is too small for its size")
+    return facts.Facts("vdi", header.virtual_size)
+
+
+def required_length(view: facts.View) -> int:
+    """Return the bytes that a file with this block map holds at least."""
+    header = _header(view)
+    size = header.virtual_size
+    count = -(-size // _BLOCK)
+    required = header.map_offset + 4 * count
+    for first, entries in view.table(header.map_offset, count, "<I"):
+        for block, entry in enumerate(entries, first):
+            if entry < _ABSENT:
+                end = header.data_offset + entry * _BLOCK + min(_BLOCK, size - block * _BLOCK)
+                required = max(required, end)
+    return required
+
+
+def _header(view: facts.View) -> _Header:
+    return _Header._make(_HEADER.unpack(view.at(0, _HEADER.size)))
