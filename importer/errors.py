@@ -110,6 +110,19 @@ class SourceChanged(SourceError):
     retryable = True
 
 
+class DigestMismatch(SourceError):
+    """A blob, manifest or configuration is not the one that its digest names."""
+
+    template = "{url}: digest mismatch: expected {expected}, calculated {calculated}"
+    retryable = True
+
+
+class WrongPlatform(SourceError):
+    """An image has no variant for the architecture that is wanted."""
+
+    template = "{url}: no image for architecture {wanted}; there is {found}"
+
+
 class NoRanges(SourceError):
     """A server that promised byte ranges does not keep to it; one ordered stream may still work."""
 

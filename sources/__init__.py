@@ -15,6 +15,7 @@ MODULES = {
     "local": "sources.local",
     "none": "sources.blank",
     "s3": "sources.s3",
+    "registry": "sources.registry",
 }
 ENTRY_POINTS = "cdi_worker.sources"
 

@@ -74,6 +74,7 @@ class Location:
     ``disk_id``: an oVirt disk. ``uuid``, ``backing_file``, ``thumbprint``: a VMware disk.
     ``previous``, ``current``, ``final``: the stage of a multi-stage import. ``ready_file`` and
     ``done_file``: the hand-shake with the container that serves the disk (contract, Node pull).
+    ``auth_file``: a Docker configuration file with credentials for registries.
     """
 
     endpoint: str
@@ -90,6 +91,7 @@ class Location:
     final: bool = False
     ready_file: str = ""
     done_file: str = ""
+    auth_file: str = ""
 
 
 class Source:

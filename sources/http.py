@@ -55,6 +55,9 @@ class HttpSource(base.Source):
     which then serves as the first stream.
     """
 
+    #: Bytes that the first request asks for.
+    head_size = HEAD_SIZE
+
     def __init__(self, url: str, access: base.Access, place: pinned.Place | None = None) -> None:
         self._place = place or pinned.Place(url, access)
         self.name = self._place.name
@@ -63,7 +66,7 @@ class HttpSource(base.Source):
         self._first: _HttpStream | None = None
 
     def __enter__(self) -> Self:
-        response = self._place.get(f"bytes=0-{HEAD_SIZE - 1}")
+        response = self._place.get(f"bytes=0-{self.head_size - 1}")
         if response.status_code in {400, 405, 416, 501}:
             # An empty object has no first byte, and some servers refuse any range.
             self._place.drop(response)
@@ -140,7 +143,7 @@ class HttpSource(base.Source):
         self._version = _version(response, self.size)
         self.identity = _identity(self._version)
         self._has_ranges = True
-        head = bytearray(min(HEAD_SIZE, self.size))
+        head = bytearray(min(self.head_size, self.size))
         reader = _HttpStream(self._place, response)
         filled = _fill(reader, memoryview(head))
         reader.close()
@@ -155,7 +158,7 @@ class HttpSource(base.Source):
         self._version = _version(response, self.size)
         self.identity = _identity(self._version)
         reader = _HttpStream(self._place, response)
-        head = bytearray(HEAD_SIZE)
+        head = bytearray(self.head_size)
         self.head = bytes(head[: _fill(reader, memoryview(head))])
         reader.replay = self.head
         self._first = reader

@@ -19,10 +19,10 @@ class Place:
     """An address and its connections; several threads may ask at once.
 
     Credentials and secret headers go to the origin of the address, never to where it redirects.
-    ``name``: the address without secrets.
+    ``name``: the address without secrets. ``connection``: a session to share with other places.
     """
 
-    def __init__(self, url: str, access: base.Access) -> None:
+    def __init__(self, url: str, access: base.Access, connection: requests.Session | None = None) -> None:
         parts = checked(url)
         if parts.username is not None and not access.user:
             user, password = (urllib.parse.unquote(item or "") for item in (parts.username, parts.password))
@@ -32,7 +32,7 @@ class Place:
         )
         self.access = access
         self.name = session.safe_url(url)
-        self._session = session.new_session(access)
+        self._session = connection or session.new_session(access)
         self._pinned = self.url
         self._answered = False
         self._live: set[requests.Response] = set()

@@ -1,0 +1,149 @@
+"""The disk of an image or artifact: found, read in order, and checked to the end of its blob."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from importer import errors
+from sources import blobs, layer, oci
+
+HEAD_SIZE = 256 * 1024
+
+
+class Store(Protocol):
+    """Where manifests and blobs are: a registry or an archive."""
+
+    name: str
+
+    def root(self) -> bytes: ...
+    def manifest(self, descriptor: oci.Descriptor, /) -> bytes: ...
+    def blob(self, descriptor: oci.Descriptor, /) -> blobs.Verified: ...
+    def digest(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class Disk:
+    """A disk in order. ``head``: its first bytes, which ``readinto`` gives again."""
+
+    path = ""
+    size = 0
+
+    def __init__(self, store: Store, blob: oci.Descriptor) -> None:
+        self.blob = blob
+        self.head = b""
+        self._store = store
+        self._reader = store.blob(blob)
+        self._given = 0
+
+    def readinto(self, into: memoryview, /) -> int:
+        if count := min(len(into), len(self.head) - self._given):
+            into[:count] = self.head[self._given : self._given + count]
+            self._given += count
+            return count
+        return self.read_on(into)
+
+    def close(self) -> None:
+        """Let go of the blob. Safe to call twice."""
+        self._reader.close()
+
+    def look(self) -> None:
+        """Read the head."""
+        head = memoryview(bytearray(min(HEAD_SIZE, self.size)))
+        done = 0
+        while done < len(head) and (count := self.read_on(head[done:])):
+            done += count
+        self.head = bytes(head[:done])
+
+    def read_on(self, into: memoryview) -> int:
+        """Read what follows the head."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Read the blob to its end, where its digest is verified."""
+        raise NotImplementedError
+
+    def again(self) -> Disk:
+        """Return the same disk from its start."""
+        raise NotImplementedError
+
+
+class FileDisk(Disk):
+    """A blob that is the disk itself."""
+
+    def __init__(self, store: Store, blob: oci.Descriptor) -> None:
+        super().__init__(store, blob)
+        self.path = blob.title
+        self.size = blob.size
+        self.look()
+
+    def read_on(self, into: memoryview) -> int:
+        return self._reader.readinto(into)
+
+    def finish(self) -> None:
+        rest = memoryview(bytearray(HEAD_SIZE))
+        while self.read_on(rest):
+            pass
+
+    def again(self) -> Disk:
+        return FileDisk(self._store, self.blob)
+
+
+class LayerDisk(Disk):
+    """A file in a layer, once ``find`` has found it; ``hidden``: what the layers above hide."""
+
+    def __init__(self, store: Store, blob: oci.Descriptor, hidden: layer.Hidden) -> None:
+        super().__init__(store, blob)
+        self._hidden = hidden
+        name = f"{store.name}: layer {blob.digest}"
+        self._layer = layer.Layer(layer.plain(self._reader, self._reader.head), hidden, name)
+
+    def find(self) -> bool:
+        """Go to the disk; False when the layer, read to its verified end, has none."""
+        if not self._layer.find():
+            return False
+        self.path, self.size = self._layer.path, self._layer.size
+        self.look()
+        return True
+
+    def hides(self) -> layer.Hidden:
+        """Return what is hidden from the layers below."""
+        return self._layer.hides()
+
+    def read_on(self, into: memoryview) -> int:
+        return self._layer.readinto(into)
+
+    def finish(self) -> None:
+        self._layer.finish()
+
+    def again(self) -> Disk:
+        disk = LayerDisk(self._store, self.blob, self._hidden)
+        disk.find()
+        return disk
+
+
+def find(store: Store, manifest: oci.Manifest, choice: str) -> Disk:
+    """Return an artifact's file, or the topmost file below /disk. No layer below that is fetched.
+
+    Raises ``errors.Unsupported`` when there is none, and what ``layer.Layer`` raises.
+    """
+    chosen = oci.artifact(manifest, choice, store.name)
+    if chosen is not None:
+        return FileDisk(store, chosen)
+    hidden = layer.Hidden()
+    for blob in reversed(manifest.layers):
+        if hidden.everything:
+            break
+        if blob.is_foreign:
+            reason = f"{store.name}: layer {blob.digest} is not in the registry ({blob.media_type})"
+            raise errors.Refused(format="container image", rule="foreign layer", reason=reason)
+        disk = LayerDisk(store, blob, hidden)
+        try:
+            if disk.find():
+                return disk
+            hidden = disk.hides()
+        finally:
+            if not disk.path:
+                disk.close()
+    count = len(manifest.layers)
+    reason = f"{store.name}: failed to find VM disk image file: none below /disk in {count} layers"
+    raise errors.Unsupported(reason=reason)

@@ -1,0 +1,178 @@
+"""A registry's API: manifests, and blobs that are read by ranges."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import requests
+import requests.auth
+
+from images import fetch, retry
+from importer import errors
+from sources import base, blobs, http, oci, oci_reference, pinned, registry_auth, session
+
+#: Seconds without progress until a blob is given up, and until a blob or a configuration answers.
+PATIENCE = 180.0
+#: What the first request of a blob asks for: most layers begin with the disk, whose head it holds.
+HEAD_SIZE = 1 << 20
+DIGEST_HEADER = "Docker-Content-Digest"
+
+
+class Place(pinned.Place):
+    """An address of a registry, which tells by a challenge what it wants to be shown."""
+
+    def __init__(self, url: str, registry: Registry, accept: str = "*/*") -> None:
+        super().__init__(url, registry.access, registry.connection)
+        self._authorizer = registry.authorizer
+        self._accept = accept
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        headers = {**headers, "Accept": self._accept}
+        response = super().send(method, url, headers)
+        if response.status_code != 401 or session.origin(url) != session.origin(self.url):
+            return response
+        challenges = response.headers.get("WWW-Authenticate", "")
+        refused = str(response.request.headers.get("Authorization", ""))
+        # Read to its end, a small answer leaves its connection for the next request.
+        response.raw.read(4096)
+        if not self._authorizer.renew(challenges, refused, self.name):
+            return response
+        self.drop(response)
+        return super().send(method, url, headers)
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return _Header(self._authorizer.header)
+
+
+class _Header(requests.auth.AuthBase):
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._value:
+            request.headers["Authorization"] = self._value
+        return request
+
+
+class Blob(http.HttpSource):
+    """A blob. Its digest names its bytes, so mirrors may tag and date it as they like."""
+
+    head_size = HEAD_SIZE
+
+    def _check_version(self, response: requests.Response, size: int | None) -> None:
+        if size is not None and self.size is not None and size != self.size:
+            super()._check_version(response, size)
+
+
+class Registry:
+    """One repository of a registry, by its API."""
+
+    def __init__(
+        self, reference: oci_reference.Reference, location: base.Location, cancel: base.Cancel
+    ) -> None:
+        self.reference = reference
+        self.name = str(reference)
+        self._cancel = cancel
+        shown = registry_auth.credentials(location.access, location.auth_file, reference)
+        # The credentials are for who asks by a challenge, not for every request.
+        self.access = dataclasses.replace(location.access, user="", password="")
+        self.connection = session.new_session(self.access)
+        self.authorizer = registry_auth.Authorizer(reference.repository, shown, self.access, self.connection)
+        self._scheme = ""
+        self._live: list[http.HttpSource] = []
+
+    def close(self) -> None:
+        """End all connections."""
+        for blob in self._live:
+            blob.close()
+        self._live.clear()
+        self.connection.close()
+
+    def root(self) -> bytes:
+        """Return the manifest or index that the reference names."""
+        data = self._manifest(self.reference.target)
+        if self.reference.digest:
+            oci.check(data, self.reference.digest, self.name)
+        return data
+
+    def manifest(self, descriptor: oci.Descriptor) -> bytes:
+        """Return the manifest that an index names."""
+        data = retry.patiently(lambda: self._manifest(descriptor.digest), PATIENCE, self._cancel)
+        oci.check(data, descriptor.digest, f"{self.name}: manifest")
+        return data
+
+    def digest(self) -> str:
+        """Return the digest of what the reference names; registries do not count a HEAD as a pull."""
+        with self._answer(self.reference.target, "HEAD") as response:
+            stated = response.headers.get(DIGEST_HEADER, "")
+        return stated if oci_reference.is_digest(stated) else oci.digest(self.root())
+
+    def blob(self, descriptor: oci.Descriptor) -> blobs.Verified:
+        """Return the bytes of a blob in order, verified at their end."""
+        opened = self._open(descriptor)
+        options = fetch.Options(connections=self.access.connections, no_progress=PATIENCE)
+
+        def rest(position: int) -> blobs.Ordered:
+            return blobs.Ordered(
+                opened, position, reopen=lambda: self._open(descriptor), options=options, cancel=self._cancel
+            )
+
+        return blobs.Verified(descriptor, self.name, opened.head, rest)
+
+    def _open(self, descriptor: oci.Descriptor) -> Blob:
+        def attempt() -> Blob:
+            url = self._url("blobs", descriptor.digest)
+            blob = Blob(url, self.access, Place(url, self))
+            self._live.append(blob)
+            return blob.__enter__()
+
+        blob = retry.patiently(attempt, PATIENCE, self._cancel)
+        if blob.size not in {None, descriptor.size}:
+            expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
+            raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)
+        return blob
+
+    def _manifest(self, target: str) -> bytes:
+        with self._answer(target) as response:
+            data = response.raw.read(oci.LARGEST_MANIFEST + 1)
+        if len(data) > oci.LARGEST_MANIFEST:
+            raise errors.Unsupported(
+                reason=f"{self.name}: a manifest of more than {oci.LARGEST_MANIFEST} bytes"
+            )
+        return bytes(data)
+
+    @contextmanager
+    def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
+        place, response = self._first(target, method)
+        try:
+            if response.status_code == 404:
+                raise errors.Unreachable(url=self.name, reason="no such repository, tag or digest")
+            if response.status_code != 200:
+                raise session.status_error(self.name, response)
+            with session.translated(self.name, first=False):
+                yield response
+        finally:
+            place.drop(response)
+
+    def _first(self, target: str, method: str) -> tuple[Place, requests.Response]:
+        """Ask for a manifest; the first time by https, then by http where insecure is allowed."""
+        try:
+            place = Place(self._url("manifests", target), self, oci.ACCEPT)
+            response = place.get(None, method)
+        except (errors.Unreachable, errors.Transient) as err:
+            if self._scheme or not self.access.insecure:
+                raise
+            try:
+                place = Place(self._url("manifests", target, "http"), self, oci.ACCEPT)
+                response = place.get(None, method)
+            except (errors.Unreachable, errors.Transient):
+                raise err from None
+            self._scheme = "http"
+        self._scheme = self._scheme or "https"
+        return place, response
+
+    def _url(self, kind: str, target: str, scheme: str = "") -> str:
+        scheme = scheme or self._scheme or "https"
+        return f"{scheme}://{self.reference.api_host}/v2/{self.reference.repository}/{kind}/{target}"
