@@ -107,7 +107,7 @@ class Fetcher:
             patience.progress()
 
     def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
-        """Fetch all ``ranges``, none longer than ``options.chunk``, and deliver each as it comes.
+        """Fetch all ``ranges``, each with one request, and deliver each as it comes.
 
         The first failure, of a read or of ``deliver``, ends the others and is raised here; no call
         of ``deliver`` is running or will come when this returns.
@@ -123,6 +123,8 @@ class Fetcher:
         def work() -> None:
             buffer = directio.Buffer(self.options.chunk)
             while not crew.stop.is_set() and (item := take()) is not None:
+                if item.length > buffer.size:
+                    buffer = directio.Buffer(item.length)
                 view = buffer.view[: item.length]
                 self.fill(item.offset, view, crew.stop)
                 deliver(item.offset, view)

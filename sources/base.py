@@ -146,3 +146,11 @@ class Source:
     def labels(self) -> Mapping[str, str]:
         """Return ``kubevirt.io`` labels that the source carries."""
         return {}
+
+    def info(self) -> Mapping[str, str]:
+        """Return what the termination message tells of the other end (``vddkInfo``)."""
+        return {}
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what only this kind of source can tell of itself, for ``inspect``."""
+        return {}

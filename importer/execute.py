@@ -1,0 +1,148 @@
+"""Carry out one import: open, look, plan, move, verify, commit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import sources
+from images import retry
+from importer import contract, errors, plan, request, routes
+from importer import job as job_module
+from importer import progress as progress_module
+from importer import survey as survey_module
+from sources import base
+
+log = logging.getLogger(__name__)
+
+ROUTES: Mapping[plan.Route, Callable[[job_module.Job], None]] = {
+    plan.Route.BLANK: routes.blank,
+    plan.Route.EXTENTS: routes.extents,
+    plan.Route.PLACE: routes.place_qcow2,
+    plan.Route.STREAM: routes.stream,
+    plan.Route.CONVERT: routes.convert,
+    plan.Route.SPOOL: routes.spool,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What an import has done. Sizes in bytes; ``read`` counts what came over the wire."""
+
+    source: str
+    target: str
+    plan: plan.Plan
+    format: str
+    compressions: tuple[str, ...]
+    size: int
+    read: int
+    resumed: int
+    seconds: float
+    preallocated: bool
+    labels: Mapping[str, str]
+    vddk_info: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a look at a source has told, with ``plan`` or, where there is none, ``obstacle``."""
+
+    source: str
+    survey: survey_module.Survey
+    plan: plan.Plan | None
+    obstacle: errors.Error | None
+    volume_size: int | None
+    details: Mapping[str, object]
+
+
+def run(
+    wanted: request.Request,
+    progress: progress_module.Progress = progress_module.NullProgress(),
+    cancel: retry.Cancel | None = None,
+) -> Result:
+    """Import a disk. Setting ``cancel`` (a ``threading.Event``) ends it with ``errors.Cancelled``.
+
+    Raises ``importer.errors.Error``; nothing usable is on the target then, and the same call may be
+    made again without cleaning up.
+    """
+    started = time.monotonic()
+    cancel = cancel or threading.Event()
+    contract.check(wanted)
+    log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
+    with opened(wanted, progress, cancel) as source:
+        found = survey_module.survey(source, wanted, cancel)
+        job = _carry_out(wanted, source, found, progress, cancel)
+        source.finish()
+        labels, info = source.labels(), source.info()
+    progress.done()
+    seconds = time.monotonic() - started
+    log.info("done route=%s size=%d read=%d seconds=%.1f", job.plan.route, job.size, job.read, seconds)
+    return Result(
+        source=source.name,
+        target=wanted.target,
+        plan=job.plan,
+        format=found.content.format,
+        compressions=found.content.compressions,
+        size=job.size,
+        read=job.read,
+        resumed=job.resumed,
+        seconds=seconds,
+        preallocated=wanted.preallocation,
+        labels=labels,
+        vddk_info=info,
+    )
+
+
+def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Inspection:
+    """Look at a source without moving it; what stands in an import's way comes as ``obstacle``."""
+    cancel = cancel or threading.Event()
+    contract.check(wanted)
+    with opened(wanted, progress_module.NullProgress(), cancel) as source:
+        found = survey_module.survey(source, wanted, cancel)
+        made, obstacle = None, None
+        try:
+            made = found.plan(wanted)
+        except errors.Error as err:
+            obstacle = err
+        volume = survey_module.volume_size(found.content, wanted.overhead)
+        return Inspection(source.name, found, made, obstacle, volume, source.describe())
+
+
+@contextlib.contextmanager
+def opened(
+    wanted: request.Request, progress: progress_module.Progress, cancel: retry.Cancel
+) -> Iterator[base.Source]:
+    """Yield the request's source after its first contact."""
+    source = sources.find(wanted.source)(wanted.location, cancel)
+    progress.phase("connect", None)
+    survey_module.contact(source, wanted, cancel)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _carry_out(
+    wanted: request.Request,
+    source: base.Source,
+    found: survey_module.Survey,
+    progress: progress_module.Progress,
+    cancel: retry.Cancel,
+) -> job_module.Job:
+    """Run the planned route; once more in order if the source does not keep to its ranges."""
+    for ranges in (True, False):
+        made = found.plan(wanted, ranges=ranges)
+        log.info("plan %s", made.describe())
+        job = job_module.Job(wanted, source, made, found.space.available, progress, cancel, ranges=ranges)
+        try:
+            ROUTES[made.route](job)
+            return job
+        except errors.NoRanges as err:
+            if not ranges:
+                raise
+            log.warning("falling back to one ordered stream reason=%s", err)
+    raise AssertionError

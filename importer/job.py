@@ -1,0 +1,114 @@
+"""One import under way: what its route needs, opened in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from formats import checksum, layers
+from images import fetch, resume, retry, target, xz
+from importer import errors, plan, progress, request
+from sources import base
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass
+class Job:
+    """``ranges``: whether the source may be read at random; ``limit``: the largest disk that fits.
+
+    The outcome, in bytes: ``read`` came from the source, ``size`` is the disk's, ``resumed`` is what
+    an earlier attempt had already put in place.
+    """
+
+    wanted: request.Request
+    source: base.Source
+    plan: plan.Plan
+    limit: int
+    progress: progress.Progress
+    cancel: retry.Cancel
+    ranges: bool = True
+    read: int = 0
+    size: int = 0
+    resumed: int = 0
+
+    def arrived(self, count: int) -> None:
+        """Count bytes of the source that count as progress too."""
+        self.read += count
+        self.progress.advance(count)
+
+    def count(self, count: int) -> None:
+        """Count bytes of the source where progress is measured in something else."""
+        self.read += count
+
+    def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
+        """Return the engine over the source's ranges."""
+        ranges = self.source.ranges()
+        if ranges is None or self.source.size is None:
+            raise errors.NoRanges(url=self.source.name, reason="no ranges offered")
+        return fetch.Fetcher(
+            ranges, self.source.size, self.wanted.fetch, cancel=self.cancel, advance=advance
+        )
+
+    def open_target(self, size: int | None) -> target.Target:
+        """Open the target for a disk of ``size`` bytes, None while unknown."""
+        options = target.Options(preallocate=self.wanted.preallocation, direct=self.wanted.direct)
+        return target.open(self.wanted.target, size, options)
+
+    def commit(self, opened: target.Target, size: int) -> None:
+        """Make a disk of ``size`` bytes usable: all of it has come and was verified."""
+        self.source.verify()
+        self.progress.phase("sync", None)
+        self.size = max(size, self.plan.grow_to)
+        opened.commit(self.plan.grow_to)
+
+    @contextlib.contextmanager
+    def served(self, advance: Callable[[int], None]) -> Iterator[base.Reader]:
+        """Yield the bytes as served, in order; the checksum is verified when the block ends well."""
+        with contextlib.closing(self._ordered(advance)) as reader:
+            if self.wanted.checksum is None:
+                yield reader
+                self._drain(reader)
+                return
+            hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
+            yield hashing
+            self._drain(hashing)
+            hashing.verify()
+
+    @contextlib.contextmanager
+    def plain(self, limit: int | None = None) -> Iterator[base.Reader]:
+        """Yield the bytes below all compressions, at most ``limit``; read to the end on leaving."""
+        with self.served(self.arrived) as served:
+            content, reader = layers.open(served, limit=limit, tool=xz.Reader)
+            with contextlib.closing(reader):
+                self._check_same(content)
+                yield reader
+                self._drain(reader)
+
+    def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
+        if self.ranges and self.source.ranges() is not None and self.source.size is not None:
+            return self.fetcher(advance).stream()
+        return resume.Resuming(
+            self.source.stream,
+            self.source.size,
+            name=self.source.name,
+            no_progress=self.wanted.fetch.no_progress,
+            cancel=self.cancel,
+            advance=advance,
+        )
+
+    def _check_same(self, content: layers.Content) -> None:
+        """Refuse a stream that is not what the first look has seen, and safety has checked."""
+        first = layers.look(self.source.head)
+        if (content.format, content.compressions) != (first.format, first.compressions):
+            raise errors.SourceChanged(
+                url=self.source.name, what="format", before=first.format, now=content.format
+            )
+
+    def _drain(self, reader: base.Reader) -> None:
+        # What the route did not want still belongs to the checksum and to a compression's own check.
+        rest = memoryview(bytearray(MIB))
+        while reader.readinto(rest):
+            if self.cancel.is_set():
+                raise errors.Cancelled

@@ -1,0 +1,110 @@
+"""What is known before the first byte is written: of the source, its content, the target and scratch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from fractions import Fraction
+
+from formats import layers, qcow2_header, safety
+from images import fetch, retry, target
+from importer import errors, plan, request, units
+from scratch import space
+from sources import base
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey:
+    """The planner's inputs, all of them plain values."""
+
+    offer: plan.Offer
+    content: plan.Content
+    space: plan.Space
+    scratch: int | None
+
+    def plan(self, wanted: request.Request, *, ranges: bool = True) -> plan.Plan:
+        """Return the plan; with ``ranges=False`` as if the source could not be read at random."""
+        offer = self.offer if ranges else dataclasses.replace(self.offer, ranges=False, extents=False)
+        return plan.plan(wanted, offer, self.content, self.space, self.scratch)
+
+
+def contact(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> None:
+    """Open ``source``, trying again for a while what trying again can mend."""
+    try:
+        retry.patiently(source.__enter__, wanted.connect_patience, cancel)
+    except errors.TransferFailed as err:
+        raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
+
+
+def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> Survey:
+    """Look at the opened ``source`` and at where it shall go, without changing anything."""
+    ranges = source.ranges()
+    offer = plan.Offer(source.size, source.identity, ranges is not None, source.extents() is not None)
+    content = plan.Content(format="raw", virtual_size=0)
+    if wanted.source != "none":
+        content = examine(source, wanted, cancel)
+    return Survey(offer, content, room(wanted), spare(wanted))
+
+
+def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> plan.Content:
+    """Tell what the source's bytes are, and check what its first bytes can show to be unsafe."""
+    seen = layers.look(source.head)
+    if wanted.is_archive or seen.format not in safety.DISKS:
+        return plan.Content(seen.format, seen.compressions)
+    form, tail = seen.format, b""
+    ranges = source.ranges()
+    if ranges is not None and source.size and not seen.compressions:
+        # A fixed VHD is a raw disk but for its last sector.
+        fetcher = fetch.Fetcher(ranges, source.size, wanted.fetch, cancel=cancel)
+        tail = fetcher.read(max(0, source.size - 512), min(512, source.size))
+        if form == "raw" and safety.is_fixed_vhd(tail):
+            form = "vhd"
+        facts = safety.check(form, seen.head, fetcher.read, source.size)
+    else:
+        facts = safety.check(form, seen.head)
+    size = facts.virtual_size
+    if form in {"raw", "iso"}:
+        size = None if seen.compressions or source.size is None else padded(source.size)
+    return plan.Content(form, seen.compressions, size, _unplaceable(form, seen.head))
+
+
+def padded(size: int) -> int:
+    """Return ``size`` rounded up to whole sectors, as qemu-img rounds a raw file."""
+    return -(-size // 512) * 512
+
+
+def room(wanted: request.Request) -> plan.Space:
+    """Return what the target can take (contract, Sizes)."""
+    path = os.path.join(wanted.target, "disk.img") if wanted.is_archive else wanted.target
+    facts = target.facts(path)
+    if facts.kind == "missing":
+        raise errors.TargetError(path=wanted.target, reason="no such directory or device")
+    if facts.kind == "block":
+        return plan.Space(block=True, available=facts.available, usable=facts.available)
+    available = facts.available
+    if wanted.image_size is not None:
+        available = min(available, wanted.image_size)
+    return plan.Space(block=False, available=available, usable=units.usable_space(available, wanted.overhead))
+
+
+def spare(wanted: request.Request) -> int | None:
+    """Return the free bytes of scratch, None without scratch."""
+    return None if wanted.scratch is None else space.facts(wanted.scratch).available
+
+
+def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
+    """Return the size of the volume that a disk with this content needs, None while unknown."""
+    return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
+
+
+def _unplaceable(form: str, head: bytes) -> str:
+    if form != "qcow2":
+        return ""
+    try:
+        qcow2_header.parse(head)
+    except errors.Unsupported as err:
+        return str(err)
+    return ""
