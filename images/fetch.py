@@ -7,6 +7,7 @@ of them when they are delivered in order.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -17,6 +18,8 @@ from images import directio, retry
 from importer import errors
 
 MIB = 1 << 20
+#: Seconds for a thread to end after its read was interrupted.
+LAST_WAIT = 1.0
 
 
 class RandomReader(Protocol):
@@ -24,7 +27,7 @@ class RandomReader(Protocol):
 
     def read_range(self, offset: int, into: memoryview, /) -> int: ...
 
-    def close(self) -> None: ...
+    def interrupt(self) -> None: ...
 
 
 class Range(NamedTuple):
@@ -127,7 +130,8 @@ class Fetcher:
                     buffer = directio.Buffer(item.length)
                 view = buffer.view[: item.length]
                 self.fill(item.offset, view, crew.stop)
-                deliver(item.offset, view)
+                with crew.delivering():
+                    deliver(item.offset, view)
 
         with crew:
             crew.start(work, self.options.connections)
@@ -216,7 +220,7 @@ class OrderedStream:
 
 
 class _Crew:
-    """Some threads with one job: the first failure stops all, and leaving waits for all."""
+    """Some threads with one job: the first failure stops all, and after the end none delivers."""
 
     def __init__(self, reader: RandomReader, cancel: retry.Cancel) -> None:
         self.stop = threading.Event()
@@ -226,18 +230,36 @@ class _Crew:
         self._threads: list[threading.Thread] = []
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
+        self._delivering = 0
+        self._idle = threading.Condition()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self.stop.set()
+        with self._idle:
+            self.stop.set()
+            self._idle.wait_for(lambda: not self._delivering)
         self.notify()
         if any(thread.is_alive() for thread in self._threads):
-            # A read may sit in the network for as long as its time-out: end it from outside.
-            self._reader.close()
+            self._reader.interrupt()
         for thread in self._threads:
-            thread.join()
+            # One that still waits for an answer can do no harm any more and ends with its time-out.
+            thread.join(LAST_WAIT)
+
+    @contextlib.contextmanager
+    def delivering(self) -> Iterator[None]:
+        """Hold the end back while a range is delivered; none is after the end has begun."""
+        with self._idle:
+            if self.stop.is_set():
+                raise errors.Cancelled
+            self._delivering += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._delivering -= 1
+                self._idle.notify_all()
 
     def start(self, job: Callable[[], None], count: int) -> None:
         for number in range(count):
@@ -267,7 +289,7 @@ class _Crew:
     def _run(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except BaseException as err:  # noqa: BLE001: carried to the thread that waits
+        except BaseException as err:  # noqa: BLE001  (carried to the thread that waits)
             if self._failure is None:
                 self._failure = err
             self.stop.set()

@@ -47,7 +47,7 @@ class Patience:
 
     def wait(self, failure: errors.Transient, offset: int) -> None:
         """Sleep before the next attempt, or raise ``TransferFailed`` when the limit is reached."""
-        delay = self._delay * random.uniform(0.5, 1.0)  # noqa: S311: jitter, not a secret
+        delay = self._delay * random.uniform(0.5, 1.0)  # noqa: S311  (jitter, not a secret)
         self._delay = min(self._delay * 2, LONGEST_DELAY)
         if failure.retry_after is not None:
             asked = min(failure.retry_after, LONGEST_RETRY_AFTER)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from images.fetch import Options as FetchOptions
     from importer.errors import Error
+    from importer.execute import Inspection, Result, inspect, run
     from importer.plan import Plan, Route
     from importer.progress import NullProgress, Progress
     from importer.request import Request
-    from importer.execute import Inspection, Result, inspect, run
     from sources.base import Access, Location, Source
 
 _HOMES = {
@@ -42,8 +42,20 @@ _HOMES = {
 }
 
 __all__ = [
-    "Access", "Error", "FetchOptions", "Inspection", "Location", "NullProgress", "Plan", "Progress",
-    "Request", "Result", "Route", "Source", "inspect", "run",
+    "Access",
+    "Error",
+    "FetchOptions",
+    "Inspection",
+    "Location",
+    "NullProgress",
+    "Plan",
+    "Progress",
+    "Request",
+    "Result",
+    "Route",
+    "Source",
+    "inspect",
+    "run",
 ]
 
 

@@ -52,7 +52,9 @@ def import_request(env: Mapping[str, str], paths: Paths) -> request.Request:
     source = env.get("IMPORTER_SOURCE", "")
     content_type = env.get("IMPORTER_CONTENTTYPE") or "kubevirt"
     is_block = Path(paths.block).exists()
-    target = paths.block if is_block else paths.data if content_type == "archive" else f"{paths.data}/disk.img"
+    target = (
+        paths.block if is_block else paths.data if content_type == "archive" else f"{paths.data}/disk.img"
+    )
     made = request.Request(
         source=source,
         location=_location(reading, paths),

@@ -61,7 +61,7 @@ class Inspection:
 
 def run(
     wanted: request.Request,
-    progress: progress_module.Progress = progress_module.NullProgress(),
+    progress: progress_module.Progress | None = None,
     cancel: retry.Cancel | None = None,
 ) -> Result:
     """Import a disk. Setting ``cancel`` (a ``threading.Event``) ends it with ``errors.Cancelled``.
@@ -70,6 +70,7 @@ def run(
     made again without cleaning up.
     """
     started = time.monotonic()
+    progress = progress or progress_module.NullProgress()
     cancel = cancel or threading.Event()
     contract.check(wanted)
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
@@ -137,7 +138,16 @@ def _carry_out(
     for ranges in (True, False):
         made = found.plan(wanted, ranges=ranges)
         log.info("plan %s", made.describe())
-        job = job_module.Job(wanted, source, made, found.space.available, progress, cancel, ranges=ranges)
+        job = job_module.Job(
+            wanted=wanted,
+            source=source,
+            content=found.content,
+            plan=made,
+            limit=found.space.available,
+            progress=progress,
+            cancel=cancel,
+            ranges=ranges,
+        )
         try:
             ROUTES[made.route](job)
             return job

@@ -24,6 +24,7 @@ class Job:
 
     wanted: request.Request
     source: base.Source
+    content: plan.Content
     plan: plan.Plan
     limit: int
     progress: progress.Progress
@@ -47,9 +48,7 @@ class Job:
         ranges = self.source.ranges()
         if ranges is None or self.source.size is None:
             raise errors.NoRanges(url=self.source.name, reason="no ranges offered")
-        return fetch.Fetcher(
-            ranges, self.source.size, self.wanted.fetch, cancel=self.cancel, advance=advance
-        )
+        return fetch.Fetcher(ranges, self.source.size, self.wanted.fetch, cancel=self.cancel, advance=advance)
 
     def open_target(self, size: int | None) -> target.Target:
         """Open the target for a disk of ``size`` bytes, None while unknown."""

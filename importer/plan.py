@@ -78,9 +78,7 @@ class Plan:
         return f"{self.route}: {self.reason} (virtual size {size})"
 
 
-def plan(
-    wanted: request.Request, offer: Offer, content: Content, space: Space, scratch: int | None
-) -> Plan:
+def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, scratch: int | None) -> Plan:
     """Return the best route that applies; ``scratch``: free bytes of scratch, None without scratch.
 
     Raises ``TooLarge``, ``ScratchRequired`` and ``Unsupported`` when none does.

@@ -9,6 +9,8 @@ from typing import Protocol, TextIO
 
 from importer import units
 
+#: The part of the whole, in percent, that a phase stands for. The last bit is for the sync.
+SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9)}
 #: Seconds between two lines in a log.
 INTERVAL = 5.0
 
@@ -61,8 +63,9 @@ class Meter:
     def advance(self, count: int) -> None:
         with self._lock:
             self.count += count
-            if self.total and self.name == "transfer":
-                self.percent = max(self.percent, min(99.9, 100.0 * self.count / self.total))
+            if self.total and self.name in SHARES:
+                start, end = SHARES[self.name]
+                self.percent = max(self.percent, start + (end - start) * min(1.0, self.count / self.total))
         self.changed(new_phase=False)
 
     def done(self) -> None:

@@ -58,6 +58,11 @@ def failure(error: errors.Error, source: str) -> Report:
     return Report(_one_line(f"Unable to process data: {error}"), 1)
 
 
+def internal(error: Exception) -> Report:
+    """Return the report of a defect of this program."""
+    return Report(_one_line(f"Unable to process data: internal error: {type(error).__name__}: {error}"), 1)
+
+
 def write(report: Report, path: str) -> None:
     """Leave the message where the kubelet looks for it. Failing to do so does not fail the import."""
     try:

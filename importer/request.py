@@ -33,7 +33,7 @@ class Request:
     direct: bool = False
     checksum: str | None = None
     connect_patience: float = CONNECT_PATIENCE
-    fetch: fetch.Options = fetch.Options()
+    fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
     owner_uid: str = ""
 
     @property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from formats import qcow2, safety
-from images import copy, fetch, nbd, place, qemu_img, target
-from importer import errors, plan
-from importer.job import MIB, Job
+from formats import detect, qcow2, safety
+from images import copy, fetch, nbd, place, process, qemu_img, target
+from importer import errors
+from importer.job import Job
+from scratch import space
 
 
 def blank(job: Job) -> None:
@@ -55,11 +56,47 @@ def place_qcow2(job: Job) -> None:
 
 
 def convert(job: Job) -> None:
-    """CONVERT: qemu-img reads the source at random through an NBD export of ours."""
+    """CONVERT: qemu-img reads the source at random through an NBD export of ours.
+
+    The export is fed by the engine, so that identity, credentials and retries are the same as on any
+    other route; a client of qemu's or nbdkit's own knows none of these rules.
+    """
+    fetcher = job.fetcher(job.count)
+    with nbd.Export(fetcher.fill, fetcher.size, parallel=job.wanted.fetch.connections) as export:
+        _convert(job, qemu_img.exported(export.socket, job.content.format), "transfer")
 
 
 def spool(job: Job) -> None:
     """SPOOL: the whole image into scratch, checked there, converted from there."""
+    with space.spool(job.wanted.scratch or "") as kept:
+        job.progress.phase("spool", job.source.size)
+        with job.plain(limit=kept.available) as reader:
+            size = copy.copy_ordered(reader, kept, limit=kept.available, cancel=job.cancel)
+        job.source.verify()
+        facts = safety.check(job.content.format, kept.read(0, detect.HEAD), kept.read, size)
+        if (facts.virtual_size or 0) > job.limit:
+            raise errors.TooLarge(virtual_size=facts.virtual_size, available=job.limit)
+        _convert(job, qemu_img.local(kept.path, job.content.format), "convert")
+
+
+def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:
+    watch = process.Watch("qemu-img", job.wanted.fetch.no_progress)
+    follow = qemu_img.Follow(job.progress.advance, job.cancel, watch)
+    size = qemu_img.virtual_size(image, follow)
+    if size > job.limit:
+        raise errors.TooLarge(virtual_size=size, available=job.limit)
+    job.progress.phase(phase, size)
+    with job.open_target(size) as out:
+        if out.withheld:
+            out.write(0, memoryview(qemu_img.head(image, min(out.withheld, size), follow)))
+        writing = qemu_img.Writing(
+            start=out.withheld,
+            fresh=out.is_fresh,
+            direct=job.wanted.direct,
+            sparse=not job.wanted.preallocation,
+        )
+        qemu_img.convert(image, out.written_path, size, writing, follow)
+        job.commit(out, size)
 
 
 def _stream_ranges(job: Job) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from fractions import Fraction
 
 from formats import layers, qcow2_header, safety
@@ -12,6 +11,9 @@ from images import fetch, retry, target
 from importer import errors, plan, request, units
 from scratch import space
 from sources import base
+
+#: The room of a look without a target, in bytes.
+ANYTHING = 1 << 62
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +79,10 @@ def padded(size: int) -> int:
 
 
 def room(wanted: request.Request) -> plan.Space:
-    """Return what the target can take (contract, Sizes)."""
-    path = os.path.join(wanted.target, "disk.img") if wanted.is_archive else wanted.target
+    """Return what the target can take (contract, Sizes); no target named takes anything."""
+    if not wanted.target:
+        return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
+    path = f"{wanted.target}/disk.img" if wanted.is_archive else wanted.target
     facts = target.facts(path)
     if facts.kind == "missing":
         raise errors.TargetError(path=wanted.target, reason="no such directory or device")

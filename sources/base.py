@@ -29,6 +29,9 @@ class RandomReader(Protocol):
         ordered stream can, and any other ``errors.Error`` when the source is lost for good.
         """
 
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; later reads work again."""
+
 
 class Cancel(Protocol):
     """Tells a source that waits for something to stop; ``threading.Event`` is one."""

@@ -41,7 +41,7 @@ class Version:
 def source(location: base.Location, cancel: base.Cancel) -> HttpSource:
     """Return the source for ``IMPORTER_SOURCE=http``, by node pull where the location says so."""
     if location.ready_file:
-        from sources import nodepull  # noqa: PLC0415: it builds on this module
+        from sources import nodepull
 
         return nodepull.NodePullSource(location, cancel)
     return HttpSource(location.endpoint, location.access)
@@ -89,6 +89,10 @@ class HttpSource(base.Source):
     def close(self) -> None:
         """End all connections, also those that other threads are reading from."""
         self._place.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
+        self._place.interrupt()
 
     def ranges(self) -> base.RandomReader | None:
         return self if self._has_ranges else None

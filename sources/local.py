@@ -59,6 +59,9 @@ class LocalSource(base.Source):
             fd, self._fd = self._fd, -1
             os.close(fd)
 
+    def interrupt(self) -> None:
+        """Nothing to do: no read of a file waits for long."""
+
     def ranges(self) -> base.RandomReader | None:
         return self if self._seekable else None
 
@@ -74,7 +77,9 @@ class LocalSource(base.Source):
         try:
             count = os.preadv(self._fd, [into], offset)
         except OSError as err:
-            raise errors.TransferFailed(url=self.name, offset=offset, reason=os.strerror(err.errno or 0)) from err
+            raise errors.TransferFailed(
+                url=self.name, offset=offset, reason=os.strerror(err.errno or 0)
+            ) from err
         if not count:
             raise errors.SourceChanged(url=self.name, what="size", before=self.size, now=offset)
         return count

@@ -112,13 +112,17 @@ class Place:
             self._live.discard(response)
         response.close()
 
-    def close(self) -> None:
-        """End all connections, also those that other threads are reading from."""
-        self._closed = True
+    def interrupt(self) -> None:
+        """End the answers that other threads are reading."""
         with self._lock:
             live, self._live = self._live, set()
         for response in live:
             _shut(response)
+
+    def close(self) -> None:
+        """End all connections, also those that other threads are reading from."""
+        self._closed = True
+        self.interrupt()
         self._session.close()
 
 

@@ -9,8 +9,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from email.utils import parsedate_to_datetime
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import requests
@@ -142,7 +142,9 @@ def status_error(url: str, response: requests.Response) -> errors.Error:
     status, reason = response.status_code, printable(response.reason or "")
     said = f"server answers {status} {reason}".rstrip()
     if status in TRANSIENT_STATUS:
-        return errors.Transient(url=url, reason=said, retry_after=retry_after(response.headers.get("Retry-After")))
+        return errors.Transient(
+            url=url, reason=said, retry_after=retry_after(response.headers.get("Retry-After"))
+        )
     advice = {
         401: "; check user and password",
         403: "; check the credentials and the permissions of the object",
@@ -173,29 +175,34 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
         raise errors.Transient(url=url, reason=cause) from err
 
 
+#: Class names and texts of exceptions, the sentence for people, and whether it is final when it is the
+#: first thing that happens. The first row that fits counts.
+_CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
+    ({"NameResolutionError", "gaierror"}, "", "unknown host", True),
+    ({"ProxyError"}, "", "the proxy does not answer or refuses", True),
+    ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
+    (set(), "unreachable|No route to host", "no route to the host", True),
+    ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError"}, "timed out", "timed out", False),
+    (set(), "IncompleteRead|Connection broken", "the connection ended before the promised bytes came", False),
+    ({"ConnectionResetError"}, "reset|aborted", "connection reset", False),
+)
+
+
 def _cause(err: BaseException) -> tuple[str, bool]:
     """Return a sentence for people, and whether it is final when it is the first thing that happens."""
     text = " ".join(str(link) for link in _chain(err))
     kinds = {type(link).__name__ for link in _chain(err)}
-    if isinstance(err, requests.exceptions.SSLError) or kinds & {"SSLError", "SSLCertVerificationError"}:
+    if kinds & {"SSLError", "SSLCertVerificationError"}:
         found = re.search(r"certificate verify failed: ([^(]+)", text)
         if found:
-            return f"TLS: certificate verify failed: {found[1].strip()}; add the server's CA or allow insecure", True
+            return (
+                f"TLS: certificate verify failed: {found[1].strip()}; add the server's CA or allow insecure",
+                True,
+            )
         return "TLS handshake failed; is this an https server?", True
-    if kinds & {"NameResolutionError", "gaierror"}:
-        return "unknown host", True
-    if "ProxyError" in kinds:
-        return "the proxy does not answer or refuses", True
-    if "ConnectionRefusedError" in kinds or "Connection refused" in text:
-        return "connection refused", True
-    if "NoRouteToHost" in text or "Network is unreachable" in text or "No route to host" in text:
-        return "no route to the host", True
-    if kinds & {"ReadTimeout", "ReadTimeoutError", "ConnectTimeout", "ConnectTimeoutError", "TimeoutError"}:
-        return "timed out", False
-    if "IncompleteRead" in text or "Connection broken" in text:
-        return "the connection ended before the promised bytes came", False
-    if "reset" in text or "aborted" in text:
-        return "connection reset", False
+    for names, pattern, sentence, final in _CAUSES:
+        if kinds & names or (pattern and re.search(pattern, text)):
+            return sentence, final
     return f"connection failed ({type(err).__name__})", False
 
 

@@ -1,0 +1,67 @@
+"""The one exit door: command line, signals, logging, exit status."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import sys
+import threading
+import warnings
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from importer import commands, errors
+
+#: Flags of Go's klog, which controllers pass to every role (contract, Roles).
+_GO_FLAG = re.compile(r"-(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run ``cdi-worker`` with ``argv`` and exit with the documented status (docs/exit-status.md)."""
+    cancel = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        cancel.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    # One line at the start says it; urllib3 would say it for every request.
+    warnings.filterwarnings("ignore", message="Unverified HTTPS request")
+    sys.exit(_status(list(sys.argv[1:] if argv is None else argv), cancel))
+
+
+def set_up_logging(verbosity: int) -> None:
+    """Log to standard error: warnings, from 1 on what happens, from 4 on everything (klog's levels)."""
+    level = logging.WARNING if verbosity < 1 else logging.INFO if verbosity < 4 else logging.DEBUG
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
+    )
+    for noisy in ("urllib3", "botocore", "boto3", "google", "requests"):
+        logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
+
+
+def _status(argv: list[str], cancel: threading.Event) -> int:
+    try:
+        outcome = commands.cli.main(
+            [_long(argument) for argument in argv],
+            prog_name="cdi-worker",
+            standalone_mode=False,
+            obj=commands.Context(cancel, set_up_logging),
+        )
+    except click.ClickException as err:
+        err.show()
+        return err.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return errors.Cancelled.status
+    except errors.Error as err:
+        print(f"cdi-worker: {err}", file=sys.stderr)
+        return err.status
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _long(argument: str) -> str:
+    """Turn a Go flag into the long option that click reads: ``-v=3`` into ``--v=3``."""
+    return f"-{argument}" if _GO_FLAG.fullmatch(argument) else argument

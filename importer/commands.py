@@ -1,0 +1,142 @@
+"""The command line: sub-commands for people, the contract's roles without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import click
+
+from importer import contract, errors, execute, options, output, pod, request, survey, units
+from sources import base
+
+POD = contract.Paths()
+#: What CDI keeps for the file system when nobody says otherwise.
+USUAL_OVERHEAD = Fraction("0.06")
+
+
+@dataclasses.dataclass
+class Context:
+    """What ``cli`` hands to every command."""
+
+    cancel: threading.Event
+    set_up_logging: Callable[[int], None]
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cdi-worker")
+@click.option(
+    "--v", "-v", "verbosity", type=int, default=0, help="How much to log: 1 what happens, 4 everything."
+)
+@click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
+@click.option("--stderrthreshold", hidden=True)
+@click.option("--data-dir", default=POD.data, show_default=True, help="File-system volume of the pod.")
+@click.option("--block-device", default=POD.block, show_default=True, help="Block volume of the pod.")
+@click.option("--scratch-dir", default=POD.scratch, show_default=True, help="Scratch volume of the pod.")
+@click.option(
+    "--termination-log",
+    default=POD.termination_log,
+    show_default=True,
+    help="Where the outcome goes.",
+)
+@click.option(
+    "--extra-headers-dir",
+    default=POD.extra_headers,
+    show_default=True,
+    help="Secret HTTP headers.",
+)
+@click.pass_context
+def cli(ctx: click.Context, /, verbosity: int, **paths: str) -> int | None:
+    """Bring a virtual machine's disk from wherever it is to a file or block device, as a raw disk.
+
+    Without a command the role (importer, upload server, clone source) comes from the environment, as
+    CDI's controllers set it.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj.set_up_logging(verbosity)
+        return None
+    ctx.obj.set_up_logging(max(1, verbosity))
+    where = contract.Paths(
+        data=paths["data_dir"],
+        block=paths["block_device"],
+        scratch=paths["scratch_dir"],
+        termination_log=paths["termination_log"],
+        extra_headers=paths["extra_headers_dir"],
+    )
+    env = contract.environment()
+    role = contract.role(env)
+    if role is None:
+        click.echo(ctx.get_help())
+        return 2
+    return pod.run(role, env, where, ctx.obj.cancel)
+
+
+@cli.command("import")
+@click.argument("source")
+@click.argument("target", type=click.Path())
+@options.import_options
+@click.option("--dry-run", is_flag=True, help="Look, plan, print the plan; change nothing.")
+@click.option("--sha256", "digest", is_flag=True, help="Read the finished disk back and print its SHA-256.")
+@click.option(
+    "--progress",
+    "style",
+    type=click.Choice(output.STYLES),
+    default="auto",
+    show_default=True,
+    help="auto: a bar on a terminal, lines elsewhere.",
+)
+@click.pass_obj
+def import_(obj: Context, /, source: str, target: str, **given: Any) -> int:
+    r"""Import the disk at SOURCE (an address or a path) onto TARGET (a file or block device).
+
+    \b
+    cdi-worker import https://example.org/disk.qcow2 disk.img
+    cdi-worker import s3://bucket/disk.vmdk /dev/vdb
+    cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
+    """
+    wanted = options.make_request(source, target, given, contract.environment())
+    if given["dry_run"]:
+        return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
+    with output.progress(given["style"], as_json=given["as_json"]) as shown:
+        result = execute.run(wanted, shown, obj.cancel)
+    output.result(result, as_json=given["as_json"], digest=given["digest"])
+    return 0
+
+
+@cli.command()
+@click.argument("source")
+@options.read_options
+@click.pass_obj
+def inspect(obj: Context, /, source: str, **given: Any) -> int:
+    """Tell what is at SOURCE, the volume it needs and the route it would take, from under 1 MiB of it."""
+    if given["overhead"] is None:
+        given["overhead"] = USUAL_OVERHEAD
+    wanted = options.make_request(source, "", given, contract.environment())
+    return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
+
+
+@cli.command()
+@click.argument("target", type=click.Path())
+@click.argument("size", type=options.SIZE)
+@options.blank_options
+@click.pass_obj
+def blank(obj: Context, /, target: str, size: int, *, preallocate: bool, direct: bool, as_json: bool) -> int:
+    """Make a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate."""
+    size = -(-size // units.MIB) * units.MIB
+    wanted = request.Request(
+        source="none",
+        location=base.Location(""),
+        target=target,
+        image_size=size,
+        preallocation=preallocate,
+        direct=direct,
+    )
+    room = survey.room(wanted)
+    if room.usable < size:
+        # A pod makes the largest disk that fits; who names a size here wants that size.
+        raise errors.TooLarge(virtual_size=size, available=room.available)
+    output.result(execute.run(wanted, cancel=obj.cancel), as_json=as_json, digest=False)
+    return 0

@@ -1,0 +1,48 @@
+"""The contract's roles: what a pod does when its environment tells it to."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Mapping
+
+from images import retry
+from importer import contract, errors, execute, progress, report
+
+log = logging.getLogger(__name__)
+
+
+def run(role: str, env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> int:
+    """Play ``role`` and return the exit status; the outcome is in the termination log."""
+    source = env.get("IMPORTER_SOURCE", "")
+    try:
+        outcome = _play(role, env, paths, cancel)
+    except errors.Error as err:
+        log.error("failed: %s", err)  # noqa: TRY400  (the sentence is for people, the trace for -v=4)
+        log.debug("trace", exc_info=True)
+        outcome = report.failure(err, source)
+    except Exception as err:
+        # A defect of ours. The controller reads one line, so it gets one.
+        log.exception("internal error")
+        outcome = report.internal(err)
+    report.write(outcome, paths.termination_log)
+    return outcome.status
+
+
+def _play(role: str, env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+    if role != "importer":
+        play: report.Report = importlib.import_module(f"importer.{ROLES[role]}").play(env, paths, cancel)
+        return play
+    wanted = contract.import_request(env, paths)
+    result = execute.run(wanted, progress.Lines(sys.stderr), cancel)
+    return report.complete(
+        blank=wanted.source == "none",
+        preallocated=result.preallocated,
+        labels=result.labels,
+        vddk_info=result.vddk_info,
+    )
+
+
+#: The modules of the roles that are not an import.
+ROLES = {"uploadserver": "upload", "cloner": "clone"}
