@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from fractions import Fraction
 
-from formats import layers, qcow2_header, safety
+from formats import detect, layers, qcow2_header, safety, vhd
 from images import fetch, retry, target
 from importer import errors, plan, request, units
 from scratch import space
@@ -54,7 +54,7 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
 def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> plan.Content:
     """Tell what the source's bytes are, and check what its first bytes can show to be unsafe."""
     seen = layers.look(source.head)
-    if wanted.is_archive or seen.format not in safety.DISKS:
+    if wanted.is_archive or seen.format not in detect.DISKS:
         return plan.Content(seen.format, seen.compressions)
     form, tail = seen.format, b""
     ranges = source.ranges()
@@ -62,9 +62,9 @@ def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) 
         # A fixed VHD is a raw disk but for its last sector.
         fetcher = fetch.Fetcher(ranges, source.size, wanted.fetch, cancel=cancel)
         tail = fetcher.read(max(0, source.size - 512), min(512, source.size))
-        if form == "raw" and safety.is_fixed_vhd(tail):
+        if form == "raw" and vhd.is_fixed_vhd(tail):
             form = "vhd"
-        facts = safety.check(form, seen.head, fetcher.read, source.size)
+        facts = safety.check(form, seen.head, read=fetcher.read, size=source.size)
     else:
         facts = safety.check(form, seen.head)
     size = facts.virtual_size
