@@ -54,8 +54,14 @@ class Target:
     #: So many bytes at the start are on storage only after ``commit``: a journal must not claim them.
     withheld: int = 0
 
+    #: What a program that writes to the target itself must open.
+    written_path: str
+    #: Whether all of it is known to read as zeros.
+    is_fresh: bool = False
+
     def __init__(self, path: str, fd: int, size: int | None, options: Options) -> None:
         self.path = path
+        self.written_path = path
         self.size = size
         self._fd = fd
         self._options = options
