@@ -31,6 +31,8 @@ class FileTarget(target_base.Target):
             undo.callback(os.close, fd)
             super().__init__(path, fd, _length(fd) if options.mode == "update" else size, options)
             undo.pop_all()
+        self.written_path = part(path)
+        self.is_fresh = not self.resumed
         try:
             self._prepare(self.size)
         except OSError:
