@@ -9,7 +9,7 @@ from fractions import Fraction
 from importer import errors
 
 MIB = 1 << 20
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
 _SUFFIX = {
     "n": Fraction(1, 10**9),
     "u": Fraction(1, 10**6),
