@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 from formats import checksum, layers
-from images import fetch, resume, retry, target, xz
+from images import copy, fetch, resume, retry, target, xz
 from importer import errors, plan, progress, request
+from scratch import journal
 from sources import base
+
+log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 
@@ -51,9 +56,62 @@ class Job:
         return fetch.Fetcher(ranges, self.source.size, self.wanted.fetch, cancel=self.cancel, advance=advance)
 
     def open_target(self, size: int | None) -> target.Target:
-        """Open the target for a disk of ``size`` bytes, None while unknown."""
-        options = target.Options(preallocate=self.wanted.preallocation, direct=self.wanted.direct)
-        return target.open(self.wanted.target, size, options)
+        """Open the target for a disk of ``size`` bytes, None while unknown; nothing is gone on with."""
+        return target.open(self.wanted.target, size, self.options)
+
+    @contextlib.contextmanager
+    def resumable(
+        self, path: str, size: int, total: int, options: target.Options
+    ) -> Iterator[tuple[target.Target, journal.Journal]]:
+        """Yield a place for ``size`` bytes and the journal of what an earlier attempt has put there.
+
+        ``total``: bytes of the source, or of the disk, whose ranges the journal counts. A failure
+        that trying again can mend leaves both for the next attempt.
+        """
+        place = target.notes(path, size) if self.source.identity else None
+        noted = journal.Journal.open(place, self._key(), total)
+        mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
+        with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
+            if noted.covered and not out.resumed:
+                noted = journal.Journal(place, self._key(), total)
+            self.resumed = noted.covered
+            log.info("resume covered=%d of=%d identity=%r", noted.covered, total, self.source.identity)
+            try:
+                yield out, noted
+            except errors.Error as err:
+                if place is not None and (err.retryable or isinstance(err, errors.Cancelled)):
+                    noted.save(out.flush)
+                    out.keep()
+                raise
+
+    def fetch_into(self, out: target.Target, noted: journal.Journal, ranges: Iterable[fetch.Range]) -> None:
+        """Fetch ``ranges`` in any order, those that the journal misses, to the same offsets of ``out``."""
+
+        def place(offset: int, data: memoryview) -> None:
+            copy.place(out, offset, data)
+            noted.done(offset, offset + len(data))
+            noted.checkpoint(out.flush)
+
+        self.progress.advance(noted.covered)
+        self.fetcher(self.arrived).each(
+            (
+                fetch.Range(start, end - start)
+                for whole in ranges
+                for start, end in noted.missing(whole.offset, whole.offset + whole.length)
+            ),
+            place,
+        )
+
+    @property
+    def options(self) -> target.Options:
+        """Return how the target is to be written."""
+        return target.Options(preallocate=self.wanted.preallocation, direct=self.wanted.direct)
+
+    def _key(self) -> str:
+        """Name the bytes and this very job: its owner's UID is what no earlier user of a device knows."""
+        return "\n".join(
+            (self.source.name, self.source.identity or "", self.plan.route, self.wanted.owner_uid, self.wanted.target)
+        )
 
     def commit(self, opened: target.Target, size: int) -> None:
         """Make a disk of ``size`` bytes usable: all of it has come and was verified."""

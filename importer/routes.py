@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 
-from formats import detect, qcow2, safety
+from formats import detect, facts, qcow2, safety
 from images import copy, fetch, nbd, place, process, qemu_img, target
-from importer import errors
+from importer import errors, survey
 from importer.job import Job
 from scratch import space
 
@@ -35,24 +36,17 @@ def extents(job: Job) -> None:
     """EXTENTS: only what the source knows to be data moves."""
     size = job.source.size or 0
     job.progress.phase("transfer", size)
-    with job.open_target(size) as out:
-        chunk = job.wanted.fetch.chunk
-        job.fetcher(job.arrived).each(_data(job, out, chunk), _placer(out))
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        job.fetch_into(out, noted, _data(job, out))
         job.commit(out, size)
 
 
 def place_qcow2(job: Job) -> None:
     """PLACE: our own qcow2 reader puts each cluster where it belongs."""
-    size = job.plan.virtual_size or 0
     if job.plan.random:
-        job.progress.phase("transfer", size)
-        with job.open_target(size) as out:
-            fetcher = job.fetcher(job.count)
-            image = qcow2.read_image(fetcher.read, fetcher.size)
-            place.from_ranges(image, fetcher, out, advance=job.progress.advance)
-            job.commit(out, size)
-        return
-    raise NotImplementedError
+        _place_ranges(job)
+    else:
+        _place_ordered(job)
 
 
 def convert(job: Job) -> None:
@@ -68,15 +62,38 @@ def convert(job: Job) -> None:
 
 def spool(job: Job) -> None:
     """SPOOL: the whole image into scratch, checked there, converted from there."""
-    with space.spool(job.wanted.scratch or "") as kept:
-        job.progress.phase("spool", job.source.size)
-        with job.plain(limit=kept.available) as reader:
-            size = copy.copy_ordered(reader, kept, limit=kept.available, cancel=job.cancel)
-        job.source.verify()
-        facts = safety.check(job.content.format, kept.read(0, detect.HEAD), kept.read, size)
-        if (facts.virtual_size or 0) > job.limit:
-            raise errors.TooLarge(virtual_size=facts.virtual_size, available=job.limit)
-        _convert(job, qemu_img.local(kept.path, job.content.format), "convert")
+    directory = job.wanted.scratch or ""
+    with space.Scratch(directory, job.wanted.target, resume=True) as kept:
+        try:
+            path = kept.path("image")
+            size = _download(job, path, survey.spare(job.wanted) or 0)
+            job.source.verify()
+            form = job.content.format
+            with open(path, "rb") as stream:
+                read = _reader(stream.fileno())
+                safety.check(form, read(0, detect.HEAD), read=read, size=size)
+                safety.check_length(form, read, size)
+            _convert(job, qemu_img.local(path, form), "convert")
+        except errors.Error as err:
+            if err.retryable or isinstance(err, errors.Cancelled):
+                kept.keep()
+            raise
+
+
+def _download(job: Job, path: str, available: int) -> int:
+    """Bring the bytes below all compressions to ``path``; return how many they are."""
+    size = job.source.size
+    job.progress.phase("spool", size)
+    if job.ranges and job.source.ranges() and size and not job.content.compressions and not job.wanted.checksum:
+        with job.resumable(path, size, size, target.Options()) as (out, noted):
+            job.fetch_into(out, noted, fetch.split(0, size, job.wanted.fetch.chunk))
+            out.commit()
+            return size
+    with target.open(path, None) as out:
+        with job.plain(limit=available) as reader:
+            size = copy.copy_ordered(reader, out, limit=available, cancel=job.cancel)
+        out.commit()
+        return size
 
 
 def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:
@@ -102,8 +119,8 @@ def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:
 def _stream_ranges(job: Job) -> None:
     size = job.source.size or 0
     job.progress.phase("transfer", size)
-    with job.open_target(size) as out:
-        job.fetcher(job.arrived).each(fetch.split(0, size, job.wanted.fetch.chunk), _placer(out))
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        job.fetch_into(out, noted, fetch.split(0, size, job.wanted.fetch.chunk))
         job.commit(out, size)
 
 
@@ -116,15 +133,36 @@ def _stream_ordered(job: Job) -> None:
         job.commit(out, size)
 
 
-def _placer(out: target.Target) -> Callable[[int, memoryview], None]:
-    return lambda offset, data: copy.place(out, offset, data)
+def _place_ranges(job: Job) -> None:
+    size = job.plan.virtual_size or 0
+    job.progress.phase("transfer", size)
+    fetcher = job.fetcher(job.count)
+    with job.resumable(job.wanted.target, size, fetcher.size, job.options) as (out, noted):
+
+        def on_done(offset: int, length: int) -> None:
+            noted.done(offset, offset + length)
+            noted.checkpoint(out.flush)
+
+        place.from_ranges(
+            qcow2.read_image(fetcher.read, fetcher.size),
+            fetcher,
+            out,
+            done=lambda offset, length: not noted.missing(offset, offset + length),
+            on_done=on_done,
+            advance=job.progress.advance,
+        )
+        job.commit(out, size)
 
 
-def _data(job: Job, out: target.Target, chunk: int) -> Iterator[fetch.Range]:
+def _data(job: Job, out: target.Target) -> Iterator[fetch.Range]:
     """Yield the data to fetch; what is not data is zeroed on the way."""
     for extent in job.source.extents() or ():
         if extent.zero:
             out.zero(extent.offset, extent.length)
             job.progress.advance(extent.length)
         else:
-            yield from fetch.split(extent.offset, extent.offset + extent.length, chunk)
+            yield from fetch.split(extent.offset, extent.offset + extent.length, job.wanted.fetch.chunk)
+
+
+def _reader(fd: int) -> facts.Read:
+    return lambda offset, length: os.pread(fd, length, offset)

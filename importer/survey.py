@@ -96,7 +96,8 @@ def room(wanted: request.Request) -> plan.Space:
 
 def spare(wanted: request.Request) -> int | None:
     """Return the free bytes of scratch, None without scratch."""
-    return None if wanted.scratch is None else space.facts(wanted.scratch).available
+    found = space.facts(wanted.scratch, wanted.target)
+    return None if found is None else found.available
 
 
 def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
