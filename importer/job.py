@@ -110,7 +110,13 @@ class Job:
     def _key(self) -> str:
         """Name the bytes and this very job: its owner's UID is what no earlier user of a device knows."""
         return "\n".join(
-            (self.source.name, self.source.identity or "", self.plan.route, self.wanted.owner_uid, self.wanted.target)
+            (
+                self.source.name,
+                self.source.identity or "",
+                self.plan.route,
+                self.wanted.owner_uid,
+                self.wanted.target,
+            )
         )
 
     def commit(self, opened: target.Target, size: int) -> None:

@@ -46,7 +46,7 @@ def place_qcow2(job: Job) -> None:
     if job.plan.random:
         _place_ranges(job)
     else:
-        _place_ordered(job)
+        spool(job)
 
 
 def convert(job: Job) -> None:
@@ -84,7 +84,13 @@ def _download(job: Job, path: str, available: int) -> int:
     """Bring the bytes below all compressions to ``path``; return how many they are."""
     size = job.source.size
     job.progress.phase("spool", size)
-    if job.ranges and job.source.ranges() and size and not job.content.compressions and not job.wanted.checksum:
+    if (
+        job.ranges
+        and job.source.ranges()
+        and size
+        and not job.content.compressions
+        and not job.wanted.checksum
+    ):
         with job.resumable(path, size, size, target.Options()) as (out, noted):
             job.fetch_into(out, noted, fetch.split(0, size, job.wanted.fetch.chunk))
             out.commit()
