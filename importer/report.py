@@ -78,7 +78,9 @@ def _as_json(said: Mapping[str, object]) -> str:
     if len(text.encode()) <= LIMIT:
         return text
     room = LIMIT - len(json.dumps({**said, "message": ""}, separators=(",", ":")).encode())
-    return json.dumps({**said, "message": str(said["message"])[: max(0, room // 2)]}, separators=(",", ":"))
+    # A character takes six bytes at most: as an escape of JSON.
+    cut = {**said, "message": str(said["message"])[: max(0, room // 6)]}
+    return json.dumps(cut, separators=(",", ":"), ensure_ascii=False)
 
 
 def _one_line(text: str) -> str:

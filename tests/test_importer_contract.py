@@ -1,0 +1,189 @@
+"""The environment and the mounts of a pod, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from importer import contract, errors
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> contract.Paths:
+    return contract.Paths(
+        data=str(tmp_path),
+        block=str(tmp_path / "no-device"),
+        scratch=str(tmp_path / "scratch"),
+        termination_log=str(tmp_path / "log"),
+        extra_headers=str(tmp_path / "headers"),
+    )
+
+
+HTTP = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": "http://host/disk"}
+
+
+@pytest.mark.parametrize(
+    ("env", "role"),
+    [
+        ({"IMPORTER_SOURCE": "http"}, "importer"),
+        ({"CLIENT_NAME": "x"}, "uploadserver"),
+        ({"TLS_CERT_FILE": "x"}, "uploadserver"),
+        ({"UPLOAD_URL": "x"}, "cloner"),
+        ({"IMPORTER_SOURCE": "", "HOME": "/"}, None),
+        ({}, None),
+    ],
+)
+def test_role(env: dict[str, str], role: str | None) -> None:
+    assert contract.role(env) == role
+
+
+def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    made = contract.import_request(
+        {
+            **HTTP,
+            "IMPORTER_CONTENTTYPE": "",
+            "IMPORTER_IMAGE_SIZE": "10Gi",
+            "FILESYSTEM_OVERHEAD": "0.06",
+            "PREALLOCATION": "true",
+            "CACHE_MODE": "TRYNONE",
+            "OWNER_UID": "uid",
+            "IMPORTER_ACCESS_KEY_ID": "me",
+            "IMPORTER_SECRET_KEY": "secret",
+            "IMPORTER_CHECKSUM": "MD5:" + "A" * 32,
+            "INSECURE_TLS": "true",
+            "HTTPS_PROXY": "http://proxy:1",
+            "http_proxy": "",
+            "no_proxy": "a,b",
+        },
+        paths,
+    )
+    assert made.target == f"{tmp_path}/disk.img"
+    assert made.scratch == f"{tmp_path}/scratch"
+    assert (made.image_size, made.overhead) == (10 << 30, Fraction("0.06"))
+    assert made.preallocation
+    assert made.direct
+    assert made.owner_uid == "uid"
+    access = made.location.access
+    assert (access.user, access.password, access.insecure) == ("me", "secret", True)
+    assert (access.http_proxy, access.https_proxy, access.no_proxy) == ("", "http://proxy:1", "a,b")
+    assert "secret" not in repr(made)
+    assert "proxy:1" not in repr(made)
+
+
+def test_all_faults_at_once(paths: contract.Paths) -> None:
+    with pytest.raises(errors.RequestError) as caught:
+        contract.import_request(
+            {
+                "IMPORTER_SOURCE": "http",
+                "IMPORTER_CONTENTTYPE": "iso",
+                "IMPORTER_IMAGE_SIZE": "10Gx",
+                "FILESYSTEM_OVERHEAD": "6%",
+                "PREALLOCATION": "yes",
+                "IMPORTER_CHECKSUM": "sha256:abc",
+                "IMPORTER_PULL_METHOD": "push",
+                "IMPORTER_EXTRA_HEADER_0": "secret without a colon",
+            },
+            paths,
+        )
+    said = str(caught.value)
+    for words in (
+        "'iso'",
+        "10Gx",
+        "6%",
+        "PREALLOCATION='yes'",
+        "sha256",
+        "push",
+        "EXTRA_HEADER_0",
+        "endpoint",
+    ):
+        assert words in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("value", ["TRUE", "1", "", "no"])
+def test_preallocation_is_true_or_false(paths: contract.Paths, value: str) -> None:
+    with pytest.raises(errors.RequestError):
+        contract.import_request({**HTTP, "PREALLOCATION": value}, paths)
+
+
+@pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "1e-2", "0,06"])
+def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
+    with pytest.raises(errors.RequestError):
+        contract.import_request({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
+
+
+def test_blank_archive(paths: contract.Paths) -> None:
+    env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
+    with pytest.raises(errors.RequestError, match="blank"):
+        contract.import_request(env, paths)
+
+
+@pytest.mark.parametrize("source", ["registry", "imageio"])
+def test_sources_without_archives(paths: contract.Paths, source: str) -> None:
+    env = {**HTTP, "IMPORTER_SOURCE": source, "IMPORTER_CONTENTTYPE": "archive"}
+    with pytest.raises(errors.RequestError, match="archive"):
+        contract.import_request(env, paths)
+
+
+def test_archives_go_to_the_volume_itself(paths: contract.Paths) -> None:
+    assert contract.import_request({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
+
+
+def test_a_device_that_is_there_is_the_target(paths: contract.Paths) -> None:
+    Path(paths.block).touch()
+    assert contract.import_request(HTTP, paths).target == paths.block
+
+
+def test_node_pull_needs_its_files(paths: contract.Paths) -> None:
+    with pytest.raises(errors.RequestError, match=r"IMPORTER_READY_FILE.*IMPORTER_DONE_FILE"):
+        contract.import_request({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
+    files = {"IMPORTER_READY_FILE": "/r", "IMPORTER_DONE_FILE": "/d"}
+    made = contract.import_request({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths)
+    assert (made.location.ready_file, made.location.done_file) == ("/r", "/d")
+    assert (
+        contract.import_request({**HTTP, "IMPORTER_PULL_METHOD": "pod", **files}, paths).location.ready_file
+        == ""
+    )
+
+
+def mounted_secret(directory: Path, name: str, text: bytes) -> None:
+    """Lay a key of a Secret out as the kubelet does: through links into ``..data``."""
+    data = directory / "..2026_11_20"
+    data.mkdir(parents=True, exist_ok=True)
+    (data / name).write_bytes(text)
+    if not (directory / "..data").is_symlink():
+        (directory / "..data").symlink_to(data.name)
+    (directory / name).symlink_to(f"..data/{name}")
+
+
+def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) -> None:
+    mounted_secret(Path(paths.extra_headers, "one"), "token", b"Authorization: Bearer x\n")
+    mounted_secret(Path(paths.extra_headers, "two"), "other", b"X-Two:2")
+    env = {**HTTP, "IMPORTER_EXTRA_HEADER_10": "X-Ten: 10", "IMPORTER_EXTRA_HEADER_2": "X-B: a: b"}
+    assert contract.import_request(env, paths).location.access.headers == (
+        ("X-B", "a: b"),
+        ("X-Ten", "10"),
+        ("Authorization", "Bearer x"),
+        ("X-Two", "2"),
+    )
+
+
+@pytest.mark.parametrize("text", [b"none", b"a b: c", b": c", b"X: a\nY: b", b"X: \xff\xfe", b"X: a\x00b"])
+def test_malformed_secret_header(paths: contract.Paths, text: bytes) -> None:
+    mounted_secret(Path(paths.extra_headers), "key", text)
+    with pytest.raises(errors.RequestError, match="key: malformed extra header"):
+        contract.import_request(HTTP, paths)
+
+
+def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) -> None:
+    mounted_secret(tmp_path, "ca.pem", b"x")
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert contract.certificate_files(str(tmp_path)) == (str(tmp_path / "ca.pem"),)
+    assert contract.certificate_files("") == ()
+    assert contract.certificate_files(str(tmp_path / "missing")) == ()
