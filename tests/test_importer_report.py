@@ -60,7 +60,8 @@ def test_labels_and_vddk() -> None:
         (
             errors.TooLarge(virtual_size=2, available=1),
             (
-                "Unable to process data: virtual image size 2 is larger than the reported available storage 1. "
+                "Unable to process data: virtual image size 2 is larger than the reported available "
+                "storage 1. "
                 "A larger PVC is required"
             ),
             1,
