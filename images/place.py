@@ -66,7 +66,7 @@ class Window(Protocol):
 class Image(Protocol):
     """See ``formats.qcow2.Image``."""
 
-    inflate: Callable[[memoryview], bytes]
+    inflate: Callable[[bytes | memoryview], bytes]
 
     def windows(self) -> Iterator[Window]: ...
 

@@ -120,7 +120,7 @@ class Process:
         limits = (f"--as={self._command.address_space}", "--core=0")
         wrapper = ("prlimit", *limits, "--", "setpriv", "--pdeathsig", "KILL", "--")
         here = self._directory.name
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603  (no shell; arguments are ours)
             wrapper + self._command.argv,
             bufsize=0,
             stdin=stdin,

@@ -125,7 +125,7 @@ class Bar(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        from rich import console, progress  # noqa: PLC0415: 40 ms that only a terminal pays
+        from rich import console, progress
 
         self._progress = progress.Progress(
             progress.TextColumn("{task.description:>9}"),

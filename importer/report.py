@@ -66,7 +66,7 @@ def internal(error: Exception) -> Report:
 def write(report: Report, path: str) -> None:
     """Leave the message where the kubelet looks for it. Failing to do so does not fail the import."""
     try:
-        with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123: a device file, not made by us
+        with open(path, "w", encoding="utf-8") as stream:
             stream.write(report.message)
     except OSError as err:
         log.warning("cannot write the termination message path=%r error=%s", path, err.strerror)

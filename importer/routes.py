@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from formats import detect, facts, qcow2, safety
-from images import copy, fetch, place, process, qemu_img, target
+from images import copy, fetch, nbd, place, process, qemu_img, target
 from importer import errors, survey
 from importer.job import Job
 from scratch import space
@@ -55,8 +55,6 @@ def convert(job: Job) -> None:
     The export is fed by the engine, so that identity, credentials and retries are the same as on any
     other route; a client of qemu's or nbdkit's own knows none of these rules.
     """
-    from images import nbd
-
     fetcher = job.fetcher(job.count)
     with nbd.Export(fetcher.fill, fetcher.size, parallel=job.wanted.fetch.connections) as export:
         _convert(job, qemu_img.exported(export.socket, job.content.format), "transfer")
