@@ -162,9 +162,15 @@ class Process:
         assert self._popen.stdin is not None  # noqa: S101
         self._popen.stdin.close()
 
-    def kill(self) -> None:
-        """End the program at once; its pipes stay open for whoever still waits on them."""
-        self._popen.kill()
+    def end(self) -> None:
+        """End the program if it still runs; its pipes stay open for threads that wait on them."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+            try:
+                self._popen.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                self._popen.kill()
+                self._popen.wait()
 
     def ready(self, fd: int | None, seconds: float = _TURN) -> bool:
         """Wait until ``fd`` can be read, for at most ``seconds``, and take in standard error meanwhile."""
@@ -224,14 +230,8 @@ class Process:
         return "".join(letter if letter.isprintable() else " " for letter in said)
 
     def stop(self) -> None:
-        """End the program if it still runs, and remove what it had. Safe to call twice."""
-        if self._popen.poll() is None:
-            self._popen.terminate()
-            try:
-                self._popen.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                self._popen.kill()
-                self._popen.wait()
+        """End the program and remove what it had. Safe to call twice."""
+        self.end()
         self._stderr = None
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             if pipe is not None:

@@ -57,7 +57,7 @@ class Reader:
 
     def close(self) -> None:
         """End the tool, then close the source, after the one read of it that may be under way."""
-        self._process.kill()
+        self._process.end()
         self._feeder.join()
         self._process.stop()
         self._source.close()
