@@ -39,6 +39,7 @@ _WAIT_AFTER: Final = 4
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
@@ -86,6 +87,14 @@ def finish_writeback(fd: int, offset: int, length: int) -> None:
     """
     _check(_libc.sync_file_range(fd, offset, length, _WAIT_BEFORE | _WRITE | _WAIT_AFTER))
     os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def sync_filesystem(fd: int) -> None:
+    """Write all that the file system of ``fd`` has in memory.
+
+    Since Linux 5.8 it raises an error of write-back since ``fd`` was opened.
+    """
+    _check(_libc.syncfs(fd))
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
