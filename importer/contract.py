@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import urllib.parse
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -216,7 +217,7 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
         no_proxy=reading.either_case("no_proxy"),
     )
     return base.Location(
-        endpoint=env.get("IMPORTER_ENDPOINT", ""),
+        endpoint=_endpoint(env),
         access=access,
         architecture=env.get("IMPORTER_REGISTRY_IMAGE_ARCHITECTURE", ""),
         credentials_file=env.get("GOOGLE_APPLICATION_CREDENTIALS", ""),
@@ -229,6 +230,16 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
         final=env.get("IMPORTER_FINAL_CHECKPOINT") == "true",
         **_node_pull(reading),
     )
+
+
+def _endpoint(env: Mapping[str, str]) -> str:
+    """Return the endpoint; one of Google's is led to the emulator where there is one."""
+    endpoint = env.get("IMPORTER_ENDPOINT", "")
+    emulator = env.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+    if emulator and endpoint.startswith("gs://"):
+        scheme = "" if "://" in emulator else "http://"
+        return f"{scheme}{emulator}/{urllib.parse.quote(endpoint.removeprefix('gs://'))}"
+    return endpoint
 
 
 def _node_pull(reading: Reading) -> dict[str, str]:

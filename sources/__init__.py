@@ -11,6 +11,7 @@ from sources import base
 
 #: What the contract calls a source, and the module that knows it.
 MODULES = {
+    "gcs": "sources.gcs",
     "http": "sources.http",
     "local": "sources.local",
     "none": "sources.blank",

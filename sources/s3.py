@@ -12,7 +12,6 @@ from typing import Self
 
 import requests
 import requests.auth
-import urllib3.exceptions
 
 from importer import errors
 from sources import aws, base, http, pinned, session
@@ -20,7 +19,6 @@ from sources import aws, base, http, pinned, session
 log = logging.getLogger(__name__)
 
 DEFAULT_REGION = "us-east-1"
-LARGEST_ERROR = 64 * 1024
 AWS_HOST = re.compile(r"s3[.-](?:dualstack\.)?([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 ELEMENT = re.compile(r"<(Code|Message|Region|ServerTime)>([^<]{1,500})</\1>")
 #: Codes of failures that trying again can mend, whatever their status
@@ -161,7 +159,7 @@ class _Object(pinned.Place):
 
     def failure(self, response: requests.Response) -> errors.Error:
         """Return the error that an answer stands for, named by its cause."""
-        said = _error(response)
+        said = _words(session.error_text(response))
         plain = super().failure(response)
         code = said.get("Code", "")
         if code in TRANSIENT and not isinstance(plain, errors.Transient):
@@ -206,12 +204,8 @@ def _holds_range(response: requests.Response) -> bool:
     return found is not None and length == str(int(found[2]) - int(found[1]) + 1)
 
 
-def _error(response: requests.Response) -> dict[str, str]:
-    """Return code, message and region of an error document; a hostile one costs no XML parser."""
-    try:
-        text = response.raw.read(LARGEST_ERROR).decode(errors="replace")
-    except (urllib3.exceptions.HTTPError, OSError):
-        return {}
+def _words(text: str) -> dict[str, str]:
+    """Return what an error document says; a hostile one costs no XML parser."""
     return {name: session.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
 
 

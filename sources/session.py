@@ -25,6 +25,7 @@ USER_AGENT = "cdi-worker/0.1"
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)
 MAX_REDIRECTS = 10
+LARGEST_ERROR = 64 * 1024
 #: Answers that trying again can mend (curl --retry's list, and 425).
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -153,6 +154,14 @@ def status_error(url: str, response: requests.Response) -> errors.Error:
         410: "; the object is gone for good",
     }.get(status, "")
     return errors.Unreachable(url=url, reason=said + advice)
+
+
+def error_text(response: requests.Response) -> str:
+    """Return the beginning of an answer that tells of an error; empty when it breaks off."""
+    try:
+        return str(response.raw.read(LARGEST_ERROR, decode_content=True).decode(errors="replace"))
+    except (urllib3.exceptions.HTTPError, OSError):
+        return ""
 
 
 @contextmanager

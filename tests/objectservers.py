@@ -94,26 +94,61 @@ def rclone(directory: Path) -> Iterator[Store]:
 
 
 @dataclasses.dataclass
-class TokenService:
-    """Amazon's token service as a web identity meets it: ``asked`` are the bodies of requests."""
+class Service:
+    """A web service of the tests: ``asked`` are the bodies of the POSTs it got."""
 
     url: str
     asked: list[str]
 
 
 @contextlib.contextmanager
-def token_service(keys: tuple[str, str]) -> Iterator[TokenService]:
-    """Give these keys to whoever asks to take up a role."""
+def token_service(keys: tuple[str, str]) -> Iterator[Service]:
+    """Play Amazon's token service: give these keys to whoever asks to take up a role."""
+    with answering(_ASSUMED.format(key=keys[0], secret=keys[1]), "text/xml") as service:
+        yield service
+
+
+@contextlib.contextmanager
+def guarded(emulator: Emulator, token: str) -> Iterator[Service]:
+    """Guard the emulator: what bears the token may pass. Whoever POSTs anything is given one."""
+    answer = {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
+    answer["issued_token_type"] = "urn:ietf:params:oauth:token-type:access_token"
+    with answering(
+        json.dumps(answer), "application/json", behind=(emulator.port, f"Bearer {token}")
+    ) as service:
+        yield service
+
+
+@contextlib.contextmanager
+def answering(
+    text: str, content_type: str, *, status: int = 200, behind: tuple[int, str] = (0, "")
+) -> Iterator[Service]:
+    """Answer every POST by the text; pass GETs on to a port if they have its authorization."""
     asked: list[str] = []
-    answer = _ASSUMED.format(key=keys[0], secret=keys[1]).encode()
+    port, authorization = behind
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(200)
-            self.send_header("Content-Type", "text/xml")
+            self.answer(status, {"Content-Type": content_type}, text.encode())
+
+        def do_GET(self) -> None:
+            if self.headers["Authorization"] != authorization:
+                who = {"error": {"code": 401, "message": "Anonymous caller does not have access"}}
+                self.answer(401, {"Content-Type": "application/json"}, json.dumps(who).encode())
+                return
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            with contextlib.closing(connection):
+                connection.request("GET", self.path, headers={"Range": self.headers["Range"] or ""})
+                answer = connection.getresponse()
+                self.answer(answer.status, dict(answer.getheaders()), answer.read())
+
+        def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Say nothing; ``asked`` tells."""
@@ -121,7 +156,7 @@ def token_service(keys: tuple[str, str]) -> Iterator[TokenService]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield TokenService(f"http://127.0.0.1:{server.server_address[1]}", asked)
+        yield Service(f"http://127.0.0.1:{server.server_address[1]}", asked)
         server.shutdown()
         thread.join()
 
@@ -153,3 +188,48 @@ def _serves(port: int) -> bool:
 def _program(name: str) -> Path:
     """Return a program that a Python package of the tests has brought along."""
     return Path(sysconfig.get_path("scripts"), name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulator:
+    """Google's API as the emulator speaks it: without credentials, generations or digests of ranges."""
+
+    port: int
+
+    @property
+    def host(self) -> str:
+        """The value for STORAGE_EMULATOR_HOST."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def url(self, name: str, *, bucket: str = BUCKET) -> str:
+        """Return the endpoint of an object."""
+        return f"{self.host}/{bucket}/{name}"
+
+    def put(self, name: str, data: bytes, *, encoding: str | None = None) -> None:
+        """Store an object, with a Content-Encoding if told."""
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import storage
+
+        client = storage.Client(
+            project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.host}
+        )
+        blob = client.bucket(BUCKET).blob(name)
+        blob.content_encoding = encoding
+        blob.upload_from_string(data)
+        client.close()
+
+
+@contextlib.contextmanager
+def emulator(directory: Path) -> Iterator[Emulator]:
+    """Run the emulator with one bucket, in memory."""
+    server = Emulator(processes.free_port())
+    argv = [
+        _program("gcp-storage-emulator"),
+        "start",
+        "--host=127.0.0.1",
+        f"--port={server.port}",
+        "--in-memory",
+    ]
+    argv += [f"--default-bucket={BUCKET}", "--quiet"]
+    with processes.running(argv, log=directory / "emulator.log", ready=lambda: _serves(server.port)):
+        yield server

@@ -32,12 +32,16 @@ class Proxy:
     """The proxy, from ``with`` to the end of the block.
 
     ``password`` is ``user:password`` that clients have to give. With an ``authority`` the proxy shows
-    certificates of its own for the hosts of tunnels (and trusts whatever it finds behind them).
+    certificates of its own for the hosts of tunnels (and trusts whatever it finds behind them), or
+    leads them all to one ``origin``, such as ``http://127.0.0.1:8080``.
     """
 
-    def __init__(self, *, password: str | None = None, authority: tls.Authority | None = None) -> None:
+    def __init__(
+        self, *, password: str | None = None, authority: tls.Authority | None = None, origin: str = ""
+    ) -> None:
         self.password = password
         self.authority = authority
+        self.origin = origin
         self.requests: list[Seen] = []
         self._http = _HTTP(self)
         self.port: int = self._http.server_address[1]
@@ -149,7 +153,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pair.certificate, pair.key)
         with context.wrap_socket(self.connection, server_side=True) as inside:
-            tunnelled = type("_Inside", (_Handler,), {"origin": f"https://{self.path}"})
+            tunnelled = type(
+                "_Inside", (_Handler,), {"origin": self.server.proxy.origin or f"https://{self.path}"}
+            )
             tunnelled(inside, self.client_address, self.server)
         self.close_connection = True
 

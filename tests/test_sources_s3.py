@@ -20,7 +20,7 @@ import pytest
 from images import fetch
 from importer import errors
 from sources import base, s3
-from tests import misbehave, objectservers, processes, tls
+from tests import misbehave, objectservers, processes, proxy, tls
 
 DATA = random.Random(11).randbytes(3 * 1024 * 1024 + 17)
 ADMIN = base.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
@@ -247,6 +247,24 @@ def test_a_bucket_elsewhere_is_named(server: misbehave.Server) -> None:
     )
     said = refusal(server.serve("/b/k", moved))
     assert "wrong region '127': the bucket is in 'eu-west-3'" in said
+
+
+def test_an_s3_address_is_followed_to_its_region_through_the_proxy(
+    server: misbehave.Server, tmp_path: Path
+) -> None:
+    moved = misbehave.Page(
+        document("PermanentRedirect"), status=301, headers={"x-amz-bucket-region": "eu-west-3"}
+    )
+    server.serve("/b/k", (moved, 1), misbehave.Page(DATA))
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=server.url("")) as between:
+        access = dataclasses.replace(ADMIN, https_proxy=between.url, ca_files=(str(authority.certificate),))
+        with opened("s3://b/k", access, region="eu-west-1") as source:
+            assert source.name == "s3://b/k"
+            assert streamed(source) == DATA
+    hosts = [seen.target for seen in between.requests if seen.method == "CONNECT"]
+    assert hosts[:2] == ["s3.eu-west-1.amazonaws.com:443", "s3.eu-west-3.amazonaws.com:443"]
+    assert scope(server.gets("/b/k")[-1]) == "eu-west-3/s3/aws4_request"
 
 
 def test_clock_skew_is_named(server: misbehave.Server) -> None:

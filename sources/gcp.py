@@ -1,0 +1,124 @@
+"""Keys of Google Cloud: of a file or ambient, and the tokens had for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+import requests.auth
+
+from importer import errors
+from sources import base, session
+
+SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
+
+
+class Keys:
+    """The credentials of a file, those that the surroundings offer, or none (false)."""
+
+    def __init__(self, location: base.Location) -> None:
+        try:
+            import google.auth.transport.requests
+            import google.cloud.storage
+        except ImportError as err:
+            raise errors.MissingExtra(
+                what="the gcs source", package="google-cloud-storage", extra="gcs"
+            ) from err
+        # At debug level it writes requests for tokens.
+        logging.getLogger("google").setLevel(logging.INFO)
+        self._access = location.access
+        self._send = google.auth.transport.requests.Request(session.new_session(location.access))
+        self._lock = threading.Lock()
+        self._keys: Any = _load(location.credentials_file) if location.credentials_file else None
+        self._looked = False
+
+    def __bool__(self) -> bool:
+        return self._keys is not None
+
+    def look_around(self) -> bool:
+        """Look, once, for keys of the environment, gcloud's or of the machine."""
+        if self or self._looked:
+            return False
+        self._looked = True
+        import google.auth
+
+        transport: Any = self._transport
+        try:
+            self._keys, _ = google.auth.default(scopes=SCOPES, request=transport)
+        except google.auth.exceptions.DefaultCredentialsError:
+            return False
+        return True
+
+    def authorization(self) -> requests.auth.AuthBase | None:
+        """Return what puts a token into a request; None without keys."""
+        return _Bearer(self) if self else None
+
+    def authorize(self, request: requests.PreparedRequest) -> None:
+        """Put a token into the request; a new one when the last is about to expire."""
+        with self._lock, _translated():
+            self._keys.before_request(self._transport, request.method, request.url, request.headers)
+
+    def renew(self) -> bool:
+        """Have the next request get a new token; False without keys."""
+        with self._lock:
+            if self:
+                self._keys.token = None
+        return bool(self)
+
+    def _transport(self, url: str, *rest: Any, **options: Any) -> Any:
+        options["timeout"] = session.TIMEOUT
+        return self._send(url, *rest, proxies=session.proxies(self._access, url), **options)
+
+
+class _Bearer(requests.auth.AuthBase):
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        self._keys.authorize(request)
+        return request
+
+
+def _load(path: str) -> Any:
+    """Return the credentials of a file: a service account's, a user's, or another identity provider's.
+
+    Those that would have us run a program are refused.
+    """
+    from google.auth import aws, identity_pool
+    from google.oauth2 import credentials, service_account
+
+    try:
+        info = json.loads(Path(path).read_text(encoding="utf-8"))
+        kind, origin = info.get("type"), info.get("credential_source", {})
+        if kind == "service_account":
+            return service_account.Credentials.from_service_account_info(info, scopes=SCOPES)
+        if kind == "authorized_user":
+            return credentials.Credentials.from_authorized_user_info(info, scopes=SCOPES)
+        if kind == "external_account" and "executable" not in origin:
+            module = aws if "environment_id" in origin else identity_pool
+            return module.Credentials.from_info(info, scopes=SCOPES)
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
+    except (ValueError, AttributeError, TypeError) as err:
+        # The text of the error may hold parts of the file.
+        raise errors.RequestError(f"{path}: not a usable Google credentials file") from err
+    raise errors.RequestError(f"{path}: Google credentials of type {str(kind)[:40]!r} are not supported")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    from google.auth import exceptions
+
+    try:
+        yield
+    except exceptions.GoogleAuthError as err:
+        said = session.printable(str(err.args[0] if err.args else type(err).__name__))
+        if err.retryable or isinstance(err, exceptions.TransportError):
+            raise errors.Transient(url="Google's token service", reason=said) from err
+        raise errors.Unreachable(url="Google credentials", reason=said) from err

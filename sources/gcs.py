@@ -1,0 +1,225 @@
+"""Google Cloud Storage: one generation of an object, read over the http source's connections."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import logging
+import urllib.parse
+from typing import Any, Self
+
+import requests
+import requests.auth
+
+from importer import errors
+from sources import base, crc32c, gcp, http, pinned, session
+
+log = logging.getLogger(__name__)
+
+SERVER = "https://storage.googleapis.com"
+#: Reasons of a 403 that trying again can mend (cloud.google.com/storage/docs/json_api/v1/status-codes).
+TRANSIENT = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """An object. ``server``: scheme, host and port."""
+
+    server: str
+    bucket: str
+    name: str
+
+
+def source(location: base.Location, _: base.Cancel) -> GcsSource:
+    """Return the source for ``IMPORTER_SOURCE=gcs``."""
+    return GcsSource(location)
+
+
+def parse(endpoint: str) -> Address:
+    """Return what ``gs://bucket/object`` or ``http(s)://host/bucket/object`` names.
+
+    The name in a ``gs`` address is taken as it stands, as Google's own tools do; that of a URL is
+    percent-decoded.
+    """
+    shown = session.safe_url(endpoint)
+    if endpoint.startswith("gs://"):
+        bucket, _, name = endpoint.removeprefix("gs://").partition("/")
+        server = SERVER
+    else:
+        parts = pinned.checked(endpoint)
+        if parts.query:
+            raise errors.RequestError(f"{shown}: has a query; a signed URL is for the http source")
+        bucket, _, name = (urllib.parse.unquote(item) for item in parts.path[1:].partition("/"))
+        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    if not bucket or not name:
+        raise errors.RequestError(f"{shown}: wants gs://bucket/object or http(s)://host/bucket/object")
+    return Address(server, bucket, name)
+
+
+class GcsSource(http.HttpSource):
+    """An object in a bucket, pinned to the generation found at the first contact.
+
+    With a credentials file the first request carries its token. Without, it goes anonymously, and only
+    when that is refused the ambient credentials are looked for. Whatever order the bytes come in, their
+    CRC-32C is taken, and compared with the stored one once all have been seen.
+    """
+
+    def __init__(self, location: base.Location) -> None:
+        self._object = _Object(location)
+        self._seen = crc32c.Coverage()
+        super().__init__(self._object.url, location.access, self._object)
+
+    def __enter__(self) -> Self:
+        blob = self._object.describe()
+        super().__enter__()
+        self.identity = f"generation {blob.generation} crc32c {blob.crc32c} size {blob.size}"
+        if self.size != blob.size:
+            raise errors.SourceChanged(url=self.name, what="size", before=blob.size, now=self.size)
+        self._stored = _number(blob.crc32c)
+        return self
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        return _Watched(super().stream(offset), self._seen, offset)
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        count = super().read_range(offset, into)
+        self._seen.add(offset, into[:count])
+        return count
+
+    def verify(self) -> None:
+        """Compare the CRC of the object with the stored one, if all of it was read."""
+        calculated = self._seen.value(self.size or 0)
+        if self._stored is None or calculated is None:
+            log.info("not verified url=%r: not every byte was read", self.name)
+        elif calculated != self._stored:
+            raise errors.ChecksumMismatch(
+                algorithm="crc32c", expected=f"{self._stored:08x}", calculated=f"{calculated:08x}"
+            )
+        else:
+            log.info("verified url=%r crc32c=%08x", self.name, calculated)
+
+
+class _Object(pinned.Place):
+    """The object's address, who asks for it, and what its answers mean."""
+
+    def __init__(self, location: base.Location) -> None:
+        self._address = parse(location.endpoint)
+        self._keys = gcp.Keys(location)
+        self._generation: int | None = None
+        bucket, name = (
+            urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.name)
+        )
+        super().__init__(
+            f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media", location.access
+        )
+        self.name = session.safe_url(location.endpoint)
+
+    def describe(self) -> Any:
+        """Return the object's metadata; from now on its generation is asked for."""
+        from google.auth import credentials
+        from google.cloud import storage
+
+        client = storage.Client(
+            project="-",
+            credentials=credentials.AnonymousCredentials(),
+            client_options={"api_endpoint": self._address.server},
+            _http=_Transport(self),
+        )
+        blob = client.bucket(self._address.bucket).blob(self._address.name)
+        while True:
+            try:
+                blob.reload(retry=None)
+                break
+            except errors.Unreachable as err:
+                if err.fields.get("status") not in {401, 403} or not self._keys.look_around():
+                    raise
+        self._generation = blob.generation
+        self.url = f"{self.url}&generation={blob.generation}"
+        self.unpin()
+        return blob
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        # Objects stored compressed come as they are stored only to those who could unpack them.
+        response = super().send(method, url, {**headers, "Accept-Encoding": "gzip"})
+        # The ETag changes with the metadata; what names the bytes is the generation.
+        generation = response.headers.pop("x-goog-generation", None)
+        response.headers.pop("Last-Modified", None)
+        response.headers.pop("ETag", None)
+        if generation:
+            response.headers["ETag"] = f'"{generation}"'
+        return response
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return self._keys.authorization() or pinned.NO_AUTH
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Return the error that an answer stands for, named by its cause."""
+        said, reasons = _words(session.error_text(response))
+        plain = super().failure(response)
+        if isinstance(plain, errors.Transient):
+            return plain
+        if reasons & TRANSIENT:
+            return errors.Transient(url=self.name, reason=said)
+        status = response.status_code
+        if self._generation is not None and status in {404, 412}:
+            return errors.SourceChanged(
+                url=self.name, what="generation", before=self._generation, now="replaced or deleted"
+            )
+        if self._generation is not None and status == 401 and self._keys.renew():
+            return errors.Transient(url=self.name, reason="the token is no longer accepted")
+        anonymously = "" if self._keys else " without credentials"
+        if status == 404:
+            what = f"no such object {self._address.name!r} in bucket {self._address.bucket!r}"
+            reason = f"no such bucket {self._address.bucket!r}" if "bucket does not exist" in said else what
+        elif status in {401, 403}:
+            reason = f"access denied{anonymously}: {said}"
+        else:
+            reason = f"{plain.fields['reason']}: {said}"
+        return errors.Unreachable(url=self.name, reason=reason.rstrip(": "), status=status)
+
+
+class _Transport:
+    """Lets Google's client send its requests over our connections, with our trust and credentials."""
+
+    def __init__(self, place: _Object) -> None:
+        self._place = place
+
+    def request(self, *, method: str, url: str, **_: object) -> requests.Response:
+        response = self._place.send(method, url, {})
+        if response.status_code != 200:
+            raise self._place.failure(response)
+        return response
+
+
+class _Watched:
+    """A reader whose bytes are added to what has been seen."""
+
+    def __init__(self, reader: base.Reader, seen: crc32c.Coverage, offset: int) -> None:
+        self._reader = reader
+        self._seen = seen
+        self._offset = offset
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self._seen.add(self._offset, into[:count])
+        self._offset += count
+        return count
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _number(stored: str | None) -> int | None:
+    """Return the value of a stored CRC: base64 of four bytes, highest first."""
+    return int.from_bytes(base64.b64decode(stored)) if stored else None
+
+
+def _words(text: str) -> tuple[str, set[str]]:
+    """Return message and reasons of an error: JSON where metadata was asked for, text elsewhere."""
+    try:
+        error = json.loads(text)["error"]
+        reasons = {str(item.get("reason")) for item in error.get("errors", [])}
+        return session.printable(str(error.get("message", ""))), reasons
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return session.printable("" if "<" in text else text), set()
