@@ -201,7 +201,7 @@ def test_as_nobody(tmp_path):
             "--reuid=65534",
             "--regid=65534",
             "--clear-groups",
-            python,
+            "python3",
             "-c",
             script,
             directory,
