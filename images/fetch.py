@@ -109,6 +109,10 @@ class Fetcher:
             self._advance(count)
             patience.progress()
 
+    def interrupt(self) -> None:
+        """End the reads that are under way."""
+        self._reader.interrupt()
+
     def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
         """Fetch all ``ranges``, each with one request, and deliver each as it comes.
 

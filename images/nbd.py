@@ -30,17 +30,27 @@ LONGEST = 32 << 20
 # Bytes of replies being gathered or sent, over all connections.
 _IN_FLIGHT = 32 << 20
 _MOST_CONNECTIONS = 16
+# Seconds for threads that wait for a read which cannot be interrupted.
+_LAST_WAIT = 2.0
 
 
 class Export:
     """Serve ``size`` bytes while the block runs; ``socket`` is the path to connect to.
 
-    ``read`` is called from ``parallel`` threads. Its error reaches the client as EIO, and leaves the
-    block in place of what the client made of it.
+    ``read`` is called from ``parallel`` threads; ``interrupt`` ends its calls when the block ends. Its error
+    reaches the client as EIO, and leaves the block in place of what the client made of it.
     """
 
-    def __init__(self, read: readahead.Read, size: int, *, parallel: int = 8) -> None:
+    def __init__(
+        self,
+        read: readahead.Read,
+        size: int,
+        *,
+        parallel: int = 8,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
         self._size = size
+        self._interrupt = interrupt
         self._cache = readahead.Cache(read, size, parallel=parallel)
         self._budget = _Budget(_IN_FLIGHT)
         self._failure: BaseException | None = None
@@ -74,9 +84,9 @@ class Export:
             connections = dict(self._connections)
         for connection in connections:
             connection.shutdown()
-        self._cache.close()
+        self._cache.close(self._interrupt)
         for thread in connections.values():
-            thread.join()
+            thread.join(_LAST_WAIT)
         self._directory.cleanup()
 
     def _accept(self) -> None:

@@ -17,10 +17,13 @@ from typing import NamedTuple
 from importer import errors
 
 #: Fills all of the memory with what is at the offset, or raises. Called from several threads at once.
-Read = Callable[[int, memoryview], None]
+#: The event is set when nobody wants the bytes any more.
+Read = Callable[[int, memoryview, threading.Event], None]
 
 _BLOCK = 256 << 10
 _LONGEST = 4 << 20
+# Seconds for reads that are under way at the end: one that hangs in the network harms nobody.
+_LAST_WAIT = 2.0
 
 
 class Fetch:
@@ -40,9 +43,11 @@ class Fetch:
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
 
-    def run(self, read: Read) -> None:
+    def run(self, read: Read, stop: threading.Event) -> None:
         try:
-            read(self.start, self.memory.view)
+            if stop.is_set():
+                raise errors.Cancelled
+            read(self.start, self.memory.view, stop)
         except BaseException as err:  # noqa: BLE001  (raised again where the bytes are used)
             self.failure = err
         with self._lock:
@@ -82,7 +87,7 @@ class Cache:
         self._by_block: dict[int, Fetch] = {}
         self._recent: collections.OrderedDict[Fetch, None] = collections.OrderedDict()
         self._arena = _Arena(capacity)
-        self._closed = False
+        self._stop = threading.Event()
         self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._workers = [
             threading.Thread(target=self._work, name=f"readahead-{number}", daemon=True)
@@ -119,23 +124,19 @@ class Cache:
                     # Read to its end: the first to go, so that the memory is used again while it is warm.
                     self._recent.move_to_end(fetch, last=False)
 
-    def close(self) -> None:
-        """Fail what has not begun with ``errors.Cancelled`` and wait for the reads that have."""
+    def close(self, interrupt: Callable[[], None] = lambda: None) -> None:
+        """Fail what has not begun with ``errors.Cancelled``; ``interrupt`` ends the reads that have."""
         with self._lock:
-            self._closed = True
+            self._stop.set()
+        interrupt()
         for _ in self._workers:
             self._queue.put(None)
         for worker in self._workers:
-            worker.join()
+            worker.join(_LAST_WAIT)
 
     def _work(self) -> None:
         while (fetch := self._queue.get()) is not None:
-            fetch.run(self._fill)
-
-    def _fill(self, offset: int, into: memoryview) -> None:
-        if self._closed:
-            raise errors.Cancelled
-        self._read(offset, into)
+            fetch.run(self._read, self._stop)
 
     def _read_ahead(self, offset: int) -> None:
         end = min(offset + self._ahead, self._size)
@@ -159,8 +160,8 @@ class Cache:
         for each in _blocks(fetch):
             self._by_block[each] = fetch
         self._recent[fetch] = None
-        if self._closed:
-            fetch.run(self._fill)
+        if self._stop.is_set():
+            fetch.run(self._read, self._stop)
         else:
             self._queue.put(fetch)
         return fetch

@@ -56,7 +56,8 @@ def convert(job: Job) -> None:
     other route; a client of qemu's or nbdkit's own knows none of these rules.
     """
     fetcher = job.fetcher(job.count)
-    with nbd.Export(fetcher.fill, fetcher.size, parallel=job.wanted.fetch.connections) as export:
+    parallel = job.wanted.fetch.connections
+    with nbd.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
         _convert(job, qemu_img.exported(export.socket, job.content.format), "transfer")
 
 

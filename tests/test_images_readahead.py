@@ -24,7 +24,7 @@ class Source:
         self.gate = threading.Event()
         self.gate.set()
 
-    def read(self, offset: int, into: memoryview) -> None:
+    def read(self, offset: int, into: memoryview, stop: threading.Event) -> None:
         self.reads.append((offset, len(into)))
         self.begun.set()
         assert self.gate.wait(20)
