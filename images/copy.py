@@ -11,8 +11,8 @@ from typing import Final, Protocol, Self
 from images import directio, target_base
 from importer import errors
 
-#: Longer pieces are not faster, shorter ones cost more of Python.
-CHUNK: Final = 4 << 20
+#: Measured onto ext4 and a loop device: 1 MiB costs more calls, 4 MiB leave the processor's cache.
+CHUNK: Final = 2 << 20
 #: One being filled, one being written, two between them for the moments when one side stalls.
 MEMORY: Final = 4 * CHUNK
 #: Shorter runs of zeros are written: a call of the kernel for each costs more than their bytes.

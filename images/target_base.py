@@ -46,7 +46,8 @@ class Target:
 
     What is neither written nor zeroed is not promised to be zero. Errors of the storage are raised as
     ``errors.TargetError``, and again by every later call: a disk with a failed write is never
-    committed. As a context manager it is closed at the end, which undoes what was not committed.
+    committed. What goes beyond ``size`` or a device is ``errors.TooLarge``. As a context manager it is
+    closed at the end, which undoes what was not committed.
     """
 
     #: Whether an earlier attempt's bytes are there to go on with. A journal is worthless without them.
@@ -63,6 +64,7 @@ class Target:
         self.path = path
         self.written_path = path
         self.size = size
+        self._limit = size
         self._fd = fd
         self._options = options
         self._direct_fd = _open_direct(path, fd) if options.direct else None
@@ -150,6 +152,8 @@ class Target:
             raise self._failure from err
 
     def _reach(self, end: int) -> None:
+        if self._limit is not None and end > self._limit:
+            raise errors.TooLarge(virtual_size=end, available=self._limit)
         if end > self._end:
             with self._lock:
                 self._end = max(self._end, end)

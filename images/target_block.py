@@ -33,6 +33,8 @@ class BlockTarget(target_base.Target):
             sector = kernel.sector_size(fd)
             super().__init__(path, fd, size, options)
             undo.pop_all()
+        # The kernel cuts a zeroing short at the end of a device and calls it done (block/fops.c).
+        self._limit = device_size if size is None else size
         self.resumed = options.mode != "new"
         rungs = zeroing.WRITTEN if options.preallocate else zeroing.SPARSE
         self._ladder = zeroing.Ladder(fd, rungs, sector, self._put)

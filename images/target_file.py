@@ -67,11 +67,11 @@ class FileTarget(target_base.Target):
             zeroing.Ladder(self._fd, (), target_base.SECTOR, self._put).zero(self._end, size)
         os.fsync(self._fd)
         self._close_files()
-        pathlib.Path(part(self.path)).replace(self.path)
+        _rename(part(self.path), self.path)
         try:
             self._sync_directory()
         except OSError:
-            _remove(self.path)
+            _rename(self.path, part(self.path))
             raise
         self._release()
 
@@ -87,17 +87,15 @@ class FileTarget(target_base.Target):
             _remove(part(self.path))
 
     def _release(self) -> None:
-        try:
-            self._close_files()
-        finally:
-            os.close(self._directory)
+        self._close_files()
+        os.close(self._directory)
 
 
 def _open_part(path: str, mode: str) -> tuple[int, bool]:
     """Return a descriptor and whether it leads to bytes of an earlier attempt or stage."""
     name = part(path)
     if mode == "update" and os.path.lexists(path):
-        pathlib.Path(path).replace(name)
+        _rename(path, name)
     fd = None if mode == "new" else _open_left_over(name)
     if fd is not None:
         return fd, True
@@ -118,6 +116,10 @@ def _open_left_over(name: str) -> int | None:
         return os.open(name, _FLAGS)
     except FileNotFoundError:
         return None
+
+
+def _rename(path: str, name: str) -> None:
+    pathlib.Path(path).replace(name)
 
 
 def _remove(path: str) -> None:

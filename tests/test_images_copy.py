@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from images import copy, target
 from importer import errors
-from tests import devices, oracle, processes
+from tests import devices, limits, oracle, processes
 
 MiB = 1 << 20
 
@@ -128,3 +129,35 @@ def test_a_cancel_ends_both(tmp_path: Path) -> None:
         bring(tmp_path / "disk.img", Endless(), 1 << 40, cancel)
     timer.join()
     assert threading.active_count() == before
+
+
+IN_A_POD = """
+import sys, threading
+from images import copy, target
+
+class Data:
+    left = 80 << 20
+    def readinto(self, into):
+        count = min(self.left, len(into))
+        into[:count] = b"x" * count
+        self.left -= count
+        return count
+
+with target.open(sys.argv[1], 80 << 20, target.Options(direct=sys.argv[2] == "direct")) as disk:
+    copy.copy_ordered(Data(), disk, limit=80 << 20, cancel=threading.Event())
+    disk.commit()
+"""
+
+
+@pytest.mark.parametrize("how", ["cached", "direct"])
+def test_a_slow_device_does_not_fill_the_memory(tmp_path: Path, how: str) -> None:
+    """What a pod of 600M is to a disk of many GiB, a group of 96M is to these 80 MiB."""
+    with (
+        devices.slow(tmp_path, 80 * MiB, bytes_per_second=25 * MiB) as device,
+        limits.cgroup(memory=96 * MiB, cpus=0.75) as group,
+    ):
+        processes.run(*group.prefix, sys.executable, "-c", IN_A_POD, device, how)
+        assert group.killed() == 0
+        assert group.peak() < 80 * MiB
+        with device.open("rb") as file:
+            assert all(piece == b"x" * MiB for piece in iter(lambda: file.read(MiB), b""))

@@ -139,6 +139,13 @@ def test_an_update_changes_parts_of_a_disk(place: Path, tmp_path: Path) -> None:
     oracle.same(place, expected, beyond=beyond(place))
 
 
+def test_nothing_goes_beyond_the_size(place: Path) -> None:
+    with target.open(place, SIZE) as disk:
+        for call in (lambda: disk.write(SIZE - 1, memoryview(b"xx")), lambda: disk.zero(SIZE, 1)):
+            with pytest.raises(errors.TooLarge):
+                call()
+
+
 def test_a_size_known_only_at_the_end(place: Path, tmp_path: Path) -> None:
     with target.open(place, None) as disk:
         disk.write(0, memoryview(b"x" * 3000))
