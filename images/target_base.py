@@ -76,6 +76,8 @@ class Target:
         self._kept = False
         self._closed = False
         self._lock = threading.Lock()
+        # A run holds zeros of several threads: a flush has to wait for the one that carries them out.
+        self._zeroing = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -185,13 +187,15 @@ class Target:
 
     def _clear(self, start: int, end: int) -> None:
         if self._ladder is not None and end > start:
-            for run in self._zeros.add(start, end):
-                self._ladder.zero(*run)
+            with self._zeroing:
+                for run in self._zeros.add(start, end):
+                    self._ladder.zero(*run)
 
     def _settle(self) -> None:
         if self._ladder is not None:
-            for run in self._zeros.drain():
-                self._ladder.zero(*run)
+            with self._zeroing:
+                for run in self._zeros.drain():
+                    self._ladder.zero(*run)
 
     def _release(self) -> None:
         self._close_files()

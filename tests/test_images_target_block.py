@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from images import target
+from images import kernel, target, zeroing
 from importer import errors
 from tests import devices, oracle, processes
 
@@ -162,6 +163,57 @@ def test_a_failure_is_remembered(tmp_path: Path) -> None:
                 with pytest.raises(errors.TargetError, match="input/output error"):
                     call()
         oracle.unusable(device.path)
+
+
+def test_a_flush_waits_for_zeros_under_way_in_another_thread(block: Path) -> None:
+    """Without that a journal would claim a range that a kill leaves as it was."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(fd: int, offset: int, length: int) -> None:
+        begun.set()
+        go.wait(10)
+        kernel.punch_hole(fd, offset, length)
+
+    with target.open(block, 32 * MiB) as disk:
+        disk._ladder = zeroing.Ladder(disk._fd, (slow,), 4096, disk._put)
+        for start in range(2 * MiB, 6 * MiB, MiB // 4):
+            disk.zero(start, 4096)  # as many runs as may grow side by side
+        zeroing_thread = threading.Thread(target=disk.zero, args=(8 * MiB, 4096))
+        zeroing_thread.start()
+        begun.wait(10)
+        flushing = threading.Thread(target=disk.flush)
+        begun.clear()
+        flushing.start()
+        assert not begun.wait(0.2), "the flush went past the run that is under way"
+        go.set()
+        flushing.join()
+        zeroing_thread.join()
+
+
+def mounted(device: Path, point: Path) -> contextlib.AbstractContextManager[object]:
+    point.mkdir()
+    processes.run("mkfs.ext4", "-q", "-F", device)
+    processes.run("mount", device, point)
+    undo = contextlib.ExitStack()
+    undo.callback(processes.run, "umount", point)
+    return undo
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_on_a_failing_device(tmp_path: Path, direct: bool) -> None:
+    with devices.failing(tmp_path, 64 * MiB) as device, mounted(device.path, tmp_path / "mounted"):
+        path = tmp_path / "mounted" / "disk.img"
+        with target.open(path, 8 * MiB, target.Options(direct=direct)) as disk:
+            device.fail()
+            with pytest.raises(errors.TargetError, match=r"input/output error|read-only"):
+                write_and_commit(disk, os.urandom(8 * MiB))
+        device.mend()
+        oracle.unusable(path)
+
+
+def write_and_commit(disk: target.Target, content: bytes) -> None:
+    disk.write(0, memoryview(content))
+    disk.commit()
 
 
 def test_qemu_img_may_write_to_the_device_that_is_held(block: Path, tmp_path: Path) -> None:
