@@ -89,7 +89,7 @@ def notes(path: str | os.PathLike[str], size: int) -> Notes | None:
     if size < target_block.HEAD:
         return None
     if _is_block(path):
-        return Notes(path, target_block.NOTES, target_block.HEAD)
+        return Notes(os.path.realpath(path), target_block.NOTES, target_block.HEAD)
     return Notes(target_file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
 
 

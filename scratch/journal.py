@@ -47,6 +47,7 @@ class Journal:
 
     def __init__(self, place: Place | None, identity: str, total: int, *, seconds: float = 10.0) -> None:
         self._place = place
+        self._withheld = place.withheld if place else 0
         self._identity = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
         self._total = total
         self._seconds = seconds
@@ -60,7 +61,8 @@ class Journal:
     def open(cls, place: Place | None, identity: str, total: int, *, seconds: float = 10.0) -> Self:
         """Read what an earlier attempt left; nothing where that is damaged or of something else.
 
-        To be called before the target is opened: that decides whether it is gone on with.
+        To be called before the target is opened: that decides whether it is gone on with. Where the
+        target was not ``resumed`` after all, ``forget``.
         ``seconds``: how often ``checkpoint`` saves. Place None: nothing is remembered.
         """
         journal = cls(place, identity, total, seconds=seconds)
@@ -76,9 +78,13 @@ class Journal:
 
     def done(self, start: int, end: int) -> None:
         """Remember that a range was given to the target."""
-        start = max(start, self._place.withheld if self._place else 0)
         with self._lock:
-            self._done.add(start, end)
+            self._done.add(max(start, self._withheld), end)
+
+    def forget(self) -> None:
+        """Start over: what an earlier attempt left was not gone on with."""
+        with self._lock:
+            self._done = ranges.Ranges()
 
     def missing(self, start: int, end: int) -> list[ranges.Range]:
         """Return what of a range is still to do."""
@@ -114,7 +120,7 @@ class Journal:
         self._next = time.monotonic() + self._seconds
 
     def _write(self, place: Place, slot: bytes) -> None:
-        fd = os.open(place.path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(place.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(fd, slot, place.offset + self._sequence % 2 * SLOT)
             os.fdatasync(fd)
@@ -134,7 +140,7 @@ class Journal:
 
 def _read(place: Place) -> list[bytes]:
     try:
-        fd = os.open(place.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(place.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return []
     try:

@@ -179,6 +179,20 @@ def test_too_many_ranges_forget_the_shortest(place: Place) -> None:
     assert again.missing(0, MiB) == []
 
 
+def test_a_link_is_not_followed(place: Place, tmp_path: Path) -> None:
+    saved(place, (0, MiB))
+    link = tmp_path / "link"
+    link.symlink_to(place.path)
+    planted = dataclasses.replace(place, path=str(link))
+    assert journal.Journal.open(planted, "etag", TOTAL).covered == 0
+
+
+def test_what_is_forgotten_is_to_do_again(place: Place) -> None:
+    kept = saved(place, (0, MiB))
+    kept.forget()
+    assert kept.missing(0, TOTAL) == [(0, TOTAL)]
+
+
 def test_no_journal_is_no_failure(place: Place) -> None:
     kept = journal.Journal.open(place, "etag", TOTAL)
     Path(place.path).unlink()
