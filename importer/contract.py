@@ -105,6 +105,15 @@ def parse_header(text: str) -> tuple[str, str]:
     return found[1], found[2].strip()
 
 
+def endpoint(address: str, env: Mapping[str, str]) -> str:
+    """Return ``address``; one of Google's leads to the emulator of the environment, if there is one."""
+    emulator = env.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+    if not emulator or not address.startswith("gs://"):
+        return address
+    scheme = "" if "://" in emulator else "http://"
+    return f"{scheme}{emulator}/{urllib.parse.quote(address.removeprefix('gs://'))}"
+
+
 def certificate_files(directory: str) -> tuple[str, ...]:
     """Return the certificate files of a mounted directory: regular files, no leading dot."""
     if not directory:
@@ -217,7 +226,7 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
         no_proxy=reading.either_case("no_proxy"),
     )
     return base.Location(
-        endpoint=_endpoint(env),
+        endpoint=endpoint(env.get("IMPORTER_ENDPOINT", ""), env),
         access=access,
         architecture=env.get("IMPORTER_REGISTRY_IMAGE_ARCHITECTURE", ""),
         credentials_file=env.get("GOOGLE_APPLICATION_CREDENTIALS", ""),
@@ -230,16 +239,6 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
         final=env.get("IMPORTER_FINAL_CHECKPOINT") == "true",
         **_node_pull(reading),
     )
-
-
-def _endpoint(env: Mapping[str, str]) -> str:
-    """Return the endpoint; one of Google's is led to the emulator where there is one."""
-    endpoint = env.get("IMPORTER_ENDPOINT", "")
-    emulator = env.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
-    if emulator and endpoint.startswith("gs://"):
-        scheme = "" if "://" in emulator else "http://"
-        return f"{scheme}{emulator}/{urllib.parse.quote(endpoint.removeprefix('gs://'))}"
-    return endpoint
 
 
 def _node_pull(reading: Reading) -> dict[str, str]:

@@ -56,6 +56,11 @@ _SOURCE: tuple[Decorator, ...] = (
         "--password-file", type=FILE, help="File with the password or secret key (else IMPORTER_SECRET_KEY)."
     ),
     click.option(
+        "--session-token-file",
+        type=FILE,
+        help="File with the token of temporary S3 keys (else IMPORTER_SESSION_TOKEN).",
+    ),
+    click.option(
         "--header", "headers", type=HEADER, multiple=True, help="HTTP header 'Name: value'; may be repeated."
     ),
     click.option("--header-dir", help="Folder of secret HTTP headers, one to a file."),
@@ -174,6 +179,7 @@ def _location(address: str, given: Mapping[str, Any], env: Mapping[str, str]) ->
     access = base.Access(
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
         password=_password(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
+        session_token=_password(given["session_token_file"]) or env.get("IMPORTER_SESSION_TOKEN", ""),
         headers=given["headers"] + contract.header_files(given["header_dir"] or ""),
         ca_files=given["ca_files"] + contract.certificate_files(given["ca_dir"] or ""),
         insecure=given["insecure"],
@@ -194,7 +200,8 @@ def _location(address: str, given: Mapping[str, Any], env: Mapping[str, str]) ->
         "current",
         "final",
     )
-    return base.Location(endpoint=address, access=access, **{name: given[name] for name in names})
+    endpoint = contract.endpoint(address, env)
+    return base.Location(endpoint=endpoint, access=access, **{name: given[name] for name in names})
 
 
 def _password(path: str | None) -> str:

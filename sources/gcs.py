@@ -110,9 +110,8 @@ class _Object(pinned.Place):
         bucket, name = (
             urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.name)
         )
-        super().__init__(
-            f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media", location.access
-        )
+        self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
+        super().__init__(self._media, location.access)
         self.name = session.safe_url(location.endpoint)
 
     def describe(self) -> Any:
@@ -135,7 +134,7 @@ class _Object(pinned.Place):
                 if err.fields.get("status") not in {401, 403} or not self._keys.look_around():
                     raise
         self._generation = blob.generation
-        self.url = f"{self.url}&generation={blob.generation}"
+        self.url = f"{self._media}&generation={blob.generation}"
         self.unpin()
         return blob
 
