@@ -67,7 +67,13 @@ def seaweed(directory: Path, pair: tls.KeyPair | None = None) -> Iterator[Store]
         _identity("anonymous", None, "Read:public"),
     ]}))  # fmt: skip
     argv = [weed, "mini", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    argv += ["-admin.ui=false", "-webdav=false", f"-s3.port={store.port}", f"-s3.config={rights}"]
+    argv += [
+        "-admin.ui=false",
+        "-webdav=false",
+        "-volume.preStopSeconds=0",
+        f"-s3.port={store.port}",
+        f"-s3.config={rights}",
+    ]
     ports = ("admin", "admin.port.grpc", "filer", "filer.port.grpc", "master", "master.port.grpc")
     ports += ("volume", "volume.port.grpc", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance")
     for name in ports:
