@@ -24,12 +24,6 @@ class Buffer:
         self.size = size
         self.view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
-    def is_zero(self, offset: int, length: int) -> bool:
-        return is_zero(self.view[offset : offset + length])
-
-    def data_runs(self, length: int, block: int = UNIT) -> list[tuple[int, int, bool]]:
-        return data_runs(self.view[:length], block)
-
 
 class BufferPool:
     """At most ``total`` bytes of buffers, made when first needed. Thread-safe."""
