@@ -108,8 +108,9 @@ def _docker(endpoint: str) -> Reference:
 def _archive(rest: str) -> ArchiveReference:
     rest, _, choice = rest.partition("#")
     path, colon, tag = rest.rpartition(":")
-    if not colon or "/" in tag:
+    is_tagged = bool(colon) and "/" not in tag
+    if not is_tagged:
         path, tag = rest, ""
-    if not path or (tag and not _TAG.fullmatch(tag)):
+    if not path or (is_tagged and not _TAG.fullmatch(tag)):
         raise errors.RequestError(f"{ARCHIVE}{rest}: wants oci-archive:path[:tag]")
     return ArchiveReference(path, tag, choice)
