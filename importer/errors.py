@@ -114,7 +114,6 @@ class DigestMismatch(SourceError):
     """A blob, manifest or configuration is not the one that its digest names."""
 
     template = "{url}: digest mismatch: expected {expected}, calculated {calculated}"
-    retryable = True
 
 
 class WrongPlatform(SourceError):

@@ -34,6 +34,7 @@ class Disk:
         self._store = store
         self._reader = store.blob(blob)
         self._given = 0
+        self._finished = False
 
     def readinto(self, into: memoryview, /) -> int:
         if count := min(len(into), len(self.head) - self._given):
@@ -59,7 +60,13 @@ class Disk:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Read the blob to its end, where its digest is verified."""
+        """Read the blob to its end, where its digest is verified. Safe to call twice."""
+        if not self._finished:
+            self.read_rest()
+        self._finished = True
+
+    def read_rest(self) -> None:
+        """Read the blob to its end."""
         raise NotImplementedError
 
     def again(self) -> Disk:
@@ -79,7 +86,7 @@ class FileDisk(Disk):
     def read_on(self, into: memoryview) -> int:
         return self._reader.readinto(into)
 
-    def finish(self) -> None:
+    def read_rest(self) -> None:
         rest = memoryview(bytearray(HEAD_SIZE))
         while self.read_on(rest):
             pass
@@ -112,7 +119,7 @@ class LayerDisk(Disk):
     def read_on(self, into: memoryview) -> int:
         return self._layer.readinto(into)
 
-    def finish(self) -> None:
+    def read_rest(self) -> None:
         self._layer.finish()
 
     def again(self) -> Disk:

@@ -113,7 +113,8 @@ class Authorizer:
             raise errors.Unreachable(url=url, reason="a token challenge without a usable realm")
         if self._credentials != Credentials():
             self._check_clear(url, realm)
-        fields = {"service": service, "scope": self._scope}
+        fields = {"service": service} if service else {}
+        fields["scope"] = self._scope
         with session.translated(name, first=not self._answered):
             ask = self._exchange if self._credentials.identity else self._ask
             answer = ask(realm, fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,10 +14,12 @@ from images import fetch, retry
 from importer import errors
 from sources import base, blobs, http, oci, oci_reference, pinned, registry_auth, session
 
+log = logging.getLogger(__name__)
+
 #: Seconds without progress until a blob is given up, and until a blob or a configuration answers.
 PATIENCE = 180.0
 #: What the first request of a blob asks for: most layers begin with the disk, whose head it holds.
-HEAD_SIZE = 1 << 20
+HEAD_SIZE = 1 << 19
 DIGEST_HEADER = "Docker-Content-Digest"
 
 
@@ -145,7 +148,8 @@ class Registry:
 
     @contextmanager
     def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
-        place, response = self._first(target, method)
+        place = Place(self._url("manifests", target), self, oci.ACCEPT)
+        response = place.get(None, method)
         try:
             if response.status_code == 404:
                 raise errors.Unreachable(url=self.name, reason="no such repository, tag or digest")
@@ -156,23 +160,17 @@ class Registry:
         finally:
             place.drop(response)
 
-    def _first(self, target: str, method: str) -> tuple[Place, requests.Response]:
-        """Ask for a manifest; the first time by https, then by http where insecure is allowed."""
-        try:
-            place = Place(self._url("manifests", target), self, oci.ACCEPT)
-            response = place.get(None, method)
-        except (errors.Unreachable, errors.Transient) as err:
-            if self._scheme or not self.access.insecure:
-                raise
-            try:
-                place = Place(self._url("manifests", target, "http"), self, oci.ACCEPT)
-                response = place.get(None, method)
-            except (errors.Unreachable, errors.Transient):
-                raise err from None
-            self._scheme = "http"
-        self._scheme = self._scheme or "https"
-        return place, response
+    def _url(self, kind: str, target: str) -> str:
+        self._scheme = self._scheme or self._find_scheme()
+        return f"{self._scheme}://{self.reference.api_host}/v2/{self.reference.repository}/{kind}/{target}"
 
-    def _url(self, kind: str, target: str, scheme: str = "") -> str:
-        scheme = scheme or self._scheme or "https"
-        return f"{scheme}://{self.reference.api_host}/v2/{self.reference.repository}/{kind}/{target}"
+    def _find_scheme(self) -> str:
+        """Return https; where insecure is allowed, http for a registry that does not answer by https."""
+        if self.access.insecure:
+            place = pinned.Place(f"https://{self.reference.api_host}/v2/", self.access, self.connection)
+            try:
+                place.drop(place.get(None))
+            except (errors.Unreachable, errors.Transient) as err:
+                log.warning("no https, trying http registry=%r reason=%s", self.reference.api_host, err)
+                return "http"
+        return "https"
