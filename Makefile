@@ -39,7 +39,8 @@ format: setup ## let ruff format and mend what it can
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-bench: setup ## measure
+bench: ## measure beside curl, dd and qemu-img; writes docs/benchmarks.md
+	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
 image: ## build the container image

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import sources
-from images import retry
+from images import retry, staging
 from importer import contract, errors, plan, request, routes
 from importer import job as job_module
 from importer import progress as progress_module
@@ -26,6 +26,7 @@ ROUTES: Mapping[plan.Route, Callable[[job_module.Job], None]] = {
     plan.Route.STREAM: routes.stream,
     plan.Route.CONVERT: routes.convert,
     plan.Route.SPOOL: routes.spool,
+    plan.Route.UNPACK: routes.unpack_archive,
 }
 
 
@@ -74,6 +75,9 @@ def run(
     cancel = cancel or threading.Event()
     contract.check(wanted)
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
+    if wanted.is_archive:
+        # What an earlier attempt has left is not counted against this one.
+        staging.remove_left_over(wanted.target)
     with opened(wanted, progress, cancel) as source:
         found = survey_module.survey(source, wanted, cancel)
         job = _carry_out(wanted, source, found, progress, cancel)

@@ -44,6 +44,10 @@ class Job:
         self.read += count
         self.progress.advance(count)
 
+    def wrote(self, count: int) -> None:
+        """Count bytes of what is made, where its size is not known before."""
+        self.size += count
+
     def count(self, count: int) -> None:
         """Count bytes of the source where progress is measured in something else."""
         self.read += count

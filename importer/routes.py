@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from formats import detect, facts, qcow2, safety
-from images import copy, fetch, nbd, place, process, qemu_img, target
+from formats import archive, detect, facts, qcow2, safety
+from images import copy, fetch, nbd, place, process, qemu_img, staging, target, unpack
 from importer import errors, survey
 from importer.job import Job
 from scratch import space
@@ -79,6 +79,17 @@ def spool(job: Job) -> None:
             if err.retryable or isinstance(err, errors.Cancelled):
                 kept.keep()
             raise
+
+
+def unpack_archive(job: Job) -> None:
+    """UNPACK: a tar archive into a staging folder, moved into place when it is whole and verified."""
+    job.progress.phase("transfer", job.source.size)
+    with staging.Staging(job.wanted.target) as staged:
+        with job.plain() as reader:
+            unpack.unpack(archive.Archive(reader, limit_bytes=job.limit), staged.path, advance=job.wrote)
+        job.source.verify()
+        job.progress.phase("sync", None)
+        staged.commit()
 
 
 def _download(job: Job, path: str, available: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def write(
     _plot_growth(plots / "growth.svg", growth, "seconds", lambda cost: cost.wall)
     table = [HEAD, ["---"] * len(HEAD), *(row.cells() for row in rows)]
     text = PAGE.format(
-        date=datetime.datetime.now(datetime.UTC).date(),
+        date=dt.datetime.now(dt.UTC).date(),
         machine=f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}",
         versions=_versions(),
         rounds=rounds,
@@ -81,14 +81,15 @@ def write(
 PAGE = """\
 # Benchmarks
 
-Written by `make bench` on {date}: {machine}. {versions}. Medians of {rounds} rounds, each row alternating with its rival in
-one run; read the ratios, the machine is shared and noisy.
+Written by `make bench` on {date}: {machine}. {versions}. Medians of {rounds} rounds, each
+row alternating with its rival in one run; read the ratios, the machine is shared and noisy.
 
-The disk is 2 GiB, an ext4 file system with 400 MiB of real files from /usr, served by nginx on loopback. The rival is what a
-user would type: `curl | dd bs=1M iflag=fullblock conv=sparse,fsync` with `pigz -dc`, `xz -T0 -dc` or `zstd -dc` between for raw
-disks (no `sparse` on a block device), `curl -o F && qemu-img convert -m 16 -W` and a sync for formats. *slowest stage* is the
-slowest single stage of the rival by itself: no pipeline of these parts can be faster. CPU counts children; MiB is the peak of
-anonymous memory of all processes together.
+The disk is 2 GiB, an ext4 file system with 400 MiB of real files from /usr, served by nginx on
+loopback. The rival is what a user would type: `curl | dd bs=1M iflag=fullblock conv=sparse,fsync` with
+`pigz -dc`, `xz -T0 -dc` or `zstd -dc` between for raw disks (no `sparse` on a block device),
+`curl -o F && qemu-img convert -m 16 -W` and a sync for formats. *slowest stage* is the slowest single
+stage of the rival by itself: no pipeline of these parts can be faster. CPU counts children; MiB is the
+peak of anonymous memory of all processes together.
 
 {table}
 
@@ -102,11 +103,11 @@ anonymous memory of all processes together.
 
 
 def _plot_times(path: Path, rows: Sequence[Row]) -> None:
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
     shown = [row for row in rows if row.theirs is not None]
     places = range(len(shown))
-    figure, axes = pyplot.subplots(figsize=(9, 0.4 * len(shown) + 1))
+    figure, axes = plt.subplots(figsize=(9, 0.4 * len(shown) + 1))
     axes.barh([place + 0.2 for place in places], [row.ours.wall for row in shown], 0.4, label="cdi-worker")
     axes.barh(
         [place - 0.2 for place in places],
@@ -119,13 +120,13 @@ def _plot_times(path: Path, rows: Sequence[Row]) -> None:
     axes.set_xlabel("seconds")
     axes.legend()
     figure.savefig(path, bbox_inches="tight")
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def _plot_growth(path, growth, label, value) -> None:  # type: ignore[no-untyped-def]
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(6, 3.5))
+    figure, axes = plt.subplots(figsize=(6, 3.5))
     for name, costs in growth.items():
         axes.plot(
             [size / (1 << 30) for size, _ in costs], [value(cost) for _, cost in costs], "o-", label=name
@@ -135,7 +136,7 @@ def _plot_growth(path, growth, label, value) -> None:  # type: ignore[no-untyped
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path, bbox_inches="tight")
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def _cpu() -> str:
