@@ -35,26 +35,19 @@ class Image:
         """
         header = self.header
         claims = qcow2_claims.Claims(header, self.size)
-        for table in self._tables():
+        for table in qcow2_tables.tables(header, self._l1):
             claims.take(table.host, table.length)
-        remaining = self._tables()
+        remaining = qcow2_tables.tables(header, self._l1)
         count = max(1, WINDOW // header.table_entries)
         start = 0
         while True:
             tables = tuple(islice(remaining, count))
             last = len(tables) < count
-            end = header.virtual_size if last else tables[-1].guest + header.reach
-            yield Window(header, claims, tables, (start, min(end, header.virtual_size)))
+            end = header.virtual_size if last else tables[-1].guest + tables[-1].size
+            yield Window(header, claims, tables, (start, end))
             if last:
                 return
             start = end
-
-    def _tables(self) -> Iterator[Piece]:
-        cluster, reach = self.header.cluster_size, self.header.reach
-        for index, entry in enumerate(self._l1):
-            host = entry and qcow2_tables.table_offset(entry, cluster)
-            if host:
-                yield Piece(host, cluster, index * reach, 0, packed=False)
 
 
 class Window:

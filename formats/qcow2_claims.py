@@ -7,13 +7,16 @@ from collections.abc import Iterable
 from formats import qcow2_header, qcow2_pieces
 from importer import errors
 
+#: More than any file has.
+UNKNOWN = 1 << 63
+
 _SECTOR = 512
 
 
 class Claims:
     """The clusters spoken for so far.
 
-    ``size``: bytes of the file. One byte per cluster is kept, at most
+    ``size``: bytes of the file, ``UNKNOWN`` for a stream. One byte per cluster is kept, at most
     ``LIMIT``: 4 TiB of 64 KiB clusters.
     """
 

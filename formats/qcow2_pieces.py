@@ -35,13 +35,16 @@ class Batch(NamedTuple):
     pieces: list[Piece]
 
 
-def batches(pieces: Iterable[Piece], size: int) -> Iterator[Batch]:
-    """Gather sorted pieces into requests of at most ``BATCH`` bytes, none behind ``size``."""
+def batches(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]:
+    """Gather sorted pieces into requests of at most ``BATCH`` bytes, none behind ``size``.
+
+    ``gap``: so many bytes between two pieces may be read with them.
+    """
     group: list[Piece] = []
     start = end = 0
     for piece in chain.from_iterable(map(_split, pieces)):
         piece_end = piece.host + piece.length
-        if group and (piece.host - end > GAP or piece_end - start > BATCH):
+        if group and (piece.host - end > gap or piece_end - start > BATCH):
             yield Batch(start, min(end, size) - start, group)
             group = []
         if not group:
@@ -86,10 +89,17 @@ def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, 
 
     ``pieces`` are in the disk's order.
     """
-    position = start
-    for piece in pieces:
-        if piece.guest > position:
-            yield position, piece.guest - position
-        position = piece.guest + piece.size
-    if position < end:
-        yield position, end - position
+    spans = ((piece.guest, piece.guest + piece.size) for piece in pieces)
+    return ((first, after - first) for first, after in gaps(spans, start, end))
+
+
+def gaps(spans: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield what ascending half-open ``spans`` leave out between ``start`` and ``end``."""
+    for first, after in spans:
+        if first > start:
+            yield start, min(first, end)
+        start = max(start, after)
+        if start >= end:
+            return
+    if start < end:
+        yield start, end

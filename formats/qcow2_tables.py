@@ -28,11 +28,18 @@ def entries(data: bytes | memoryview) -> array.array[int]:
     return table
 
 
-def table_offset(entry: int, cluster_size: int) -> int:
-    """Return where an L1 entry's L2 table is, 0 if there is none."""
-    if entry & ~(_OFFSET | _COPIED) or entry & _OFFSET & (cluster_size - 1):
-        raise errors.Corrupt(format="qcow2", reason=f"L1 entry {entry:#018x} is malformed")
-    return entry & _OFFSET
+def tables(header: qcow2_header.Header, l1: array.array[int]) -> Iterator[Piece]:
+    """Yield the L2 tables as pieces whose ``guest`` and ``size`` are what each maps."""
+    for index, entry in enumerate(l1):
+        if not entry:
+            continue
+        offset = entry & _OFFSET
+        if entry & ~(_OFFSET | _COPIED) or offset & (header.cluster_size - 1):
+            raise errors.Corrupt(format="qcow2", reason=f"L1 entry {entry:#018x} is malformed")
+        if offset:
+            guest = index * header.reach
+            size = min(header.reach, header.virtual_size - guest)
+            yield Piece(offset, header.cluster_size, guest, size, packed=False)
 
 
 def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) -> list[Piece]:
