@@ -16,6 +16,8 @@ from images import copy, directio, fetch, target_base
 # fits, and from 1 MiB on longer writes are not faster.
 _GATHER = 2 << 20
 
+Inflate = Callable[[bytes | memoryview], bytes]
+
 
 class Piece(Protocol):
     """See ``formats.qcow2_pieces.Piece``."""
@@ -66,42 +68,63 @@ class Window(Protocol):
 class Image(Protocol):
     """See ``formats.qcow2.Image``."""
 
-    inflate: Callable[[bytes | memoryview], bytes]
+    inflate: Inflate
 
     def windows(self) -> Iterator[Window]: ...
+
+
+class Journal(Protocol):
+    """Ranges of the disk that are done; see ``scratch.journal.Journal``."""
+
+    def done(self, start: int, end: int) -> None: ...
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]: ...
+
+    def checkpoint(self, flush: Callable[[], None]) -> None: ...
 
 
 def from_ranges(
     image: Image,
     fetcher: fetch.Fetcher,
     target: target_base.Target,
-    *,
-    done: Callable[[int, int], bool] = lambda _offset, _length: False,
-    on_done: Callable[[int, int], None] = lambda _offset, _length: None,
-    advance: Callable[[int], None] = lambda _: None,
+    journal: Journal,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Place a whole image that can be read at random.
 
-    The same image is fetched in the same ranges each time. ``done(offset, length)`` tells which of
-    them an earlier attempt has placed for good; ``on_done`` is told, from several threads, of each
-    that was placed now, except those that touch the target's withheld start. ``advance`` is told of
-    bytes of the disk.
+    What the journal knows as done is neither fetched nor written. ``advance`` is told, from several
+    threads, of bytes of the disk.
     """
-    placer = Placer(image, target)
+    placer = Placer(image.inflate, target)
 
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
-        if all(piece.guest >= target.withheld for piece in batch.pieces):
-            on_done(batch.offset, batch.length)
-        advance(_size(batch))
+        for piece in batch.pieces:
+            journal.done(piece.guest, piece.guest + piece.size)
+        journal.checkpoint(target.flush)
+        advance(size(batch))
 
     for window in image.windows():
         _each(fetcher, window.tables(), _loader(window))
         window.check()
         for offset, length in window.holes():
-            target.zero(offset, length)
+            _clear(target, journal, offset, length)
             advance(length)
-        _each(fetcher, _remaining(window.data(), done, advance), place)
+        _each(fetcher, _missing(window.data(), journal, advance), place)
+
+
+def _clear(target: target_base.Target, journal: Journal, offset: int, length: int) -> None:
+    for start, end in journal.missing(offset, offset + length):
+        target.zero(start, end - start)
+        journal.done(start, end)
+
+
+def _missing(batches: Iterable[Batch], journal: Journal, advance: Callable[[int], object]) -> Iterator[Batch]:
+    for batch in batches:
+        if any(journal.missing(piece.guest, piece.guest + piece.size) for piece in batch.pieces):
+            yield batch
+        else:
+            advance(size(batch))
 
 
 def _each(
@@ -126,25 +149,16 @@ def _loader(window: Window) -> Callable[[Batch, memoryview], None]:
     return load
 
 
-def _remaining(
-    batches: Iterable[Batch], done: Callable[[int, int], bool], advance: Callable[[int], None]
-) -> Iterator[Batch]:
-    for batch in batches:
-        if done(batch.offset, batch.length):
-            advance(_size(batch))
-        else:
-            yield batch
-
-
-def _size(batch: Batch) -> int:
+def size(batch: Batch) -> int:
+    """Return how many bytes of the disk a batch makes."""
     return sum(piece.size for piece in batch.pieces)
 
 
 class Placer:
     """Writes pieces to a target, zeros as zeros. Thread-safe."""
 
-    def __init__(self, image: Image, target: target_base.Target) -> None:
-        self._image = image
+    def __init__(self, inflate: Inflate, target: target_base.Target) -> None:
+        self._inflate = inflate
         self._target = target
         self._local = threading.local()
 
@@ -155,7 +169,7 @@ class Placer:
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
             if piece.packed:
-                gathered.add(piece.guest, self._image.inflate(body)[: piece.size])
+                gathered.add(piece.guest, self._inflate(body)[: piece.size])
             else:
                 copy.place(self._target, piece.guest, body)
         gathered.flush()

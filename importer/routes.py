@@ -155,20 +155,9 @@ def _place_ranges(job: Job) -> None:
     size = job.plan.virtual_size or 0
     job.progress.phase("transfer", size)
     fetcher = job.fetcher(job.count)
-    with job.resumable(job.wanted.target, size, fetcher.size, job.options) as (out, noted):
-
-        def on_done(offset: int, length: int) -> None:
-            noted.done(offset, offset + length)
-            noted.checkpoint(out.flush)
-
-        place.from_ranges(
-            qcow2.read_image(fetcher.read, fetcher.size),
-            fetcher,
-            out,
-            done=lambda offset, length: not noted.missing(offset, offset + length),
-            on_done=on_done,
-            advance=job.progress.advance,
-        )
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        image = qcow2.read_image(fetcher.read, fetcher.size)
+        place.from_ranges(image, fetcher, out, noted, job.progress.advance)
         job.commit(out, size)
 
 

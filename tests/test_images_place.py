@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from formats import qcow2
 from images import fetch, place
 from importer import errors
+from scratch import journal
 from tests import disks as disks_module
 from tests import qcow2_images
 
@@ -17,8 +20,6 @@ MiB = 1 << 20
 
 class Dirty:
     """A disk in memory that was full of 0xFF, and knows what was written twice or not at all."""
-
-    withheld = 0
 
     def __init__(self, size: int) -> None:
         self.data = bytearray(b"\xff") * size
@@ -34,6 +35,9 @@ class Dirty:
         assert length
         self._cover(offset, length)
         self.data[offset : offset + length] = bytes(length)
+
+    def flush(self) -> None:
+        pass
 
     def _cover(self, offset: int, length: int) -> None:
         first, end = offset // 512, (offset + length) // 512
@@ -80,12 +84,16 @@ def fetcher(file: Bytes) -> fetch.Fetcher:
     return fetch.Fetcher(file, file.size, fetch.Options(connections=2), cancel=threading.Event())
 
 
+def unjournalled() -> journal.Journal:
+    return journal.Journal(None, "", 0)
+
+
 def placed(data: bytes) -> bytes:
     """Return the disk that our own reader makes of a file's bytes."""
     source = fetcher(Bytes(data))
     image = qcow2.read_image(source.read, source.size)
     target = Dirty(image.header.virtual_size)
-    place.from_ranges(image, source, target)
+    place.from_ranges(image, source, target, unjournalled())
     assert all(target.covered), "left out"
     return bytes(target.data)
 
@@ -114,56 +122,57 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
 
 
-def test_resume(large: tuple[bytes, bytes]) -> None:
+class Place(NamedTuple):
+    """Where a journal is."""
+
+    path: Path
+    offset: int = 0
+    withheld: int = 0
+
+
+def put(source: fetch.Fetcher, target: Dirty, notes: journal.Journal) -> None:
+    place.from_ranges(qcow2.read_image(source.read, source.size), source, target, notes)
+
+
+def test_resume(large: tuple[bytes, bytes], tmp_path: Path) -> None:
     """What an earlier attempt has placed is neither fetched nor written again."""
     data, expected = large
+    where = Place(tmp_path / "journal")
+    where.path.touch()
     target = Dirty(len(expected))
-    ranges: list[tuple[int, int]] = []
-
-    def put(source: fetch.Fetcher) -> None:
-        image = qcow2.read_image(source.read, source.size)
-        place.from_ranges(
-            image,
-            source,
-            target,
-            done=lambda *item: item in ranges,
-            on_done=lambda *item: ranges.append(item),
-        )
-
+    notes = journal.Journal.open(where, "this", len(expected), seconds=0)
     with pytest.raises(errors.TransferFailed):
-        put(fetcher(FailsAfter(data, 18)))
-    before = sum(length for _, length in ranges)
-    assert before
+        put(fetcher(FailsAfter(data, 18)), target, notes)
     target.covered = bytearray(len(target.covered))
+    notes = journal.Journal.open(where, "this", len(expected))
+    before = notes.covered
     again = FailsAfter(data, 1 << 30)
-    put(fetcher(again))
+    put(fetcher(again), target, notes)
     assert target.data == expected
-    assert len(ranges) == len(set(ranges))
-    assert again.fetched <= len(data) - before + MiB
+    assert notes.covered == len(expected)
+    assert 0 < before < len(expected)
+    fresh = FailsAfter(data, 1 << 30)
+    put(fetcher(fresh), Dirty(len(expected)), unjournalled())
+    assert again.fetched < fresh.fetched
 
 
-def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes]) -> None:
-    """A range that touches it may be lost in a crash although it was written."""
+def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """What touches it may be lost in a crash although it was written."""
     data, expected = large
-    target = Dirty(len(expected))
-    target.withheld = MiB
-    ranges: list[tuple[int, int]] = []
-    source = fetcher(Bytes(data))
-    image = qcow2.read_image(source.read, source.size)
-    place.from_ranges(image, source, target, on_done=lambda *item: ranges.append(item))
-    (window,) = image.windows()
-    for batch in window.tables():
-        for table in batch.pieces:
-            window.load(table, source.read(table.host, table.length))
-    batches = {(batch.offset, batch.length): batch.pieces for batch in window.data()}
-    withheld = {item for item, pieces in batches.items() if any(piece.guest < MiB for piece in pieces)}
-    assert withheld
-    assert batches.keys() - set(ranges) == withheld
+    where = Place(tmp_path / "journal", withheld=MiB)
+    where.path.touch()
+    notes = journal.Journal.open(where, "this", len(expected))
+    put(fetcher(Bytes(data)), Dirty(len(expected)), notes)
+    assert notes.missing(0, len(expected)) == [(0, MiB)]
+    target, again = Dirty(len(expected)), FailsAfter(data, 1 << 30)
+    put(fetcher(again), target, notes)
+    assert target.data[:MiB] == expected[:MiB]
+    assert again.fetched < 5 * MiB
 
 
 def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> None:
     steps: list[int] = []
     source = fetcher(Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
     image = qcow2.read_image(source.read, source.size)
-    place.from_ranges(image, source, Dirty(image.header.virtual_size), advance=steps.append)
+    place.from_ranges(image, source, Dirty(image.header.virtual_size), unjournalled(), steps.append)
     assert sum(steps) == image.header.virtual_size

@@ -1,0 +1,58 @@
+"""What a passing qcow2 image asks to be kept is enough, wherever the pieces of the file are cut."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import hypothesis
+from hypothesis import strategies
+
+from formats import qcow2_header, qcow2_stream
+from tests import disks, processes, qcow2_images
+
+
+def passed(data: bytes, chunk: int, recent: int) -> bytes:
+    """Return the disk; only what was kept and the ``recent`` last chunks can be read again."""
+    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
+    passing = qcow2_stream.Passing(header)
+    disk = bytearray(b"\xff") * header.virtual_size
+    kept = bytearray(len(data))
+    start = -chunk
+
+    def read(offset: int, length: int) -> bytes:
+        old = max(0, start - recent * chunk - offset)
+        assert all(kept[offset : offset + min(old, length)]), "neither recent nor kept"
+        return data[offset : offset + length]
+
+    while start + chunk <= len(data):
+        start += chunk
+        end = min(start + chunk, len(data))
+        arrival = passing.arrive(start, end, read, last=start + chunk > len(data))
+        for offset, length in arrival.holes:
+            disk[offset : offset + length] = bytes(length)
+        for piece in (piece for batch in arrival.ready for piece in batch.pieces):
+            body = read(piece.host, min(piece.length, len(data) - piece.host))
+            disk[piece.guest : piece.guest + piece.size] = (
+                passing.inflate(body)[: piece.size] if piece.packed else body
+            )
+        for first, after in arrival.keep:
+            assert start <= first < after <= end
+            kept[first:after] = b"\1" * (after - first)
+    return bytes(disk)
+
+
+@hypothesis.settings(max_examples=20, deadline=None, print_blob=True)
+@hypothesis.given(qcow2_images.recipes(), strategies.integers(1, 40), strategies.booleans())
+def test_keeps_enough(recipe: qcow2_images.Recipe, clusters: int, last: bool) -> None:
+    processes.need("qemu-img", "qemu-io")
+    with tempfile.TemporaryDirectory() as folder:
+        path, expected = Path(folder, "image"), Path(folder, "expected")
+        qcow2_images.make(recipe, path)
+        hypothesis.assume(qcow2_images.sound(path))
+        disks.to_raw(path, "qcow2", expected)
+        data, disk = path.read_bytes(), expected.read_bytes()
+    cluster = qcow2_header.parse(data).cluster_size
+    if last:
+        data = qcow2_images.tables_last(data)
+    assert passed(data, clusters * cluster, recent=2) == disk

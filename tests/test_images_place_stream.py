@@ -1,0 +1,141 @@
+"""Placing qcow2 images that come in order: the same disk as from random ranges, or a clean error."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from formats import qcow2_header, qcow2_stream
+from images import passed, place_stream
+from importer import errors
+from scratch import spill
+from tests import disks as disks_module
+from tests import qcow2_images
+from tests.test_images_place import VARIANTS, Dirty
+
+MiB = 1 << 20
+
+
+class Ordered:
+    """Bytes in order, in portions of many sizes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = min(len(into), len(self._data) - self._at, 1 + self._at * 7 % 300_000)
+        into[:count] = self._data[self._at : self._at + count]
+        self._at += count
+        return count
+
+
+def streamed(data: bytes, scratch: spill.Spill | None = None) -> bytes:
+    """Return the disk that comes of a file's bytes read once, in order."""
+    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
+    target = Dirty(header.virtual_size)
+    steps: list[int] = []
+    length = place_stream.from_stream(
+        qcow2_stream.Passing(header),
+        Ordered(data),
+        target,
+        cancel=threading.Event(),
+        spill=scratch,
+        advance=steps.append,
+    )
+    assert length == len(data)
+    assert all(target.covered), "left out"
+    assert sum(steps) == header.virtual_size
+    return bytes(target.data)
+
+
+@pytest.mark.parametrize("content", disks_module.CONTENTS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stream(disks: disks_module.Disks, variant: str, content: str) -> None:
+    image = disks.image(variant, content).read_bytes()
+    assert streamed(image) == disks.expected(variant, content).read_bytes()
+
+
+@pytest.fixture(
+    scope="module", params=["cluster_size=4k", "cluster_size=64k", "compression_type=zstd,cluster_size=2M"]
+)
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Make an image of many chunks, written at both ends in turns, and the disk in it."""
+    folder = tmp_path_factory.mktemp("large")
+    flag = ("", "-c ")
+    steps = [
+        f"qemu-io write -q {flag[step // 2 % 2]}-s {{folder}}/noise {at}M 2M"
+        for step, at in enumerate((0, 60, 4, 56, 8, 52, 12, 48, 16, 44, 20, 40, 24))
+    ]
+    qcow2_images.make(qcow2_images.Recipe(64 * MiB, request.param, tuple(steps)), folder / "image")
+    disks_module.to_raw(folder / "image", "qcow2", folder / "expected")
+    return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
+
+
+def test_many_chunks(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+    assert streamed(data) == expected
+    assert streamed(data + os.urandom(10 * MiB)) == expected
+
+
+def test_tables_at_the_end(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+    assert streamed(qcow2_images.tables_last(data)) == expected
+
+
+def test_cut_anywhere(large: tuple[bytes, bytes]) -> None:
+    data, _ = large
+    for length in (1 << 16, len(data) // 3, len(data) // 2, len(data) - (2 << 20), len(data) - 600):
+        with pytest.raises(errors.Corrupt):
+            streamed(data[:length])
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Make an image of more data than is held in memory, all of it before the tables."""
+    folder = tmp_path_factory.mktemp("late")
+    with (folder / "raw").open("wb") as raw:
+        for number in range(80):
+            raw.write(struct.pack(">Q", number) * (MiB // 8))
+    disks_module.convert(folder / "raw", folder / "image", disks_module.Format("qcow2"))
+    return qcow2_images.tables_last((folder / "image").read_bytes()), (folder / "raw").read_bytes()
+
+
+def test_more_than_memory_needs_scratch(late: tuple[bytes, bytes], tmp_path: Path) -> None:
+    data, expected = late
+    with pytest.raises(errors.ScratchRequired):
+        streamed(data)
+    with spill.Spill(tmp_path / "spill") as scratch:
+        assert streamed(data, scratch) == expected
+    assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - passed.MEMORY + MiB
+
+
+def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+
+    class Full(Dirty):
+        def write(self, offset: int, data: memoryview) -> None:
+            if offset > 30 * MiB:
+                raise errors.TargetError(path="disk", reason="no space left on device")
+            super().write(offset, data)
+
+    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
+    with pytest.raises(errors.TargetError, match="no space"):
+        place_stream.from_stream(
+            qcow2_stream.Passing(header), Ordered(data), Full(len(expected)), cancel=threading.Event()
+        )
+
+
+def test_cancel(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+    cancel = threading.Event()
+    cancel.set()
+    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
+    with pytest.raises(errors.Cancelled):
+        place_stream.from_stream(
+            qcow2_stream.Passing(header), Ordered(data), Dirty(len(expected)), cancel=cancel
+        )
