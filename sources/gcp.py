@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,11 @@ class Keys:
 
     def __init__(self, location: base.Location) -> None:
         try:
-            import google.auth.transport.requests
-            import google.cloud.storage
+            with warnings.catch_warnings():
+                # They warn of a Python that they will not support some time.
+                warnings.simplefilter("ignore", FutureWarning)
+                import google.auth.transport.requests
+                import google.cloud.storage
         except ImportError as err:
             raise errors.MissingExtra(
                 what="the gcs source", package="google-cloud-storage", extra="gcs"

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import requests
+
 from tests import processes, tls
 
 ACCESS_KEY = "AKIDTEST"
@@ -213,16 +215,15 @@ class Emulator:
 
     def put(self, name: str, data: bytes, *, encoding: str | None = None) -> None:
         """Store an object, with a Content-Encoding if told."""
-        from google.auth.credentials import AnonymousCredentials
-        from google.cloud import storage
-
-        client = storage.Client(
-            project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.host}
-        )
-        blob = client.bucket(BUCKET).blob(name)
-        blob.content_encoding = encoding
-        blob.upload_from_string(data)
-        client.close()
+        metadata = json.dumps({"name": name, **({"contentEncoding": encoding} if encoding else {})})
+        head = f"--part\r\nContent-Type: application/json\r\n\r\n{metadata}\r\n"
+        head += "--part\r\nContent-Type: application/octet-stream\r\n\r\n"
+        requests.post(
+            f"{self.host}/upload/storage/v1/b/{BUCKET}/o?uploadType=multipart",
+            head.encode() + data + b"\r\n--part--",
+            headers={"Content-Type": "multipart/related; boundary=part"},
+            timeout=60,
+        ).raise_for_status()
 
 
 @contextlib.contextmanager
