@@ -60,7 +60,7 @@ class Bytes:
         into[: len(data)] = data
         return len(data)
 
-    def close(self) -> None:
+    def interrupt(self) -> None:
         pass
 
 
