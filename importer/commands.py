@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from images import retry
 from importer import contract, errors, execute, options, output, pod, request, survey, units
 from sources import base
 
@@ -116,6 +117,22 @@ def inspect(obj: Context, /, source: str, **given: Any) -> int:
         given["overhead"] = USUAL_OVERHEAD
     wanted = options.make_request(source, "", given, contract.environment())
     return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
+
+
+@cli.command()
+@click.argument("source")
+@options.source_options
+@click.pass_obj
+def digest(obj: Context, /, source: str, **given: Any) -> int:
+    """Print the manifest digest of the image at SOURCE (docker://…), for who watches a tag."""
+    from sources import registry
+
+    location = options.make_location(source, given, contract.environment())
+    found = retry.patiently(
+        lambda: registry.digest(location, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
+    )
+    click.echo(found)
+    return 0
 
 
 @cli.command()

@@ -17,6 +17,8 @@ from sources import base
 CONTENT_TYPES = ("kubevirt", "archive")
 #: Sources whose bytes may be an archive.
 ARCHIVE_SOURCES = frozenset({"http", "local"})
+#: A registry's folder of certificates may hold other files (containers-certs.d(5)).
+REGISTRY_CERTIFICATES = (".crt", ".pem")
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 
@@ -114,8 +116,8 @@ def endpoint(address: str, env: Mapping[str, str]) -> str:
     return f"{scheme}{emulator}/{urllib.parse.quote(address.removeprefix('gs://'))}"
 
 
-def certificate_files(directory: str) -> tuple[str, ...]:
-    """Return the certificate files of a mounted directory: regular files, no leading dot."""
+def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:
+    """Return the certificate files of a mounted directory: regular files, no leading dot, by ``endings``."""
     if not directory:
         return ()
     try:
@@ -124,7 +126,11 @@ def certificate_files(directory: str) -> tuple[str, ...]:
         return ()
     except OSError as err:
         raise errors.RequestError(f"{directory}: {os.strerror(err.errno or 0).lower()}") from err
-    return tuple(str(path) for path in entries if path.is_file() and not path.name.startswith("."))
+    return tuple(
+        str(path)
+        for path in entries
+        if path.is_file() and not path.name.startswith(".") and path.name.endswith(endings)
+    )
 
 
 def header_files(directory: str) -> tuple[tuple[str, str], ...]:
@@ -208,9 +214,9 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
     certificates: tuple[str, ...] = ()
     secret_headers: tuple[tuple[str, str], ...] = ()
     try:
-        certificates = certificate_files(env.get("IMPORTER_CERT_DIR", "")) + certificate_files(
-            env.get("IMPORTER_PROXY_CERT_DIR", "")
-        )
+        endings = REGISTRY_CERTIFICATES if env.get("IMPORTER_SOURCE") == "registry" else ("",)
+        certificates = certificate_files(env.get("IMPORTER_CERT_DIR", ""), endings)
+        certificates += certificate_files(env.get("IMPORTER_PROXY_CERT_DIR", ""))
         secret_headers = header_files(paths.extra_headers)
     except errors.RequestError as err:
         reading.faults += err.faults

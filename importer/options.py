@@ -86,6 +86,7 @@ _SOURCE: tuple[Decorator, ...] = (
     click.option(
         "--architecture", default="", help="Platform of a container image [default: this machine's]."
     ),
+    click.option("--auth-file", type=FILE, help="Docker configuration file with registry credentials."),
     click.option("--region", default="", help="S3 region, where the host does not tell."),
     click.option("--credentials-file", default="", help="Google credentials (JSON)."),
     click.option("--disk-id", default="", help="oVirt disk."),
@@ -116,6 +117,11 @@ _WRITING: tuple[Decorator, ...] = (
     click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT)."),
 )
 _OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that asks a source something."""
+    return _add(command, _SOURCE)
 
 
 def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,7 +155,7 @@ def make_request(
         target = f"{target}/disk.img"
     made = request.Request(
         source=kind,
-        location=_location(address, given, env),
+        location=make_location(address, given, env),
         target=target,
         content_type=given["content_type"],
         scratch=given["scratch"],
@@ -174,7 +180,8 @@ def source_kind(address: str) -> str:
     return SCHEMES[scheme]
 
 
-def _location(address: str, given: Mapping[str, Any], env: Mapping[str, str]) -> base.Location:
+def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]) -> base.Location:
+    """Return where a command line says that a disk is, and how to get there."""
     reading = contract.Reading(env)
     access = base.Access(
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
@@ -201,7 +208,12 @@ def _location(address: str, given: Mapping[str, Any], env: Mapping[str, str]) ->
         "final",
     )
     endpoint = contract.endpoint(address, env)
-    return base.Location(endpoint=endpoint, access=access, **{name: given[name] for name in names})
+    return base.Location(
+        auth_file=given["auth_file"] or "",
+        endpoint=endpoint,
+        access=access,
+        **{name: given[name] for name in names},
+    )
 
 
 def _password(path: str | None) -> str:

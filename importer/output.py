@@ -131,10 +131,16 @@ def _table(rows: Mapping[str, object]) -> None:
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:
-    return {
-        name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        for name, value in details.items()
-    }
+    return {name: _readable(value) for name, value in details.items()}
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_readable(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        between = "; " if any(isinstance(item, Mapping) for item in value) else ", "
+        return between.join(map(_readable, value))
+    return str(value)
 
 
 def _format(form: str, compressions: tuple[str, ...]) -> str:

@@ -156,12 +156,12 @@ def choose(index: Index, wanted: str, name: str) -> Descriptor:
         return found[0]
     if len(images) == 1 and not images[0].architecture:
         return images[0]
-    raise errors.WrongPlatform(url=name, wanted=architecture, found=platforms(images))
+    raise errors.WrongPlatform(url=name, wanted=architecture, found=", ".join(platforms(images)) or "nothing")
 
 
-def platforms(images: Sequence[Descriptor]) -> str:
+def platforms(images: Sequence[Descriptor]) -> list[str]:
     """Return the platforms of an index as people write them."""
-    return ", ".join(sorted({item.platform for item in images})) or "nothing"
+    return sorted({item.platform for item in images if not item.is_attestation})
 
 
 def check_platform(config: Mapping[str, Any], wanted: str, name: str) -> None:

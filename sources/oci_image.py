@@ -23,10 +23,10 @@ BOOTABLE = ("containers.bootc", "ostree.bootable")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """``digest``: of what the reference names. ``platforms``: of its index, empty without one."""
+    """``digest``: of what the reference names. ``platforms``: of its index, if there is one."""
 
     digest: str
-    platforms: str
+    platforms: list[str]
     manifest: oci.Manifest
     config: Mapping[str, Any]
 
@@ -65,7 +65,8 @@ def resolve(store: oci_disk.Store, architecture: str) -> Image:
     """
     data = store.root()
     document = oci.parse(data, store.name)
-    platforms, depth = "", 0
+    platforms: list[str] = []
+    depth = 0
     while isinstance(document, oci.Index):
         depth += 1
         if depth > DEEPEST_INDEX:

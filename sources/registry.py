@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from importer import errors
 from sources import base, oci_archive, oci_disk, oci_image, oci_reference, registry_store
@@ -85,20 +85,20 @@ class RegistrySource(base.Source):
     def labels(self) -> Mapping[str, str]:
         return self._image.labels() if self._image else {}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Return what the image is, for people."""
         if self._image is None or self._disk is None:
             return {}
         layers = [
-            {"digest": item.digest, "size": item.size, "media_type": item.media_type, "title": item.title}
+            {"digest": item.digest, "size": item.size, "mediaType": item.media_type}
             for item in self._image.manifest.layers
         ]
-        disk = {"path": self._disk.path, "size": self._disk.size, "layer": self._disk.blob.digest}
         return {
             "digest": self._image.digest,
-            "platforms": self._image.platforms or self._image.platform,
+            "platforms": self._image.platforms or [self._image.platform],
             "layers": layers,
-            "disk": disk,
+            "disk": self._disk.path,
+            "diskLayer": self._disk.blob.digest,
             "labels": self._image.labels(),
         }
 

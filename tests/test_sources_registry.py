@@ -159,7 +159,7 @@ def test_platforms(served: registries.Registry, docker: bool) -> None:
     for wanted, data in (("amd64", DISK), ("arm64", OTHER), ("aarch64", OTHER)):
         with opened(served, served.reference("multi", ":all"), architecture=wanted) as source:
             assert read(source) == data
-            assert source.describe()["platforms"] == "linux/amd64, linux/arm64"
+            assert source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
     with pytest.raises(errors.WrongPlatform, match="s390x; there is linux/amd64, linux/arm64"):
         opened(served, served.reference("multi", ":all"), architecture="s390x").__enter__()
     # A plain image has to fit as well.
@@ -194,8 +194,10 @@ def test_labels(served: registries.Registry) -> None:
         }
         told = source.describe()
         assert told["digest"] == digest
-        assert told["disk"] == {"path": "/disk/disk.img", "size": len(DISK), "layer": image.layers[0].digest}
-        assert [item["digest"] for item in told["layers"]] == [image.layers[0].digest]
+        assert told["disk"] == "/disk/disk.img"
+        assert told["diskLayer"] == image.layers[0].digest
+        layer = image.layers[0].descriptor
+        assert told["layers"] == [layer]
 
 
 @pytest.mark.parametrize("label", ["containers.bootc", "ostree.bootable"])
