@@ -77,6 +77,7 @@ class Fetcher:
     ) -> None:
         self.size = size
         self.options = options
+        self.interrupt = reader.interrupt
         self._reader = reader
         self._cancel = cancel
         self._advance = advance
@@ -108,10 +109,6 @@ class Fetcher:
             done += count
             self._advance(count)
             patience.progress()
-
-    def interrupt(self) -> None:
-        """End the reads that are under way."""
-        self._reader.interrupt()
 
     def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
         """Fetch all ``ranges``, each with one request, and deliver each as it comes.
