@@ -127,11 +127,19 @@ def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:
         writing = qemu_img.Writing(
             start=out.withheld,
             fresh=out.is_fresh,
-            direct=job.wanted.direct,
+            direct=_direct(job),
             sparse=not job.wanted.preallocation,
         )
         qemu_img.convert(image, out.written_path, size, writing, follow)
         job.commit(out, size)
+
+
+def _direct(job: Job) -> bool:
+    # Past the page cache it took half of the time and a third of the CPU; but vmdk comes in grains of 64 KiB,
+    # and a file system gives room for direct writes one at a time.
+    facts = target.facts(job.wanted.target)
+    in_grains = job.content.format == "vmdk" and facts.kind == "file"
+    return facts.direct and (job.wanted.direct or not in_grains)
 
 
 def _stream_ranges(job: Job) -> None:
