@@ -17,27 +17,31 @@ import requests.auth
 from importer import errors
 from sources import base, session
 
+log = logging.getLogger(__name__)
+
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import Google's libraries within: quietly, and with a missing one named."""
+    try:
+        with warnings.catch_warnings():
+            # They warn of a Python that they will not support some time.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    except ImportError as err:
+        raise errors.MissingExtra(what="the gcs source", package="google-cloud-storage", extra="gcs") from err
 
 
 class Keys:
     """The credentials of a file, those that the surroundings offer, or none (false)."""
 
     def __init__(self, location: base.Location) -> None:
-        try:
-            with warnings.catch_warnings():
-                # They warn of a Python that they will not support some time.
-                warnings.simplefilter("ignore", FutureWarning)
-                import google.auth.transport.requests
-                import google.cloud.storage
-        except ImportError as err:
-            raise errors.MissingExtra(
-                what="the gcs source", package="google-cloud-storage", extra="gcs"
-            ) from err
         # At debug level it writes requests for tokens.
         logging.getLogger("google").setLevel(logging.INFO)
         self._access = location.access
-        self._send = google.auth.transport.requests.Request(session.new_session(location.access))
+        self._send: Any = None
         self._lock = threading.Lock()
         self._keys: Any = _load(location.credentials_file) if location.credentials_file else None
         self._looked = False
@@ -50,14 +54,16 @@ class Keys:
         if self or self._looked:
             return False
         self._looked = True
-        import google.auth
-
+        with importing():
+            from google import auth
+            from google.auth import exceptions
         transport: Any = self._transport
         try:
-            self._keys, _ = google.auth.default(scopes=SCOPES, request=transport)
-        except google.auth.exceptions.DefaultCredentialsError:
-            return False
-        return True
+            with _translated():
+                self._keys, _ = auth.default(scopes=SCOPES, request=transport)
+        except exceptions.DefaultCredentialsError as err:
+            log.info("no ambient credentials: %s", err)
+        return bool(self)
 
     def authorization(self) -> requests.auth.AuthBase | None:
         """Return what puts a token into a request; None without keys."""
@@ -75,7 +81,16 @@ class Keys:
                 self._keys.token = None
         return bool(self)
 
+    def close(self) -> None:
+        """End the connections to the token service."""
+        if self._send is not None:
+            self._send.session.close()
+
     def _transport(self, url: str, *rest: Any, **options: Any) -> Any:
+        import google.auth.transport.requests
+
+        if self._send is None:
+            self._send = google.auth.transport.requests.Request(session.new_session(self._access))
         options["timeout"] = session.TIMEOUT
         return self._send(url, *rest, proxies=session.proxies(self._access, url), **options)
 
@@ -94,8 +109,9 @@ def _load(path: str) -> Any:
 
     Those that would have us run a program are refused.
     """
-    from google.auth import aws, identity_pool
-    from google.oauth2 import credentials, service_account
+    with importing():
+        from google.auth import aws, identity_pool
+        from google.oauth2 import credentials, service_account
 
     try:
         info = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -121,6 +137,8 @@ def _translated() -> Iterator[None]:
 
     try:
         yield
+    except exceptions.DefaultCredentialsError:
+        raise
     except exceptions.GoogleAuthError as err:
         said = session.printable(str(err.args[0] if err.args else type(err).__name__))
         if err.retryable or isinstance(err, exceptions.TransportError):

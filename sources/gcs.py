@@ -107,6 +107,7 @@ class _Object(pinned.Place):
         self._address = parse(location.endpoint)
         self._keys = gcp.Keys(location)
         self._generation: int | None = None
+        self._encoding = "identity"
         bucket, name = (
             urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.name)
         )
@@ -116,8 +117,9 @@ class _Object(pinned.Place):
 
     def describe(self) -> Any:
         """Return the object's metadata; from now on its generation is asked for."""
-        from google.auth import credentials
-        from google.cloud import storage
+        with gcp.importing():
+            from google.auth import credentials
+            from google.cloud import storage
 
         client = storage.Client(
             project="-",
@@ -134,13 +136,14 @@ class _Object(pinned.Place):
                 if err.fields.get("status") not in {401, 403} or not self._keys.look_around():
                     raise
         self._generation = blob.generation
+        # What is stored compressed comes as it is stored only to those who could unpack it.
+        self._encoding = blob.content_encoding or "identity"
         self.url = f"{self._media}&generation={blob.generation}"
         self.unpin()
         return blob
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
-        # Objects stored compressed come as they are stored only to those who could unpack them.
-        response = super().send(method, url, {**headers, "Accept-Encoding": "gzip"})
+        response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})
         # The ETag changes with the metadata; what names the bytes is the generation.
         generation = response.headers.pop("x-goog-generation", None)
         response.headers.pop("Last-Modified", None)
@@ -148,6 +151,10 @@ class _Object(pinned.Place):
         if generation:
             response.headers["ETag"] = f'"{generation}"'
         return response
+
+    def close(self) -> None:
+        super().close()
+        self._keys.close()
 
     def authorization(self) -> requests.auth.AuthBase:
         return self._keys.authorization() or pinned.NO_AUTH

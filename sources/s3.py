@@ -138,6 +138,9 @@ class _Object(pinned.Place):
         if response.status_code == 200 and _holds_range(response):
             # rclone's server answers so to a range; what came is what a 206 would bring.
             response.status_code = 206
+        if response.status_code in pinned.REDIRECTS and "x-amz-bucket-region" in response.headers:
+            # Where it leads wants another signature; the region says where to ask.
+            raise self.failure(response)
         return response
 
     def authorization(self) -> requests.auth.AuthBase:
@@ -170,7 +173,7 @@ class _Object(pinned.Place):
         if response.status_code == 412:
             return errors.SourceChanged(url=self.name, what="etag", before=self.etag, now="another")
         region = said.get("Region") or response.headers.get("x-amz-bucket-region")
-        if code in WRONG_REGION or (response.status_code == 301 and region):
+        if code in WRONG_REGION or (response.status_code in pinned.REDIRECTS and region):
             return self._wrong_region(code, region)
         if code in CAUSES:
             reason = CAUSES[code].format(

@@ -140,7 +140,9 @@ def serve(place: Place, data: bytes, *turns: tuple[misbehave.Page, int], last: m
         crc = base64.b64encode(google_crc32c.value(data).to_bytes(4)).decode()
         resource = json.dumps({"generation": "7", "size": str(len(data)), "crc32c": crc})
         metadata = misbehave.Page(resource.encode(), ranges=False, content_type="application/json")
-        place.server.serve("/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false", metadata)
+        busy = misbehave.Page(b"{}", status=503)
+        path = "/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false"
+        place.server.serve(path, (busy, 1), metadata)
     place.server.serve(place.path, *turns, last)
 
 
@@ -157,6 +159,18 @@ def test_resets_and_throttling_are_outlasted(
     target = tmp_path / "disk.img"
     importer.run(request(place.kind, place.url, target))
     oracle.same(target, disks.expected(variant))
+
+
+@pytest.mark.parametrize("place", ["gcs"], indirect=True)
+def test_bytes_that_are_not_the_stored_ones_are_no_disk(
+    place: Place, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    disk = disks.raw().read_bytes()
+    serve(place, disk, last=dataclasses.replace(place.page, body=disk[:-1] + b"?"))
+    target = tmp_path / "disk.img"
+    with pytest.raises(errors.ChecksumMismatch):
+        importer.run(request(place.kind, place.url, target))
+    oracle.unusable(target)
 
 
 IMPORT = """

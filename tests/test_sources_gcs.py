@@ -145,7 +145,7 @@ def test_compressed_answers_are_asked_for_and_left_alone(server: misbehave.Serve
     packed = gzip.compress(DATA)
     page = media(packed)
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "gzip"})
-    with opened(serve(server, page, data=packed)) as source:
+    with opened(serve(server, page, data=packed, contentEncoding="gzip")) as source:
         assert streamed(source) == packed
         source.verify()
     assert {seen.headers["accept-encoding"] for seen in server.gets(MEDIA)} == {"gzip"}

@@ -199,14 +199,15 @@ def test_the_region_follows_from_the_host(endpoint: str, region: str) -> None:
 
 def test_requests_are_signed_for_the_region_and_with_the_session_token(server: misbehave.Server) -> None:
     url = server.serve("/b/k", misbehave.Page(DATA))
-    with opened(url, dataclasses.replace(ADMIN, session_token="token-1")) as source:
+    payer = (("x-amz-request-payer", "requester"),)
+    with opened(url, dataclasses.replace(ADMIN, session_token="token-1", headers=payer)) as source:
         part(source, 0, 10)
     with opened(url, region="eu-central-1"):
         pass
     first, second, third = server.gets("/b/k")
     assert (scope(first), scope(third)) == ("127/s3/aws4_request", "eu-central-1/s3/aws4_request")
     assert first.headers["x-amz-security-token"] == "token-1"
-    assert "x-amz-security-token" in first.headers["authorization"]
+    assert "x-amz-request-payer;x-amz-security-token" in first.headers["authorization"]
     assert "if-match" not in first.headers
     assert second.headers["if-match"] == '"one"'
 
@@ -249,12 +250,18 @@ def test_a_bucket_elsewhere_is_named(server: misbehave.Server) -> None:
     assert "wrong region '127': the bucket is in 'eu-west-3'" in said
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        misbehave.Page(document("PermanentRedirect"), status=301),
+        misbehave.Page(document("TemporaryRedirect"), status=307, to=("https://elsewhere.invalid/b/k",)),
+    ],
+    ids=["301", "307"],
+)
 def test_an_s3_address_is_followed_to_its_region_through_the_proxy(
-    server: misbehave.Server, tmp_path: Path
+    server: misbehave.Server, tmp_path: Path, moved: misbehave.Page
 ) -> None:
-    moved = misbehave.Page(
-        document("PermanentRedirect"), status=301, headers={"x-amz-bucket-region": "eu-west-3"}
-    )
+    moved = dataclasses.replace(moved, headers={"x-amz-bucket-region": "eu-west-3"})
     server.serve("/b/k", (moved, 1), misbehave.Page(DATA))
     authority = tls.Authority(tmp_path)
     with proxy.Proxy(authority=authority, origin=server.url("")) as between:
