@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Iterator
 
-from formats import archive, detect, facts, qcow2, safety
-from images import copy, fetch, nbd, place, process, qemu_img, staging, target, unpack
+from formats import archive, detect, facts, peek, qcow2, qcow2_header, qcow2_stream, safety
+from images import copy, fetch, nbd, place, place_stream, process, qemu_img, staging, target, unpack
 from importer import errors, survey
 from importer.job import Job
-from scratch import space
+from scratch import space, spill
+
+log = logging.getLogger(__name__)
 
 
 def blank(job: Job) -> None:
@@ -45,7 +49,13 @@ def place_qcow2(job: Job) -> None:
     """PLACE: our own qcow2 reader puts each cluster where it belongs."""
     if job.plan.random:
         _place_ranges(job)
-    else:
+        return
+    try:
+        _place_ordered(job)
+    except errors.ScratchRequired as err:
+        if not job.wanted.scratch:
+            raise
+        log.info("spool reason=%r", str(err))
         spool(job)
 
 
@@ -166,6 +176,27 @@ def _place_ranges(job: Job) -> None:
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
         image = qcow2.read_image(fetcher.read, fetcher.size)
         place.from_ranges(image, fetcher, out, noted, job.progress.advance)
+        job.commit(out, size)
+
+
+def _place_ordered(job: Job) -> None:
+    size = job.plan.virtual_size or 0
+    job.progress.phase("transfer", job.source.size)
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if job.wanted.scratch:
+            room = stack.enter_context(space.Scratch(job.wanted.scratch, job.wanted.target))
+            kept = stack.enter_context(spill.Spill(room.path("spill")))
+        out = stack.enter_context(job.open_target(size))
+        with job.plain() as reader:
+            ahead = peek.Peek(reader, qcow2_header.HEAD_SIZE)
+            header = qcow2_header.parse(ahead.head)
+            if header.virtual_size != size:
+                raise errors.SourceChanged(
+                    url=job.source.name, what="virtual size", before=size, now=header.virtual_size
+                )
+            passing = qcow2_stream.Passing(header)
+            place_stream.from_stream(passing, ahead, out, cancel=job.cancel, spill=kept)
         job.commit(out, size)
 
 
