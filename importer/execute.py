@@ -124,8 +124,8 @@ def opened(
     """Yield the request's source after its first contact."""
     source = sources.find(wanted.source)(wanted.location, cancel)
     progress.phase("connect", None)
-    survey_module.contact(source, wanted, cancel)
     try:
+        survey_module.contact(source, wanted, cancel)
         yield source
     finally:
         source.close()

@@ -73,11 +73,12 @@ class Job:
         that trying again can mend leaves both for the next attempt.
         """
         place = target.notes(path, size) if self.source.identity else None
-        noted = journal.Journal.open(place, self._key(), total)
+        interval = self.wanted.journal_interval
+        noted = journal.Journal.open(place, self._key(), total, seconds=interval)
         mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
         with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
             if noted.covered and not out.resumed:
-                noted = journal.Journal(place, self._key(), total)
+                noted = journal.Journal(place, self._key(), total, seconds=interval)
             self.resumed = noted.covered
             log.info("resume covered=%d of=%d identity=%r", noted.covered, total, self.source.identity)
             try:
@@ -136,11 +137,11 @@ class Job:
         with contextlib.closing(self._ordered(advance)) as reader:
             if self.wanted.checksum is None:
                 yield reader
-                self._drain(reader)
+                self.drain(reader)
                 return
             hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
             yield hashing
-            self._drain(hashing)
+            self.drain(hashing)
             hashing.verify()
 
     @contextlib.contextmanager
@@ -151,7 +152,7 @@ class Job:
             with contextlib.closing(reader):
                 self._check_same(content)
                 yield reader
-                self._drain(reader)
+                self.drain(reader)
 
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
         if self.ranges and self.source.ranges() is not None and self.source.size is not None:
@@ -173,7 +174,8 @@ class Job:
                 url=self.source.name, what="format", before=first.format, now=content.format
             )
 
-    def _drain(self, reader: base.Reader) -> None:
+    def drain(self, reader: base.Reader) -> None:
+        """Read to the end and throw away."""
         # What the route did not want still belongs to the checksum and to a compression's own check.
         rest = memoryview(bytearray(MIB))
         while reader.readinto(rest):

@@ -10,6 +10,8 @@ from sources import base
 
 #: Seconds to keep trying before the first answer.
 CONNECT_PATIENCE = 20.0
+#: Seconds of work that a kill may cost. Each note waits for the storage, so not too few.
+JOURNAL_INTERVAL = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,7 @@ class Request:
     device, the file to make, or, for an archive, the directory to fill. ``image_size``: the size
     asked for, None when the image's own will do. ``overhead``: the part of a file system to leave
     free. ``direct``: bypass the page cache. ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
+    ``connect_patience`` and ``journal_interval`` in seconds.
     """
 
     source: str
@@ -33,6 +36,7 @@ class Request:
     direct: bool = False
     checksum: str | None = None
     connect_patience: float = CONNECT_PATIENCE
+    journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
     owner_uid: str = ""
 

@@ -7,13 +7,16 @@ import logging
 import os
 from collections.abc import Iterator
 
-from formats import archive, detect, facts, peek, qcow2, qcow2_header, qcow2_stream, safety
+from formats import archive, checksum, detect, facts, peek, qcow2, qcow2_header, qcow2_stream, safety
 from images import copy, fetch, nbd, place, place_stream, process, qemu_img, staging, target, unpack
 from importer import errors, survey
 from importer.job import Job
 from scratch import space, spill
 
 log = logging.getLogger(__name__)
+
+#: Zeros asked for between two looks at whether to stop.
+ZERO_STEP = 1 << 30
 
 
 def blank(job: Job) -> None:
@@ -24,7 +27,11 @@ def blank(job: Job) -> None:
         return
     job.progress.phase("transfer", size)
     with job.open_target(size) as out:
-        out.zero(0, size)
+        for part in fetch.split(0, size, ZERO_STEP):
+            if job.cancel.is_set():
+                raise errors.Cancelled
+            out.zero(*part)
+            job.progress.advance(part.length)
         job.commit(out, size)
 
 
@@ -106,22 +113,26 @@ def _download(job: Job, path: str, available: int) -> int:
     """Bring the bytes below all compressions to ``path``; return how many they are."""
     size = job.source.size
     job.progress.phase("spool", size)
-    if (
-        job.ranges
-        and job.source.ranges()
-        and size
-        and not job.content.compressions
-        and not job.wanted.checksum
-    ):
+    if job.ranges and job.source.ranges() and size and not job.content.compressions:
         with job.resumable(path, size, size, target.Options()) as (out, noted):
             job.fetch_into(out, noted, fetch.split(0, size, job.wanted.fetch.chunk))
             out.commit()
-            return size
+        _verify(job, path)
+        return size
     with target.open(path, None) as out:
         with job.plain(limit=available) as reader:
             size = copy.copy_ordered(reader, out, limit=available, cancel=job.cancel)
         out.commit()
         return size
+
+
+def _verify(job: Job, path: str) -> None:
+    """Verify the checksum of what came in any order, and perhaps in several attempts."""
+    if job.wanted.checksum is not None:
+        with open(path, "rb", buffering=0) as stream:
+            hashing = checksum.HashingReader(stream, checksum.parse(job.wanted.checksum))
+            job.drain(hashing)
+            hashing.verify()
 
 
 def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:

@@ -116,7 +116,11 @@ class HttpSource(base.Source):
         response = self._place.get(f"bytes={offset}-{offset + len(into) - 1}")
         if response.status_code != 206:
             self._raise_status(response)
-        length = min(self._check_range(response, offset), len(into))
+        return self._take(response, into[: self._check_range(response, offset)])
+
+    def _take(self, response: requests.Response, into: memoryview) -> int:
+        """Read a body into ``into``; return how much of it came, which is good, before it broke off."""
+        length = len(into)
         reader = _HttpStream(self._place, response)
         done = 0
         try:
@@ -148,12 +152,10 @@ class HttpSource(base.Source):
         self.identity = _identity(self._version)
         self._has_ranges = True
         head = bytearray(min(self.head_size, self.size))
-        reader = _HttpStream(self._place, response)
-        filled = _fill(reader, memoryview(head))
-        reader.close()
-        self.head = bytes(head[:filled])
-        if filled < len(head):
-            raise errors.Transient(url=self.name, reason="short answer to the first range")
+        filled = self._take(response, memoryview(head))
+        while filled < len(head):
+            filled += self.read_range(filled, memoryview(head)[filled:])
+        self.head = bytes(head)
 
     def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
