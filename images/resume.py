@@ -47,12 +47,13 @@ class Resuming:
         self._patience = retry.Patience(no_progress, cancel)
         self._advance = advance
         self._reader: Reader | None = None
+        self._closed = False
         self._crc = 0
         self._fruitless = 0
         self.position = 0
 
     def readinto(self, into: memoryview, /) -> int:
-        while True:
+        while not self._closed:
             if self._cancel.is_set():
                 raise errors.Cancelled
             try:
@@ -61,7 +62,7 @@ class Resuming:
                 count = self._reader.readinto(into)
                 self._check_end(count)
             except errors.Transient as err:
-                self.close()
+                self._drop()
                 self._patience.wait(err, self.position)
                 continue
             self._crc = isal_zlib.crc32(into[:count], self._crc)
@@ -70,8 +71,14 @@ class Resuming:
             self._patience.progress()
             self._fruitless = 0
             return count
+        return 0
 
     def close(self) -> None:
+        """Let go of the connection: what is read from now on is the end, not the beginning again."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -100,3 +100,17 @@ def test_an_early_end_is_no_end() -> None:
 
 def test_unknown_size_ends_where_the_server_does() -> None:
     assert read(Server(ranges=False), size=None) == DATA
+
+
+def test_what_is_closed_is_not_opened_again() -> None:
+    """A decompressor closes what it reads; whoever drains that afterwards must not fetch it all anew."""
+    server = Server(ranges=False)
+    stream = resume.Resuming(
+        server.open_at, len(DATA), name="memory", no_progress=2, cancel=threading.Event()
+    )
+    buffer = memoryview(bytearray(len(DATA)))
+    while stream.readinto(buffer):
+        pass
+    stream.close()
+    assert stream.readinto(buffer) == 0
+    assert server.opened == [0]
