@@ -15,6 +15,13 @@ from importer import contract, errors, execute, options, output, pod, request, s
 from sources import base
 
 POD = contract.Paths()
+#: The first character keeps click from filling the lines.
+IMPORT_EXAMPLES = """\b
+Examples:
+  cdi-worker import https://example.org/disk.qcow2 disk.img
+  cdi-worker import s3://bucket/disk.vmdk /dev/vdb
+  cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
+"""
 #: What CDI keeps for the file system when nobody says otherwise.
 USUAL_OVERHEAD = Fraction("0.06")
 
@@ -75,7 +82,7 @@ def cli(ctx: click.Context, /, verbosity: int, **paths: str) -> int | None:
     return pod.run(role, env, where, ctx.obj.cancel)
 
 
-@cli.command("import")
+@cli.command("import", epilog=IMPORT_EXAMPLES)
 @click.argument("source")
 @click.argument("target", type=click.Path())
 @options.import_options
@@ -91,13 +98,7 @@ def cli(ctx: click.Context, /, verbosity: int, **paths: str) -> int | None:
 )
 @click.pass_obj
 def import_(obj: Context, /, source: str, target: str, **given: Any) -> int:
-    r"""Import the disk at SOURCE (an address or a path) onto TARGET (a file or block device).
-
-    \b
-    cdi-worker import https://example.org/disk.qcow2 disk.img
-    cdi-worker import s3://bucket/disk.vmdk /dev/vdb
-    cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
-    """
+    """Import the disk at SOURCE (an address or a path) onto TARGET (a file or block device)."""
     wanted = options.make_request(source, target, given, contract.environment())
     if given["dry_run"]:
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])

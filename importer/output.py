@@ -87,6 +87,7 @@ def inspection(seen: execute.Inspection, wanted: request.Request, *, as_json: bo
             "ranges": offer.ranges,
             "route": route or None,
             "reason": reason or None,
+            "scratch": seen.plan is not None and seen.plan.scratch,
             "obstacle": obstacle,
             **seen.details,
         }
@@ -103,6 +104,7 @@ def inspection(seen: execute.Inspection, wanted: request.Request, *, as_json: bo
             "identity": offer.identity or "none: an interrupted import starts over",
             "byte ranges": "yes" if offer.ranges else "no",
             "route": f"{route}: {reason}" if route else "",
+            "scratch": "needed" if seen.plan is not None and seen.plan.scratch else "",
             "obstacle": obstacle or "",
             **_details(seen.details),
         }

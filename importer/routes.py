@@ -73,6 +73,7 @@ def convert(job: Job) -> None:
     other route; a client of qemu's or nbdkit's own knows none of these rules.
     """
     fetcher = job.fetcher(job.count)
+    safety.check_length(job.content.format, fetcher.read, fetcher.size)
     parallel = job.wanted.fetch.connections
     with nbd.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
         _convert(job, qemu_img.exported(export.socket, job.content.format), "transfer")

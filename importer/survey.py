@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from fractions import Fraction
 
-from formats import detect, layers, qcow2_header, safety, vhd
+from formats import detect, layers, peek, qcow2_header, safety, vhd
 from images import fetch, retry, target
 from importer import errors, plan, request, units
 from scratch import space
 from sources import base
 
+#: No block of bzip2 is longer when compressed, in bytes.
+BZ2_BLOCK = 1 << 20
 #: The room of a look without a target, in bytes.
 ANYTHING = 1 << 62
 
@@ -54,6 +57,9 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
 def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> plan.Content:
     """Tell what the source's bytes are, and check what its first bytes can show to be unsafe."""
     seen = layers.look(source.head)
+    if seen.format == layers.UNKNOWN:
+        source.head = retry.patiently(lambda: _longer_head(source), wanted.connect_patience, cancel)
+        seen = layers.look(source.head)
     if wanted.is_archive or seen.format not in detect.DISKS:
         return plan.Content(seen.format, seen.compressions)
     form, tail = seen.format, b""
@@ -95,7 +101,9 @@ def room(wanted: request.Request) -> plan.Space:
 
 
 def spare(wanted: request.Request) -> int | None:
-    """Return the free bytes of scratch, None without scratch."""
+    """Return the free bytes of scratch, None without scratch; a look without a target has any."""
+    if not wanted.target:
+        return ANYTHING
     found = space.facts(wanted.scratch, wanted.target)
     return None if found is None else found.available
 
@@ -103,6 +111,12 @@ def spare(wanted: request.Request) -> int | None:
 def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
     """Return the size of the volume that a disk with this content needs, None while unknown."""
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
+
+
+def _longer_head(source: base.Source) -> bytes:
+    """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
+    with contextlib.closing(source.stream()) as reader:
+        return peek.sample(reader, BZ2_BLOCK)
 
 
 def _unplaceable(form: str, head: bytes) -> str:
