@@ -1,0 +1,229 @@
+"""A disk behind an NBD server on a unix socket, as ranges and extents (libnbd).
+
+Many reads are in flight on one connection: a second one would open the disk at the far end again, which
+VDDK does slowly and a limited number of times.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from importer import errors
+
+# What every server has to grant, and what all know how to count with 32 bits.
+_LONGEST = 32 << 20
+_LONGEST_STATUS = 1 << 30
+_ALLOCATION = "base:allocation"
+_STATE_ZERO = 2
+# LIBNBD_AIO_DIRECTION_READ and _WRITE.
+_READ, _WRITE = 1, 2
+
+
+class Extent(NamedTuple):
+    """A run of the disk, in bytes. ``zero``: reads as zeros, whatever is stored."""
+
+    offset: int
+    length: int
+    zero: bool
+
+
+class Client:
+    """Read the disk that a server on ``path`` offers. ``name``: for messages.
+
+    The connection is made when needed and again after it broke. Raises ``errors.Transient`` for every
+    failure: whoever runs the server knows whether trying again can help.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        self.size: int = self._connected().size
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read up to ``len(into)`` bytes from ``offset``. Called from several threads at once."""
+        into = into[:_LONGEST]
+        error = self._connected().read(offset, into)
+        if error:
+            raise errors.Transient(
+                url=self._name, reason=f"reading at byte {offset}: {os.strerror(error).lower()}"
+            )
+        return len(into)
+
+    def extents(self) -> Iterator[Extent] | None:
+        """Return the runs of the disk in order; None: the server does not tell.
+
+        Over a connection of their own, ended with the iterator.
+        """
+        handle = self._connect()
+        if not handle.can_meta_context(_ALLOCATION):
+            handle.shutdown()
+            return None
+        return self._merged(handle)
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; later ones connect anew."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    close = interrupt
+
+    def _connect(self) -> Any:
+        try:
+            import nbd
+        except ImportError as err:
+            raise errors.MissingTool(tool="libnbd for Python", package="python3-libnbd") from err
+        handle = nbd.NBD()
+        handle.add_meta_context(_ALLOCATION)
+        try:
+            handle.connect_unix(self._path)
+        except nbd.Error as err:
+            raise errors.Transient(url=self._name, reason=err.string) from err
+        return handle
+
+    def _connected(self) -> _Connection:
+        with self._lock:
+            if self._connection is None or self._connection.dead:
+                self._connection = _Connection(self._connect())
+            return self._connection
+
+    def _merged(self, handle: Any) -> Iterator[Extent]:
+        try:
+            last = Extent(0, 0, zero=False)
+            for extent in self._asked(handle):
+                if extent.zero == last.zero:
+                    last = last._replace(length=last.length + extent.length)
+                    continue
+                if last.length:
+                    yield last
+                last = extent
+            if last.length:
+                yield last
+        finally:
+            handle.shutdown()
+
+    def _asked(self, handle: Any) -> Iterator[Extent]:
+        offset, size = 0, handle.get_size()
+        while offset < size:
+            entries = self._status(handle, offset, min(_LONGEST_STATUS, size - offset))
+            start = offset
+            for length, flags in zip(entries[::2], entries[1::2], strict=True):
+                # The last one may reach beyond what was asked for, even beyond the end.
+                length = min(length, size - offset)  # noqa: PLW2901
+                yield Extent(offset, length, bool(flags & _STATE_ZERO))
+                offset += length
+            if offset == start:
+                raise errors.SourceError(reason=f"{self._name}: the server gave no extents at byte {offset}")
+
+    def _status(self, handle: Any, offset: int, length: int) -> list[int]:
+        import nbd
+
+        found: list[int] = []
+
+        def take(_context: str, _offset: int, entries: list[int], _error: object) -> int:
+            found.extend(entries)
+            return 0
+
+        try:
+            handle.block_status(length, offset, take)
+        except nbd.Error as err:
+            raise errors.Transient(url=self._name, reason=err.string) from err
+        return found
+
+
+class _Connection:
+    """One connection, with a thread that moves its bytes."""
+
+    def __init__(self, handle: Any) -> None:
+        self.size: int = handle.get_size()
+        self.dead = False
+        self._handle = handle
+        self._pending: set[_Pending] = set()
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0)
+        # The socket as our own, to be shut down past libnbd, whose lock others may hold.
+        self._socket = socket.socket(fileno=os.dup(handle.aio_get_fd()))
+        self._thread = threading.Thread(target=self._run, name="nbd-client", daemon=True)
+        self._thread.start()
+
+    def read(self, offset: int, into: memoryview) -> int:
+        """Fill ``into``; return 0 or the number of an error. Nobody writes there afterwards."""
+        import nbd
+
+        pending = _Pending()
+        with self._lock:
+            if self.dead:
+                return errno.ENOTCONN
+            self._pending.add(pending)
+            try:
+                self._handle.aio_pread(nbd.Buffer.from_buffer(into), offset, completion=pending.complete)
+            except nbd.Error as err:
+                pending.end(err.errnum or errno.EIO)
+            os.eventfd_write(self._wake, 1)
+        pending.done.wait()
+        self._pending.discard(pending)
+        return pending.error
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.dead:
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _run(self) -> None:
+        import nbd
+
+        try:
+            while not (self._handle.aio_is_dead() or self._handle.aio_is_closed()):
+                self._turn()
+        except nbd.Error:
+            # The server broke the protocol, or left in the middle of an answer.
+            pass
+        with self._lock:
+            self.dead = True
+            for pending in self._pending:
+                pending.end(errno.ENOTCONN)
+            self._socket.close()
+            os.close(self._wake)
+
+    def _turn(self) -> None:
+        direction = self._handle.aio_get_direction()
+        wanted = (select.POLLIN if direction & _READ else 0) | (select.POLLOUT if direction & _WRITE else 0)
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._socket, wanted)
+        events = dict(poll.poll())
+        if self._wake in events:
+            os.eventfd_read(self._wake)
+        happened = events.get(self._socket.fileno(), 0)
+        if happened & ~select.POLLOUT and direction & _READ:
+            self._handle.aio_notify_read()
+        elif happened and direction & _WRITE:
+            self._handle.aio_notify_write()
+
+
+class _Pending:
+    """One read under way. ``complete`` is libnbd's callback."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error = 0
+
+    def complete(self, error: Any) -> int:
+        self.end(error.value)
+        # 1: libnbd forgets the command by itself.
+        return 1
+
+    def end(self, error: int) -> None:
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()

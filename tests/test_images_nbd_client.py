@@ -1,0 +1,164 @@
+"""A disk behind a real nbdkit is read as ranges and extents, and survives a server that goes away."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbd")
+
+from images import nbd_client, nbdkit
+from importer import errors
+from tests import processes
+
+MiB, GiB = 1 << 20, 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _needs() -> None:
+    processes.need("nbdkit")
+
+
+def read(client: nbd_client.Client, offset: int, length: int) -> bytes:
+    into = bytearray(length)
+    done = 0
+    while done < length:
+        done += client.read_range(offset + done, memoryview(into)[done:])
+    return bytes(into)
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> tuple[Path, bytes]:
+    data = bytearray(random.Random(11).randbytes(9 * MiB + 512))
+    data[2 * MiB : 5 * MiB] = bytes(3 * MiB)
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.write(data[: 2 * MiB])
+        file.seek(5 * MiB)
+        file.write(data[5 * MiB :])
+    return path, bytes(data)
+
+
+def test_reads_of_many_threads_at_once(content: tuple[Path, bytes]) -> None:
+    path, data = content
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(50):
+            offset = dice.randrange(len(data))
+            length = min(dice.choice((1, 512, 70_000, 2 * MiB)), len(data) - offset)
+            if read(client, offset, length) != data[offset : offset + length]:
+                wrong.append(offset)
+
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        assert client.size == len(data)
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client.close()
+    assert not wrong
+
+
+def test_reads_overlap_on_one_connection() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "8M", "delay-read": "300ms"}, filters=["delay"])
+    with nbdkit.serve(plugin) as socket:
+        client = nbd_client.Client(socket, "disk")
+        threads = [threading.Thread(target=read, args=(client, number, 1)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(1)
+            assert not thread.is_alive()
+        client.close()
+
+
+def test_extents_are_the_data_of_the_file(content: tuple[Path, bytes]) -> None:
+    path, data = content
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        extents = list(client.extents() or ())
+        client.close()
+    assert extents == [
+        (0, 2 * MiB, False),
+        (2 * MiB, 3 * MiB, True),
+        (5 * MiB, len(data) - 5 * MiB, False),
+    ]
+
+
+def test_extents_of_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.truncate(20 * GiB)
+        file.seek(10 * GiB)
+        file.write(b"x" * MiB)
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        assert list(client.extents() or ()) == [
+            (0, 10 * GiB, True),
+            (10 * GiB, MiB, False),
+            (10 * GiB + MiB, 10 * GiB - MiB, True),
+        ]
+        assert read(client, 10 * GiB - 1, 2) == b"\0x"
+        client.close()
+
+
+def test_a_server_that_does_not_tell_extents() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "1M"}, filters=["noextents"])
+    with nbdkit.serve(plugin) as socket:
+        client = nbd_client.Client(socket, "disk")
+        assert list(client.extents() or ()) in ([], [(0, MiB, False)])
+        client.close()
+
+
+def test_a_failed_read_is_transient(tmp_path: Path) -> None:
+    switch = tmp_path / "fail"
+    options = {"size": "1M", "error-pread": "EIO", "error-pread-rate": "1", "error-pread-file": str(switch)}
+    with nbdkit.serve(nbdkit.Plugin("memory", options, filters=["error"])) as socket:
+        client = nbd_client.Client(socket, "the disk")
+        switch.touch()
+        with pytest.raises(errors.Transient, match="the disk: reading at byte 512: input/output error"):
+            read(client, 512, 1)
+        switch.unlink()
+        assert read(client, 512, 1) == b"\0"
+        client.close()
+
+
+def test_reading_beyond_the_end_is_an_error() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        with pytest.raises(errors.Transient, match="invalid argument"):
+            read(client, MiB, 1)
+        client.close()
+
+
+def test_an_interruption_ends_reads_and_later_ones_connect_anew() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "3"}, filters=["delay"])
+    before = len(os.listdir("/proc/self/fd"))
+    with nbdkit.serve(plugin) as socket:
+        client = nbd_client.Client(socket, "disk")
+        threading.Timer(0.3, client.interrupt).start()
+        with pytest.raises(errors.Transient, match="not connected"):
+            read(client, 0, 512)
+        threading.Timer(0.3, client.interrupt).start()
+        with pytest.raises(errors.Transient, match="not connected"):
+            read(client, 0, 512)
+        client.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_server_that_has_gone() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
+        client = nbd_client.Client(socket, "disk")
+    with pytest.raises(errors.Transient):
+        read(client, 0, 512)
+    with pytest.raises(errors.Transient, match="disk: nbd_connect_unix"):
+        read(client, 0, 512)
+    client.close()
