@@ -151,7 +151,7 @@ def make_request(
     """Return the request of a command line; faults are raised together as ``RequestError``."""
     kind = given["kind"] or source_kind(address)
     is_archive = given["content_type"] == "archive"
-    if not is_archive and Path(target).is_dir():
+    if target and not is_archive and Path(target).is_dir():
         target = f"{target}/disk.img"
     made = request.Request(
         source=kind,
