@@ -90,6 +90,8 @@ def check(made: request.Request, faults: list[str] | None = None) -> None:
         faults.append("no endpoint (IMPORTER_ENDPOINT) given")
     if made.location.previous and not made.location.current:
         faults.append("a previous checkpoint without a current one")
+    if made.source == "local" and _is_same(made.location.endpoint, made.target):
+        faults.append("source and target are the same file")
     if made.checksum is not None:
         try:
             checksum.parse(made.checksum)
@@ -97,6 +99,13 @@ def check(made: request.Request, faults: list[str] | None = None) -> None:
             faults += err.faults
     if faults:
         raise errors.RequestError(*faults)
+
+
+def _is_same(source: str, target: str) -> bool:
+    try:
+        return os.path.samefile(source.removeprefix("file://"), target)
+    except OSError:
+        return False
 
 
 def parse_header(text: str) -> tuple[str, str]:
