@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 
@@ -86,12 +86,7 @@ def check(made: request.Request, faults: list[str] | None = None) -> None:
         faults.append(f"source {made.source!r} cannot give an archive")
     if made.is_archive and Path(made.target).is_block_device():
         faults.append("an archive needs a volume with a file system, not a block device")
-    if made.source != "none" and not made.location.endpoint:
-        faults.append("no endpoint (IMPORTER_ENDPOINT) given")
-    if made.location.previous and not made.location.current:
-        faults.append("a previous checkpoint without a current one")
-    if made.source == "local" and _is_same(made.location.endpoint, made.target):
-        faults.append("source and target are the same file")
+    faults += _location_faults(made)
     if made.checksum is not None:
         try:
             checksum.parse(made.checksum)
@@ -101,9 +96,18 @@ def check(made: request.Request, faults: list[str] | None = None) -> None:
         raise errors.RequestError(*faults)
 
 
+def _location_faults(made: request.Request) -> Iterator[str]:
+    if made.source != "none" and not made.location.endpoint:
+        yield "no endpoint (IMPORTER_ENDPOINT) given"
+    if made.location.previous and not made.location.current:
+        yield "a previous checkpoint without a current one"
+    if made.source == "local" and _is_same(made.location.endpoint, made.target):
+        yield "source and target are the same file"
+
+
 def _is_same(source: str, target: str) -> bool:
     try:
-        return os.path.samefile(source.removeprefix("file://"), target)
+        return Path(source.removeprefix("file://")).samefile(target)
     except OSError:
         return False
 
