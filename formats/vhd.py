@@ -22,7 +22,7 @@ _SECTOR = 512
 _LARGEST_GEOMETRY = 65535 * 16 * 255
 
 #: Programs that mean the size they write; the others mean the geometry, which is often smaller.
-_HONEST = (b"win ", b"qem2", b"d2v ", b"CTXS", b"tap\0", b"wa\0\0")
+_HONEST = (b"win ", b"qem2", b"d2v ", b"CTXS", b"tap\0", b"wa\0")
 
 
 class _Footer(NamedTuple):
@@ -40,7 +40,7 @@ class _Footer(NamedTuple):
     @property
     def virtual_size(self) -> int:
         geometry = self.cylinders * self.heads * self.sectors
-        if self.creator in _HONEST or geometry == _LARGEST_GEOMETRY:
+        if self.creator.startswith(_HONEST) or geometry == _LARGEST_GEOMETRY:
             return self.current_size // _SECTOR * _SECTOR
         return geometry * _SECTOR
 
