@@ -72,7 +72,8 @@ class Export:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-        if self._failure is not None and (error is None or isinstance(error, errors.ToolFailed)):
+        made_of_it = error is None or isinstance(error, (errors.ToolFailed, errors.ImageError))
+        if self._failure is not None and made_of_it:
             raise self._failure from error
 
     def _close(self) -> None:

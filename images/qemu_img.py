@@ -31,6 +31,7 @@ _DRIVERS = {"vhd": "vpc", "iso": "raw"}
 # Converts with 16 coroutines were seen at 0.6 GiB, mostly stacks: up to 64 threads of 8 MiB each.
 _ADDRESS_SPACE = 2 << 30
 
+_JSON = "json:"
 _PERCENT = re.compile(rb"\(([0-9.]+)/100%\)")
 
 _FAILURES = {
@@ -61,19 +62,24 @@ def exported(socket: str | os.PathLike[str], kind: str) -> Node:
 
 
 def _image(kind: str, file: Node) -> Node:
-    driver = _DRIVERS.get(kind, kind)
+    if (driver := _DRIVERS.get(kind, kind)) == "raw":
+        return {"driver": driver, "file": file}
     # No backing file, whatever the header says: safety refuses such images, this does not rely on it.
-    return (
-        {"driver": driver, "file": file}
-        if driver == "raw"
-        else {"driver": driver, "backing": None, "file": file}
-    )
+    return {"driver": driver, "backing": None, "file": file}
 
 
 def virtual_size(source: Node, follow: Follow = Follow()) -> int:
-    """Return the size of the disk in bytes, a multiple of 512."""
+    """Return the size of the disk in bytes, a multiple of 512.
+
+    Raises ``errors.Unsupported`` when qemu-img cannot open it.
+    """
     said = bytearray()
-    _run(["info", "--output=json", _json(source)], said.extend, follow)
+    try:
+        _run(["info", "--output=json", _json(source)], said.extend, follow)
+    except errors.ToolFailed as err:
+        if "could not open" not in str(err):
+            raise
+        raise errors.Unsupported(reason=f"{source['driver']}: {err.fields['reason']}") from err
     return int(json.loads(said)["virtual-size"])
 
 
@@ -166,11 +172,28 @@ def _run(
 ) -> None:
     argv = ("qemu-img", *arguments)
     command = process.Command(argv, package="qemu-utils", address_space=_ADDRESS_SPACE, pass_fds=pass_fds)
-    process.run(command, on_output, cancel=follow.cancel, watch=follow.watch)
+    try:
+        process.run(command, on_output, cancel=follow.cancel, watch=follow.watch)
+    except errors.ToolFailed as err:
+        reason = (
+            str(err.fields["reason"]).replace("qemu-img: ", "").replace("Could not open", "could not open")
+        )
+        for argument in arguments:
+            if argument.startswith(_JSON):
+                reason = reason.replace(f"'{argument}'", _name(argument))
+        raise errors.ToolFailed(**{**err.fields, "reason": reason}) from err
 
 
 def _json(node: Node) -> str:
-    return "json:" + json.dumps(node)
+    return _JSON + json.dumps(node)
+
+
+def _name(argument: str) -> str:
+    """Return for people what qemu-img's messages call by the whole of its JSON."""
+    node = json.loads(argument.removeprefix(_JSON))
+    while isinstance(node.get("file"), dict):
+        node = node["file"]
+    return str(node.get("filename", "the image"))
 
 
 def _target_error(target: object, err: errors.ToolFailed) -> errors.Error:

@@ -156,10 +156,29 @@ def test_progress_is_in_bytes_and_ends_at_the_size(disks: disks_module.Disks, tm
 
 
 def test_the_format_is_never_guessed(disks: disks_module.Disks) -> None:
-    with pytest.raises(errors.ToolFailed, match=r"Invalid|signature"):
-        qemu_img.virtual_size(qemu_img.local(disks.image("qcow2"), "vhdx"))
     image = disks.image("qcow2")
+    with pytest.raises(errors.Unsupported) as caught:
+        qemu_img.virtual_size(qemu_img.local(image, "vhd"))
+    assert str(caught.value) == f"unsupported image: vpc: could not open {image}: invalid VPC image"
     assert qemu_img.virtual_size(qemu_img.local(image, "raw")) == image.stat().st_size
+
+
+def test_messages_name_an_export_as_the_image(disks: disks_module.Disks, tmp_path: Path) -> None:
+    with served(disks.image("qcow2"), tmp_path) as socket, pytest.raises(errors.Unsupported) as caught:
+        qemu_img.virtual_size(qemu_img.exported(socket, "vmdk"))
+    assert (
+        str(caught.value)
+        == "unsupported image: vmdk: could not open the image: invalid VMDK image descriptor"
+    )
+
+
+def test_a_target_that_is_missing_or_too_small(disks: disks_module.Disks, tmp_path: Path) -> None:
+    source = qemu_img.local(disks.image("qcow2"), "qcow2")
+    with pytest.raises(errors.ToolFailed, match=r"could not open .*/nowhere: .*No such file"):
+        qemu_img.convert(source, tmp_path / "nowhere", 8 * MiB)
+    small = devices.fill(tmp_path / "small", MiB)
+    with pytest.raises(errors.ToolFailed, match="output file is smaller than input file"):
+        qemu_img.convert(source, small, 8 * MiB)
 
 
 @pytest.mark.parametrize("driver", ["qcow2", "vmdk"])
