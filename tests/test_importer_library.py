@@ -1,0 +1,145 @@
+"""``import importer``: the small surface that other programs stand on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import importer
+from tests import disks as disks_module
+from tests import processes, servers
+
+ROOT = Path(__file__).parent.parent
+
+
+class Recorder:
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, int | None]] = []
+        self.bytes = 0
+        self.finished = False
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, total: int | None) -> None:
+        self.phases.append((name, total))
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+    def done(self) -> None:
+        self.finished = True
+
+
+def request(url: str, target: Path, **changes: object) -> importer.Request:
+    return importer.Request(
+        source="http",
+        location=importer.Location(url),
+        target=str(target),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", importer.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    assert getattr(importer, name).__doc__
+
+
+def test_unknown_names_are_no_names() -> None:
+    with pytest.raises(AttributeError):
+        _ = importer.nothing  # type: ignore[attr-defined]
+
+
+def test_importing_is_light() -> None:
+    """Nothing heavy is loaded before a source needs it, and no logging is set up."""
+    code = (
+        "import sys, logging, importer, importer.execute;"
+        "heavy = {'boto3', 'google', 'pyVmomi', 'ovirtsdk4', 'ovirt_imageio', 'aiohttp', 'rich'} & set(sys.modules);"
+        "assert not heavy, heavy; assert not logging.getLogger().handlers"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_page_of_the_library_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    """The code of docs/library.md is run, with addresses of this machine put in."""
+    page = (ROOT / "docs" / "library.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
+    code = code.replace("/var/lib/images/disk.img", str(tmp_path / "disk.img"))
+    code = code.replace(', importer.Access(ca_files=("ca.pem",))', "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "qcow2" in done.stdout
+    assert "place" in done.stdout
+    processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
+
+
+def test_several_at_once_in_one_process(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    forms = ["raw", "qcow2", "vmdk", "vhdx"]
+    wanted = [request(web.url(disks.image(form)), tmp_path / f"{form}.img") for form in forms]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        results = list(pool.map(importer.run, wanted))
+    assert [result.format for result in results] == forms
+    for form in forms:
+        processes.run("cmp", tmp_path / f"{form}.img", disks.image("raw"))
+
+
+def test_progress_counts_every_byte_and_ends_once(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    for form in ("raw", "qcow2", "vmdk"):
+        recorder = Recorder()
+        result = importer.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), recorder)
+        names = [name for name, _ in recorder.phases]
+        assert names == ["connect", "transfer", "sync"]
+        assert recorder.bytes == dict(recorder.phases)["transfer"] == result.size
+        assert recorder.finished
+
+
+def test_a_failure_is_not_done(tmp_path: Path, web: servers.Web) -> None:
+    recorder = Recorder()
+    with pytest.raises(importer.Error) as caught:
+        importer.run(request(web.url("missing"), tmp_path / "disk.img"), recorder)
+    assert not recorder.finished
+    assert (caught.value.status, caught.value.retryable) == (3, False)
+
+
+def test_inspect_reads_little_and_changes_nothing(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    for form in ("raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
+        before = len(web.requests())
+        seen = importer.inspect(request(web.url(disks.image(form)), tmp_path / "disk.img"))
+        assert seen.plan is not None
+        processes.wait_for(lambda before=before: len(web.requests()) > before, "the log")
+        assert sum(int(one["bytes"]) for one in web.requests()[before:]) < 1 << 20
+    assert not list(tmp_path.iterdir())
+
+
+def test_cancelled_before_it_began(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    for form in ("raw", "qcow2", "vmdk"):
+        with pytest.raises(importer.Error, match="cancelled"):
+            importer.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), cancel=cancel)
+    assert not (tmp_path / "disk.img").exists()
+
+
+def test_log_lines_hold_no_secrets(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = web.url(disks.image("raw")).replace("://", "://me:hush@") + "?token=hush"
+    importer.run(request(url, tmp_path / "disk.img"))
+    assert caplog.records
+    ours = [record for record in caplog.records if not record.name.startswith("urllib3")]
+    assert not [record for record in ours if "hush" in record.getMessage()]
