@@ -13,7 +13,16 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import bench_inputs, bench_measure, bench_report, devices, misbehave, servers
+from tests import (
+    bench_inputs,
+    bench_measure,
+    bench_report,
+    containers,
+    devices,
+    misbehave,
+    registries,
+    servers,
+)
 from tests.bench_measure import Cost
 
 ROUNDS = 5
@@ -129,6 +138,29 @@ class Bench:
         alone = f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null"
         return self._row("raw.gz against isal alone", place, 1.3, alone, self.web.url(packed), {})
 
+    def registry(self, place: Place) -> bench_report.Row:
+        """Measure a compressed qcow2 image in a layer against the slowest stage by itself."""
+        packed, image = (bench_inputs.form(self.raw, name) for name in ("c.qcow2.layer", "c.qcow2"))
+        layer = containers.Blob(packed.read_bytes(), "application/vnd.oci.image.layer.v1.tar+gzip")
+        with registries.registry(self.directory / "registry") as served:
+            served.push("disk", containers.Image((layer,)))
+            stages = {
+                "download": f"curl -sf {served.url}/v2/disk/blobs/{layer.digest} -o /dev/null",
+                "gunzip": f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null",
+                "write": CONVERT.format(flags="", form="qcow2", file=image, target=place.path),
+            }
+            ours, *alone = bench_measure.alternate(
+                self.rounds,
+                [
+                    self._ours(served.reference("disk"), place, "--insecure"),
+                    *(self._shell(command, place) for command in stages.values()),
+                ],
+            )
+        slowest = max(alone, key=lambda cost: cost.wall)
+        limits = dict(zip(stages, alone, strict=True))
+        ratio = ours.wall / slowest.wall
+        return bench_report.Row("c.qcow2 in a layer", "file", ours, slowest, 1.15, ratio, limits)
+
     def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
         """Measure time and memory against the size of the image."""
         found: dict[str, list[tuple[int, Cost]]] = {"raw": [], "raw.gz": [], "c.qcow2": []}
@@ -153,10 +185,10 @@ class Bench:
         kind = "block" if place.block else "file"
         return bench_report.Row(name, kind, ours, theirs, aim, ours.wall / theirs.wall, limits)
 
-    def _ours(self, url: str, place: Place) -> Callable[[], Cost]:
+    def _ours(self, url: str, place: Place, *options: str) -> Callable[[], Cost]:
         def run() -> Cost:
             place.fresh()
-            return bench_measure.run([*_worker(), "import", "--progress", "none", url, place.path])
+            return bench_measure.run([*_worker(), "import", "--progress", "none", *options, url, place.path])
 
         return run
 
@@ -202,7 +234,7 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
         for name in CONVERTED:
             rows[f"{name} {kind}"] = lambda name=name, place=place: bench.converted(name, place)  # type: ignore[misc]
     rows["isal"] = bench.isal
-    for single in (bench.forward, bench.limited, bench.resets, bench.huge, bench.blank):
+    for single in (bench.forward, bench.limited, bench.registry, bench.resets, bench.huge, bench.blank):
         rows[single.__name__] = lambda single=single: single(file)  # type: ignore[misc]
     return rows
 

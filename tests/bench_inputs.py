@@ -20,6 +20,8 @@ FORMS = {
     "qcow2": "qemu-img convert -O qcow2 {raw} {out}",
     "c.qcow2": "qemu-img convert -c -O qcow2 {raw} {out}",
     "qcow2.gz": "qemu-img convert -O qcow2 {raw} {out}.tmp && pigz -c {out}.tmp > {out} && rm {out}.tmp",
+    "c.qcow2.layer": "qemu-img convert -c -O qcow2 {raw} {out}.tmp &&"
+    " tar -P --transform 's,.*,disk/disk.img,' -c {out}.tmp | pigz -c > {out} && rm {out}.tmp",
     "vmdk": "qemu-img convert -O vmdk {raw} {out}",
     "vhdx": "qemu-img convert -O vhdx {raw} {out}",
 }

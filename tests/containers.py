@@ -14,6 +14,10 @@ from typing import Any
 
 import zstandard
 
+from sources import oci
+
+#: What images call this machine.
+MACHINE = oci.normal_architecture("")
 OCI = "application/vnd.oci.image"
 DOCKER = "application/vnd.docker"
 COMPRESS = {
@@ -86,7 +90,7 @@ def titled(data: bytes, title: str, media_type: str = f"{OCI}.layer.v1.tar") -> 
 
 
 def config(
-    architecture: str = "amd64", env: Iterable[str] = (), labels: Mapping[str, str] | None = None
+    architecture: str = MACHINE, env: Iterable[str] = (), labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return an image's configuration."""
     return {

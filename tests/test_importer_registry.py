@@ -336,7 +336,7 @@ def test_inspect_and_digest(served: registries.Registry, disks: disks_module.Dis
     assert told.returncode == 0, told.stderr
     seen = json.loads(told.stdout)
     assert (seen["format"], seen["digest"], seen["disk"]) == ("qcow2", digest, "/disk/disk.img")
-    assert seen["platforms"] == ["linux/amd64"]
+    assert seen["platforms"] == [f"linux/{containers.MACHINE}"]
     assert [item["digest"] for item in seen["layers"]] == [blob.digest for blob in image.layers]
     assert seen["virtualSize"] == disks.raw().stat().st_size
     table = cli(served, "inspect", reference, "--user", registries.USER)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from importer import errors
-from sources import base, oci, registry
+from sources import base, registry
 from tests import containers, registries, tls
 from tests.containers import Entry, Image
 
@@ -172,12 +172,12 @@ def test_nested_indexes(served: registries.Registry) -> None:
     served.push("nested", image)
     document = image.manifest
     for depth in range(1, 5):
-        document = containers.index(containers.on(document, "amd64"))
+        document = containers.index(containers.on(document, containers.MACHINE))
         served.push_manifest("nested", document, f"depth{depth}")
-    with opened(served, served.reference("nested", ":depth3"), architecture="amd64") as source:
+    with opened(served, served.reference("nested", ":depth3"), architecture=containers.MACHINE) as source:
         assert read(source) == DISK
     with pytest.raises(errors.Unsupported, match="nested"):
-        opened(served, served.reference("nested", ":depth4"), architecture="amd64").__enter__()
+        opened(served, served.reference("nested", ":depth4"), architecture=containers.MACHINE).__enter__()
 
 
 # -- what the configuration says -----------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_artifacts_for_platforms(served: registries.Registry) -> None:
         served.push("artifacts", image, architecture)
     served.push_manifest("artifacts", containers.index(*manifests), "all")
     with opened(served, served.reference("artifacts", ":all")) as source:
-        assert read(source) == (DISK if oci.normal_architecture("") == "amd64" else OTHER)
+        assert read(source) == (DISK if containers.MACHINE == "amd64" else OTHER)
 
 
 def test_a_configuration_that_is_no_json(served: registries.Registry) -> None:
