@@ -62,7 +62,7 @@ class Archive:
     """
 
     def __init__(self, reader: readers.Reader, *, limit_bytes: int) -> None:
-        self._stream = io.BufferedReader(_Raw(reader), 1 << 16)
+        self._stream = io.BufferedReader(readers.Raw(reader), 1 << 16)
         self._limit = limit_bytes
         self._total = 0
         self._at = 0
@@ -243,16 +243,3 @@ class _Header:
 
 _ADDITIONS = frozenset({tar.LONG_NAME, tar.LONG_LINK, tar.EXTENDED, tar.GLOBAL})
 _MEANT = frozenset({b"path", b"linkpath", b"size"})
-
-
-class _Raw(io.RawIOBase):
-    """A reader in the shape that ``io`` buffers. Closing it leaves the reader open."""
-
-    def __init__(self, reader: readers.Reader) -> None:
-        self._reader = reader
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: memoryview, /) -> int:  # type: ignore[override] # BufferedReader passes one
-        return self._reader.readinto(into)

@@ -1,7 +1,8 @@
-"""Ordered bytes: what a reader is, and the two smallest ones."""
+"""Ordered bytes: what a reader is, and the smallest ones."""
 
 from __future__ import annotations
 
+import io
 from typing import Protocol
 
 from importer import errors
@@ -57,3 +58,16 @@ class Limited:
 
     def close(self) -> None:
         self._reader.close()
+
+
+class Raw(io.RawIOBase):
+    """A reader in the shape that ``io`` buffers. Closing it leaves the reader open."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: memoryview, /) -> int:  # type: ignore[override] # BufferedReader passes one
+        return self._reader.readinto(into)

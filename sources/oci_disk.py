@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Protocol
 
 from importer import errors
@@ -101,13 +103,14 @@ class LayerDisk(Disk):
     def __init__(self, store: Store, blob: oci.Descriptor, hidden: layer.Hidden) -> None:
         super().__init__(store, blob)
         self._hidden = hidden
-        name = f"{store.name}: layer {blob.digest}"
-        self._layer = layer.Layer(layer.plain(self._reader, self._reader.head), hidden, name)
+        self._name = f"{store.name}: layer {blob.digest}"
+        self._layer = layer.Layer(layer.plain(self._reader, self._reader.head), hidden, self._name)
 
     def find(self) -> bool:
         """Go to the disk; False when the layer, read to its verified end, has none."""
-        if not self._layer.find():
-            return False
+        with self._named():
+            if not self._layer.find():
+                return False
         self.path, self.size = self._layer.path, self._layer.size
         self.look()
         return True
@@ -117,10 +120,20 @@ class LayerDisk(Disk):
         return self._layer.hides()
 
     def read_on(self, into: memoryview) -> int:
-        return self._layer.readinto(into)
+        with self._named():
+            return self._layer.readinto(into)
 
     def read_rest(self) -> None:
-        self._layer.finish()
+        with self._named():
+            self._layer.finish()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of a broken compression or tar where it is."""
+        try:
+            yield
+        except errors.Corrupt as err:
+            raise type(err)(**{**err.fields, "format": f"{err.fields['format']} of {self._name}"}) from err
 
     def again(self) -> Disk:
         disk = LayerDisk(self._store, self.blob, self._hidden)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats import tar_walk
 from importer import errors
 from sources import layer
 from tests import containers
@@ -75,7 +76,7 @@ def test_disk(compression: str, step: int) -> None:
     found.finish()
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, layer._BUFFER, layer._BUFFER + 1])
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, tar_walk.BUFFER, tar_walk.BUFFER + 1])
 def test_sizes(size: int) -> None:
     found = opened(containers.tar(containers.disk(b"x" * size)))
     assert found.find()
@@ -192,19 +193,19 @@ def test_truncated(cut: int) -> None:
 def test_a_broken_header_is_no_end() -> None:
     data = bytearray(containers.tar([Entry("a", b"1"), *containers.disk(DATA)]))
     data[1024 + 10] ^= 1
-    with pytest.raises(errors.Corrupt, match="broken header"):
+    with pytest.raises(errors.Corrupt, match="checksum"):
         opened(bytes(data)).find()
 
 
-@pytest.mark.parametrize("data", [b"", b"not a tar" * 200, bytes(range(256)) * 4])
+@pytest.mark.parametrize("data", [b"not a tar" * 200, bytes(range(256)) * 4])
 def test_no_tar(data: bytes) -> None:
-    with pytest.raises(errors.Corrupt, match="not a tar archive"):
+    with pytest.raises(errors.Corrupt, match="corrupt tar"):
         opened(data).find()
 
 
 def test_headers_have_bounds() -> None:
-    name = "n" * (layer.LARGEST_HEADER + 1)
-    with pytest.raises(errors.Refused, match="header size"):
+    name = "n" * (tar_walk.LARGEST_HEADER + 1)
+    with pytest.raises(errors.Refused, match="header"):
         opened(containers.tar([Entry(name)])).find()
 
 

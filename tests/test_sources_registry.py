@@ -302,6 +302,13 @@ def test_not_what_the_digest_names(served: registries.Registry, where: str, harm
         read(source)
 
 
+@pytest.mark.parametrize("data", [b"no tar" * 200, gzip.compress(b"no tar" * 200), gzip.compress(LARGE)[:-5]])
+def test_layers_that_are_none(served: registries.Registry, data: bytes) -> None:
+    blob = containers.Blob(data, "application/vnd.oci.image.layer.v1.tar+gzip")
+    with pytest.raises(errors.Corrupt, match=blob.digest):
+        pull(served, Image((blob,)))
+
+
 def test_missing_blobs(served: registries.Registry) -> None:
     image = Image((containers.layer(*containers.disk(b"missing")),))
     served.push("missing", image)

@@ -1,0 +1,132 @@
+"""Goes through a tar that passes, for who looks for one entry among many.
+
+To unpack one there is ``formats.archive``, which refuses what it would rather not make. Here names may
+be absolute and links lead anywhere, as they do in the layers of operating systems: they are only told.
+What makes an entry what it is, follows Go's archive/tar, which container tools read layers with.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import NamedTuple
+
+from formats import readers, tar
+from importer import errors
+
+#: Of a long name or an extended header in bytes; xattrs of 64 KiB fit.
+LARGEST_HEADER = 1 << 20
+BUFFER = 1 << 18
+#: Types that say nothing with a size: links, devices, directories and pipes.
+_WITHOUT_DATA = frozenset(b"123456"[at : at + 1] for at in range(6))
+
+
+class Entry(NamedTuple):
+    """An entry. ``type``: of ``formats.tar``, a sparse file's whatever says that it is one."""
+
+    name: str
+    type: bytes
+    link: str
+    size: int
+
+
+class Walk:
+    """Reads a tar; ``next`` passes over what was not read of the entry before."""
+
+    def __init__(self, reader: readers.Reader) -> None:
+        self._stream = io.BufferedReader(readers.Raw(reader), BUFFER)
+        self._left = 0
+        self._padding = 0
+        self._at = 0
+
+    def next(self) -> Entry | None:
+        """Go to the next entry; None at the end of the archive, marked or not."""
+        self._pass(self._left + self._padding)
+        self._left = self._padding = 0
+        names: dict[bytes, bytes] = {}
+        records: dict[bytes, bytes] = {}
+        while (block := self._block()).strip(b"\0"):
+            raw = tar.parse(block)
+            if raw.type == tar.EXTENDED:
+                records = tar.records(self._header(raw.size))
+            elif raw.type == tar.GLOBAL:
+                self._header(raw.size)
+            elif raw.type in {tar.LONG_NAME, tar.LONG_LINK}:
+                names[raw.type] = self._header(raw.size).partition(b"\0")[0]
+            else:
+                return self._entry(raw, names, records)
+        if names or records:
+            raise tar.corrupt("it ends between an entry's headers")
+        return None
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read data of the current entry; 0 after its last byte."""
+        count = self._stream.readinto1(into[: self._left])
+        if not count and self._left and len(into):
+            raise self._truncated()
+        self._at += count
+        self._left -= count
+        return count
+
+    def drain(self) -> None:
+        """Read on to the end, whatever follows the archive."""
+        scrap = memoryview(bytearray(BUFFER))
+        while count := self._stream.readinto1(scrap):
+            self._at += count
+
+    def _entry(self, raw: tar.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes]) -> Entry:
+        name = records.get(b"path", names.get(tar.LONG_NAME, raw.name))
+        link = records.get(b"linkpath", names.get(tar.LONG_LINK, raw.link))
+        kind = raw.type
+        more = kind == tar.SPARSE and raw.block[482]
+        while more:
+            # The map of a sparse file goes on.
+            more = self._take(tar.BLOCK)[504]
+        if any(key.startswith(b"GNU.sparse.") for key in records):
+            kind, name = tar.SPARSE, records.get(b"GNU.sparse.name", name)
+        size = 0 if raw.type in _WITHOUT_DATA else _size(records.get(b"size"), raw)
+        self._left, self._padding = size, -size % tar.BLOCK
+        if kind == tar.FILE and name.endswith(b"/"):
+            kind = tar.DIRECTORY  # as told before POSIX
+        return Entry(_text(name), kind, _text(link), size)
+
+    def _header(self, size: int) -> bytes:
+        if not 0 <= size <= LARGEST_HEADER:
+            raise errors.Refused(format="tar", rule="header", reason=f"a header is of {size} bytes")
+        return self._take(size + -size % tar.BLOCK)[:size]
+
+    def _block(self) -> bytes:
+        """Return the next block, nothing at the end: not every tool marks that."""
+        return self._take(tar.BLOCK) if self._stream.peek(1) else b""
+
+    def _take(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        self._at += len(data)
+        if len(data) < count:
+            raise self._truncated()
+        return data
+
+    def _pass(self, count: int) -> None:
+        scrap = memoryview(bytearray(min(count, BUFFER)))
+        while count:
+            got = self._stream.readinto1(scrap[:count])
+            if not got:
+                raise self._truncated()
+            self._at += got
+            count -= got
+
+    def _truncated(self) -> errors.Truncated:
+        return errors.Truncated(format="tar", reason=f"ends at byte {self._at}")
+
+
+def _size(stated: bytes | None, raw: tar.Raw) -> int:
+    """Return the bytes of data that follow; an extended header's word counts more than the entry's own."""
+    if stated is not None and (not stated.isdigit() or len(stated) > 19):
+        raise tar.corrupt(f"a size is {stated[:50]!r}")
+    size = raw.size if stated is None else int(stated)
+    if not 0 <= size < 1 << 63:
+        raise tar.corrupt(f"an entry is of {size} bytes")
+    return size
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
