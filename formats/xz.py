@@ -6,32 +6,17 @@ https://tukaani.org/xz/xz-file-format.txt, sections 2.1.1 (stream header) and 3.
 from __future__ import annotations
 
 _MAGIC = b"\xfd7zXZ\x00"
-_STREAM_HEADER = 12
+_BLOCK_FLAGS = 12 + 1  # after the stream header and the size of the block's own
 _HAS_COMPRESSED_SIZE = 0x40
 
 
-def is_multi_block(head: bytes, size: int | None = None) -> bool:
-    """Tell whether several threads can decompress the stream that ``head`` (20 bytes or more) begins.
+def is_multi_block(head: bytes) -> bool:
+    """Tell whether threads can share the stream that ``head``, its first 64 bytes or all, begins.
 
-    Only the threaded encoder writes sizes into block headers, and only with them can a decoder find
-    the next block early. ``size``: length of the whole file in bytes; a first block that fills it
-    is alone.
+    Only the threaded encoder writes sizes into block headers, and only with them a decoder finds the
+    next block early.
     """
-    if not head.startswith(_MAGIC) or len(head) <= _STREAM_HEADER + 2:
+    if not head.startswith(_MAGIC) or len(head) <= _BLOCK_FLAGS:
         return False
-    header_size, flags = head[_STREAM_HEADER], head[_STREAM_HEADER + 1]
-    if header_size == 0 or not flags & _HAS_COMPRESSED_SIZE:
-        return False
-    block = _STREAM_HEADER + (header_size + 1) * 4 + _number(head[_STREAM_HEADER + 2 :])
-    # Check, index and footer that end a one-block file stay below 128 bytes.
-    return size is None or block + 128 < size
-
-
-def _number(data: bytes) -> int:
-    """Return the multi-byte integer that ``data`` begins with (section 1.2)."""
-    value = 0
-    for index, byte in enumerate(data[:9]):
-        value |= (byte & 0x7F) << (7 * index)
-        if not byte & 0x80:
-            break
-    return value
+    # A size of 0 is no block but the index, of a stream without blocks.
+    return head[_BLOCK_FLAGS - 1] != 0 and bool(head[_BLOCK_FLAGS] & _HAS_COMPRESSED_SIZE)

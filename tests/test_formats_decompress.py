@@ -283,7 +283,10 @@ def test_xz_tool_reads_what_has_several_blocks(xz_multi_block):
 
 def test_xz_tool_is_left_alone_otherwise():
     assert plain("xz", lzma.compress(PLAIN), tool=pytest.fail) == PLAIN
+    assert plain("xz", lzma.compress(b""), tool=pytest.fail) == b""
     assert plain("gz", gzip.compress(PLAIN), tool=pytest.fail) == PLAIN
+    with pytest.raises(errors.Truncated):
+        plain("xz", b"\xfd7zXZ\0", tool=pytest.fail)
 
 
 @every_kind

@@ -260,6 +260,46 @@ def test_replaced_bytes_are_refused(disks, name):
     assert caught.value.fields["rule"] == rule
 
 
+@pytest.mark.parametrize(
+    ("item", "layout", "value"),
+    [
+        ("3767a1ca36fa434db3b633f0aa44e76b", "<I", 1 << 19),
+        ("3767a1ca36fa434db3b633f0aa44e76b", "<I", 3 << 20),
+        ("2442a52f1bcd7648b2115dbed83bf4b8", "<Q", (8 << 20) + 5),
+        ("2442a52f1bcd7648b2115dbed83bf4b8", "<Q", 60 << 40),
+        ("1dbf41816fa90947ba47f233a8faab5f", "<I", 1024),
+    ],
+)
+def test_vhdx_sizes_that_contradict(disks, item, layout, value):
+    data = image(disks, "vhdx")
+    (offset,) = struct.unpack_from("<I", data, data.index(bytes.fromhex(item)) + 16)
+    with pytest.raises(errors.Refused, match="metadata"):
+        check(patched(data, (data.index(b"metadata") + offset, layout, value)))
+
+
+def test_vmdk_of_too_many_grains(disks):
+    data = patched(image(disks, "vmdk"), (12, "<Q", 64 << 31), (20, "<Q", 8), (44, "<I", 64))
+    assert check(data).virtual_size == 64 << 40
+    with pytest.raises(errors.Refused, match="grains"):
+        check_length(data)
+
+
+@pytest.mark.parametrize("size", ["8M", "1G", "200G"])
+@pytest.mark.parametrize("subformat", ["dynamic", "fixed"])
+def test_vhd_whose_size_is_its_geometry(tmp_path, size, subformat):
+    path = tmp_path / "disk"
+    processes.run("qemu-img", "create", "-q", "-f", "vpc", "-o", f"subformat={subformat}", path, size)
+    told = processes.run("qemu-img", "info", "--output=json", "-f", "vpc", path).stdout
+    with path.open("rb") as file:
+
+        def read(offset, length):
+            file.seek(offset)
+            return file.read(length)
+
+        found = safety.check("vhd", read(0, detect.HEAD), read=read, size=path.stat().st_size)
+    assert found.virtual_size == json.loads(told)["virtual-size"]
+
+
 def test_fixed_vhd_promising_more_than_there_is(disks):
     data = image(disks, "vhd-fixed")
     with pytest.raises(errors.Refused, match="more than the file holds"):
