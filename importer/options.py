@@ -194,6 +194,7 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
         https_proxy=reading.either_case("https_proxy"),
         no_proxy=reading.either_case("no_proxy"),
         connections=given["connections"],
+        patience=given["stall_timeout"],
     )
     names = (
         "architecture",

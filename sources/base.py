@@ -55,7 +55,8 @@ class Access:
     """How to reach a server, and the secrets for it. ``repr`` shows none of them.
 
     ``session_token``: comes with temporary S3 keys. ``headers`` go to the origin of the request only,
-    like the credentials. ``ca_files``: PEM files trusted in addition to the system's.
+    like the credentials. ``ca_files``: PEM files trusted in addition to the system's. ``patience``:
+    seconds without a byte until a source that fetches by itself gives up.
     """
 
     user: str = dataclasses.field(default="", repr=False)
@@ -68,6 +69,7 @@ class Access:
     https_proxy: str = dataclasses.field(default="", repr=False)
     no_proxy: str = ""
     connections: int = 6
+    patience: float = 180.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

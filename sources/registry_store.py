@@ -16,8 +16,6 @@ from sources import base, blobs, http, oci, oci_reference, pinned, registry_auth
 
 log = logging.getLogger(__name__)
 
-#: Seconds without progress until a blob is given up, and until a blob or a configuration answers.
-PATIENCE = 180.0
 #: What the first request of a blob asks for: most layers begin with the disk, whose head it holds.
 HEAD_SIZE = 1 << 19
 DIGEST_HEADER = "Docker-Content-Digest"
@@ -38,11 +36,14 @@ class Place(pinned.Place):
             return response
         challenges = response.headers.get("WWW-Authenticate", "")
         refused = str(response.request.headers.get("Authorization", ""))
-        # Read to its end, a small answer leaves its connection for the next request.
-        response.raw.read(4096)
+        try:
+            with session.translated(self.name, first=False):
+                # Read to its end, a small answer leaves its connection for the next request.
+                response.raw.read(4096)
+        finally:
+            self.drop(response)
         if not self._authorizer.renew(challenges, refused, self.name):
             return response
-        self.drop(response)
         return super().send(method, url, headers)
 
     def authorization(self) -> requests.auth.AuthBase:
@@ -102,7 +103,7 @@ class Registry:
 
     def manifest(self, descriptor: oci.Descriptor) -> bytes:
         """Return the manifest that an index names."""
-        data = retry.patiently(lambda: self._manifest(descriptor.digest), PATIENCE, self._cancel)
+        data = retry.patiently(lambda: self._manifest(descriptor.digest), self.access.patience, self._cancel)
         oci.check(data, descriptor.digest, f"{self.name}: manifest")
         return data
 
@@ -115,7 +116,7 @@ class Registry:
     def blob(self, descriptor: oci.Descriptor) -> blobs.Verified:
         """Return the bytes of a blob in order, verified at their end."""
         opened = self._open(descriptor)
-        options = fetch.Options(connections=self.access.connections, no_progress=PATIENCE)
+        options = fetch.Options(connections=self.access.connections, no_progress=self.access.patience)
 
         def rest(position: int) -> blobs.Ordered:
             return blobs.Ordered(
@@ -131,7 +132,7 @@ class Registry:
             self._live.append(blob)
             return blob.__enter__()
 
-        blob = retry.patiently(attempt, PATIENCE, self._cancel)
+        blob = retry.patiently(attempt, self.access.patience, self._cancel)
         if blob.size not in {None, descriptor.size}:
             expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
             raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)

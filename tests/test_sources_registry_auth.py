@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from importer import errors
 from sources import base, oci_reference, registry, registry_auth
 from sources.registry_auth import Credentials
-from tests import containers, misbehave, registries, tls
+from tests import containers, misbehave, proxy, registries, tls
 
 IMAGE = containers.Image((containers.layer(*containers.disk(b"disk" * 1000)),))
 LATE = 2.6
@@ -229,6 +230,15 @@ def test_a_token_that_expires_while_reading(authority: tls.Authority, tmp_path: 
             assert bytes(into) == data
         # Renewed for all connections at once, not by each.
         assert before < len(tokens.issued) <= before + 3
+
+
+def test_through_a_proxy(authority: tls.Authority, tmp_path: Path) -> None:
+    """The registry and its token server alike."""
+    with by_token(authority, tmp_path) as (served, tokens), proxy.Proxy() as between:
+        access = served.access(https_proxy=between.url)
+        assert pull(served.reference("team/disk"), access) == 4000
+        targets = {seen.target for seen in between.requests}
+        assert targets == {served.host, urllib.parse.urlsplit(tokens.url).netloc}
 
 
 def page(**headers: str) -> misbehave.Page:
