@@ -48,9 +48,13 @@ class Reader:
 
     def readinto(self, into: memoryview, /) -> int:
         """Read 1 to ``len(into)`` bytes; 0 only at the end of whole and correct data."""
-        while not self._process.ready(self._process.stdout):
-            pass
-        count = os.readv(self._process.stdout, [into])
+        count = 0
+        # The tool writes some KiB at a time: handing on each would cost more than the copy.
+        while count < min(len(into), _CHUNK):
+            more = os.readv(self._process.stdout, [into[count:]])
+            if not more:
+                break
+            count += more
         if not count:
             self._finish()
         return count
