@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Iterator
 
-from formats import archive, checksum, detect, facts, peek, qcow2, qcow2_header, qcow2_stream, safety
+from formats import archive, checksum, detect, facts, peek, pinned, qcow2, qcow2_header, qcow2_stream, safety
 from images import copy, fetch, nbd, place, place_stream, process, qemu_img, staging, target, unpack
 from importer import errors, survey
 from importer.job import Job
@@ -73,9 +74,18 @@ def convert(job: Job) -> None:
     other route; a client of qemu's or nbdkit's own knows none of these rules.
     """
     fetcher = job.fetcher(job.count)
-    safety.check_length(job.content.format, fetcher.read, fetcher.size)
+    pins = pinned.Pinned(fetcher.read)
+    head = pins.read(0, min(fetcher.size, detect.HEAD))
+    safety.check(job.content.format, head, read=pins.read, size=fetcher.size)
+    safety.check_length(job.content.format, pins.read, fetcher.size)
+
+    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
+        """Give qemu-img what was checked, whatever a hostile server says the second time."""
+        fetcher.fill(offset, into, stop)
+        pins.lay_over(offset, into)
+
     parallel = job.wanted.fetch.connections
-    with nbd.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
+    with nbd.Export(read, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
         _convert(job, qemu_img.exported(export.socket, job.content.format), "transfer")
 
 
