@@ -166,7 +166,7 @@ def test_bytes_that_it_moves_by_itself_keep_it_alive(tmp_path: pathlib.Path) -> 
     process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 1))
 
 
-def test_it_dies_with_a_killed_parent() -> None:
+def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
     script = """
         import pathlib, sys, time
         from images import process
@@ -178,6 +178,8 @@ def test_it_dies_with_a_killed_parent() -> None:
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE,
         cwd=pathlib.Path(__file__).parent.parent,
+        # A killed worker cannot tidy up.
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
