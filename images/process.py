@@ -163,14 +163,15 @@ class Process:
         self._popen.stdin.close()
 
     def end(self) -> None:
-        """End the program if it still runs; its pipes stay open for threads that wait on them."""
-        if self._popen.poll() is None:
-            self._popen.terminate()
-            try:
-                self._popen.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                self._popen.kill()
-                self._popen.wait()
+        """End the program, and what it started, if it still runs.
+
+        Its pipes stay open for threads that wait on them.
+        """
+        for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
+            if self._popen.poll() is None:
+                os.killpg(self.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(patience)
 
     def ready(self, fd: int | None, seconds: float = _TURN) -> bool:
         """Wait until ``fd`` can be read, for at most ``seconds``, and take in standard error meanwhile."""

@@ -137,6 +137,12 @@ def test_one_that_ignores_sigterm_is_killed() -> None:
         os.kill(pid, 0)
 
 
+def test_what_it_started_ends_with_it() -> None:
+    with process.Process(shell("sleep 60 & echo $!; wait"), stdout=process.PIPE) as it:
+        child = int(next(it.output()))
+    until_ended(child)
+
+
 def test_no_progress_ends_it() -> None:
     with pytest.raises(errors.NoProgress, match="the sleeper: no progress for 1 s"):
         process.run(shell("exec sleep 60"), watch=process.Watch("the sleeper", 1))
@@ -186,8 +192,12 @@ def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
         until_named("sleep", child)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
+    until_ended(child)
+
+
+def until_ended(pid: int) -> None:
     deadline = time.monotonic() + 5
-    while state(child) not in {"", "Z"}:
+    while state(pid) not in {"", "Z"}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
