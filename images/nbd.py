@@ -27,6 +27,8 @@ _READ, _WRITE, _DISCONNECT, _TRIM, _WRITE_ZEROES = 0, 1, 2, 4, 6
 
 #: The longest request that is answered, in bytes: what the protocol wants every server to grant.
 LONGEST = 32 << 20
+# qemu's client rounds the size up to this, and then waits for ever for the rest of a simple reply.
+_SECTOR = 512
 # Bytes of replies being gathered or sent, over all connections.
 _IN_FLIGHT = 32 << 20
 _MOST_CONNECTIONS = 16
@@ -35,7 +37,7 @@ _LAST_WAIT = 2.0
 
 
 class Export:
-    """Serve ``size`` bytes while the block runs; ``socket`` is the path to connect to.
+    """Serve ``size`` bytes, and zeros to the end of a sector; ``socket`` is the path to connect to.
 
     ``read`` is called from ``parallel`` threads; ``interrupt`` ends its calls when the block ends. Its error
     reaches the client as EIO, and leaves the block in place of what the client made of it.
@@ -49,9 +51,9 @@ class Export:
         parallel: int = 8,
         interrupt: Callable[[], None] = lambda: None,
     ) -> None:
-        self._size = size
+        self._size = -(-size // _SECTOR) * _SECTOR
         self._interrupt = interrupt
-        self._cache = readahead.Cache(read, size, parallel=parallel)
+        self._cache = readahead.Cache(_padded(read, size), self._size, parallel=parallel)
         self._budget = _Budget(_IN_FLIGHT)
         self._failure: BaseException | None = None
         self._closing = False
@@ -191,6 +193,18 @@ class _Connection:
         with self._lock:
             self._requests.close()
             self._socket.close()
+
+
+def _padded(read: readahead.Read, size: int) -> readahead.Read:
+    """Return a read that goes on with zeros behind ``size``."""
+
+    def fill(offset: int, into: memoryview, stop: threading.Event) -> None:
+        inside = max(0, min(len(into), size - offset))
+        if inside:
+            read(offset, into[:inside], stop)
+        into[inside:] = bytes(len(into) - inside)
+
+    return fill
 
 
 class _Budget:
