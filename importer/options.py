@@ -164,6 +164,7 @@ def make_request(
         preallocation=given.get("preallocate", False),
         direct=given.get("direct", False),
         checksum=given["checksum"],
+        connect_patience=min(request.CONNECT_PATIENCE, given["stall_timeout"]),
         fetch=fetch.Options(connections=given["connections"], no_progress=given["stall_timeout"]),
     )
     contract.check(made)

@@ -77,7 +77,7 @@ class Place:
                     stream=True,
                     allow_redirects=False,
                     proxies=session.proxies(self.access, url),
-                    timeout=session.TIMEOUT,
+                    timeout=session.timeout(self.access),
                 )
         except errors.Transient:
             self.unpin()

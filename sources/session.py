@@ -48,6 +48,12 @@ def origin(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
+def timeout(access: Access) -> tuple[float, float]:
+    """Return the time-outs of a request: TIMEOUT, but none is longer than the user's patience."""
+    connect, read = TIMEOUT
+    return min(connect, access.patience), min(read, access.patience)
+
+
 def tls_context(access: Access) -> ssl.SSLContext:
     """Return a context that trusts the system's authorities and those of ``access``."""
     context = ssl.create_default_context()
