@@ -19,6 +19,9 @@ from sources import base
 
 log = logging.getLogger(__name__)
 
+#: How late a cancel is noticed, in seconds.
+TURN = 0.2
+
 ROUTES: Mapping[plan.Route, Callable[[job_module.Job], None]] = {
     plan.Route.BLANK: routes.blank,
     plan.Route.EXTENTS: routes.extents,
@@ -124,11 +127,22 @@ def opened(
     """Yield the request's source after its first contact."""
     source = sources.find(wanted.source)(wanted.location, cancel)
     progress.phase("connect", None)
+    over = threading.Event()
+    threading.Thread(target=_interrupt, args=(source, cancel, over), name="cancel", daemon=True).start()
     try:
         survey_module.contact(source, wanted, cancel)
         yield source
     finally:
+        over.set()
         source.close()
+
+
+def _interrupt(source: base.Source, cancel: retry.Cancel, over: threading.Event) -> None:
+    """End reads that wait in the network once ``cancel`` is set: whoever waits cannot look."""
+    while not over.is_set():
+        if cancel.wait(TURN):
+            source.interrupt()
+            over.wait(TURN)
 
 
 def _carry_out(

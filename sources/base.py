@@ -142,6 +142,12 @@ class Source:
         """Return the runs of the virtual disk that ``ranges`` reads, in order; None: unknown."""
         return None
 
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; a source that is its own reader has its own way."""
+        reader = self.ranges()
+        if reader is not None:
+            reader.interrupt()
+
     def verify(self) -> None:
         """Check what the source can only know at the end (digests). Called before the disk is usable."""
 
