@@ -131,8 +131,13 @@ def _download(job: Job, path: str, available: int) -> int:
         _verify(job, path)
         return size
     with target.open(path, None) as out:
-        with job.plain(limit=available) as reader:
-            size = copy.copy_ordered(reader, out, limit=available, cancel=job.cancel)
+        try:
+            with job.plain(limit=available) as reader:
+                size = copy.copy_ordered(reader, out, limit=available, cancel=job.cancel)
+        except errors.TooLarge as err:
+            # Of the volume's size nothing is known here: it is scratch that has to be larger.
+            needs = f"more than {available}"
+            raise errors.ScratchTooSmall(size=needs, available=available) from err
         out.commit()
         return size
 
