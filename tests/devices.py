@@ -96,6 +96,16 @@ def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[
         yield point
 
 
+@contextlib.contextmanager
+def read_only(point: Path) -> Iterator[None]:
+    """Mount what is mounted there read-only while the block lasts."""
+    processes.run("mount", "-o", "remount,ro", point)
+    try:
+        yield
+    finally:
+        processes.run("mount", "-o", "remount,rw", point)
+
+
 @dataclasses.dataclass(frozen=True)
 class Failing:
     """A block device that answers EIO to writes while ``broken``, and to reads never."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import dataclasses
 import gzip
+import hashlib
 import lzma
 import random
 import shutil
@@ -73,11 +74,11 @@ COMMON = (
     "iso",
 )
 
-#: Ways to compress a file, by the name of ``formats.detect``; each keeps to the default settings.
+#: Ways to compress a file, by the name of ``formats.detect``; each as its tool does by default.
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda data: gzip.compress(data, 6, mtime=0),
     "xz": lambda data: lzma.compress(data, preset=1),
-    "zst": lambda data: zstandard.ZstdCompressor(level=3).compress(data),
+    "zst": lambda data: zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data),
     "bz2": lambda data: bz2.compress(data, 5),
 }
 
@@ -150,6 +151,11 @@ def convert(source: Path, target: Path, to: Format) -> None:
     processes.need("qemu-img")
     options = ("-o", to.options) if to.options else ()
     processes.run("qemu-img", "convert", "-f", "raw", "-O", to.driver, *to.flags, *options, source, target)
+
+
+def digest(path: Path, algorithm: str) -> str:
+    """Return the digest of a file, in hexadecimal."""
+    return hashlib.new(algorithm, path.read_bytes()).hexdigest()
 
 
 def to_raw(source: Path, driver: str, target: Path) -> None:

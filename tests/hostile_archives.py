@@ -62,6 +62,7 @@ def _promised() -> bytes:
 
 
 ARCHIVES: dict[str, Callable[[], bytes]] = {
+    "innocent": _pack,
     "absolute": lambda: _pack(_file("/tmp/cdi-test-absolute")),
     "dotdot": lambda: _pack(_file("../outside")),
     "dotdot-deep": lambda: _pack(_file("a/b/../../../outside")),

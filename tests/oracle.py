@@ -38,12 +38,12 @@ def _equal(have: bytes, want: bytes, offset: int, target: Path) -> None:
 def unusable(target: Path) -> None:
     """Check that nothing on the target could be taken for a disk after a failure.
 
-    A file, or any trace of it beside, must be gone or be named as unfinished; a block device must
-    begin with zeros, or be untouched.
+    A file must be gone, or be named as unfinished; a block device must begin with zeros, or be untouched,
+    over all that partition tables, boot sectors and file systems begin in.
     """
     if target.is_block_device():
         with target.open("rb", buffering=0) as device:
-            head = device.read(MiB)
+            head = device.read(MiB // 4)
         assert head in (bytes(len(head)), b"\xff" * len(head)), f"{target} begins like a disk"
     else:
         assert not target.exists(), f"{target} exists"

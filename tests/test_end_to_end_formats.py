@@ -1,0 +1,246 @@
+"""Every format, in every compression, over HTTP onto every kind of target, compared with qemu-img.
+
+Through the library, in this process: starting one for each would take longer than all imports.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import importer
+from tests import devices, misbehave, oracle, servers
+from tests import disks as disks_module
+
+MiB = 1 << 20
+TARGETS = ["file", "block512", "block4096"]
+COMPRESSIONS = [None, *disks_module.COMPRESSIONS]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Give a place for a disk: one that holds a dirty left-over, or a dirty device."""
+    if request.param == "file":
+        yield dirty_file(tmp_path)
+    else:
+        sector = int(request.param.removeprefix("block"))
+        with devices.loop(tmp_path, 16 * MiB, sector=sector) as device:
+            yield device
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    path = tmp_path / "scratch"
+    path.mkdir()
+    return path
+
+
+def dirty_file(directory: Path) -> Path:
+    for name in ("disk.img", "disk.img.part"):
+        devices.fill(directory / name, 12 * MiB)
+    return directory / "disk.img"
+
+
+def bring(url: str, target: Path, **wanted: Any) -> importer.Result:
+    """Import, and expect that nothing but the disk is left."""
+    access = wanted.pop("access", importer.Access())
+    kind = "http" if url.startswith("http") else "local"
+    location = importer.Location(url, access=access)
+    if scratch := wanted.get("scratch"):
+        wanted["scratch"] = str(scratch)
+    request = importer.Request(source=kind, location=location, target=str(target), **wanted)
+    result = importer.run(request)
+    if target.is_file():
+        assert not [path for path in target.parent.iterdir() if path.name.startswith("disk.img.")]
+        assert target.stat().st_mode & 0o777 == 0o660
+    assert not scratch or not [*scratch.iterdir()]
+    return result
+
+
+def beyond(target: Path) -> bytes:
+    """Return what has to follow the disk: on a device what was there, in a file nothing."""
+    return devices.DIRT if target.is_block_device() else b"\0"
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+def test_product(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    target: Path,
+    scratch: Path,
+    variant: str,
+    compression: str | None,
+) -> None:
+    image = disks.wrapped(variant, compression)
+    result = bring(web.url(image), target, scratch=scratch)
+    expected = disks.expected(variant)
+    oracle.same(target, expected, beyond=beyond(target))
+    assert result.size == expected.stat().st_size
+    if target.is_file():
+        assert target.stat().st_size == result.size
+    assert result.compressions == ((compression,) if compression else ())
+
+
+@pytest.mark.parametrize("variant", sorted({*disks_module.FORMATS, "iso-hybrid"} - {*disks_module.COMMON}))
+def test_rarer_variants(
+    disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str
+) -> None:
+    bring(web.url(disks.image(variant)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+
+
+@pytest.mark.parametrize("content", ["ragged", "bytewise", "zero", "dense"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vhdx"])
+def test_contents(
+    disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str, content: str
+) -> None:
+    bring(web.url(disks.image(variant, content)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant, content), beyond=beyond(target))
+
+
+@pytest.mark.parametrize("content", ["ragged", "bytewise"])
+@pytest.mark.parametrize("compression", ["gz", "zst"])
+def test_odd_sizes_in_streams(
+    disks: disks_module.Disks, web: servers.Web, target: Path, content: str, compression: str
+) -> None:
+    bring(web.url(disks.wrapped("raw", compression, content)), target)
+    oracle.same(target, disks.expected("raw", content), beyond=beyond(target))
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vhdx", "iso"])
+def test_without_ranges(
+    disks: disks_module.Disks, target: Path, scratch: Path, variant: str, framing: str
+) -> None:
+    page = misbehave.Page(disks.image(variant).read_bytes(), ranges=False, framing=framing)
+    with misbehave.Server() as server:
+        bring(server.serve("/disk", page), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
+def test_file_systems(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, kind: str
+) -> None:
+    with devices.filesystem(kind, tmp_path) as point:
+        for direct in (False, True):
+            for variant in ("raw", "qcow2-zlib", "vmdk"):
+                target = point / "disk.img"
+                devices.fill(target, 9 * MiB)
+                bring(web.url(disks.image(variant)), target, scratch=scratch, direct=direct)
+                oracle.same(target, disks.expected(variant))
+                assert target.stat().st_blocks * 512 < 8 * MiB
+                target.unlink()
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+def test_preallocated_file_has_all_its_blocks(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
+) -> None:
+    target = tmp_path / "disk.img"
+    bring(web.url(disks.image(variant)), target, scratch=scratch, preallocation=True)
+    oracle.same(target, disks.expected(variant))
+    assert target.stat().st_blocks * 512 >= target.stat().st_size
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+def test_file_is_grown_to_the_requested_size(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
+) -> None:
+    target = tmp_path / "disk.img"
+    wanted = {"image_size": 20 * MiB, "overhead": Fraction("0.055")}
+    bring(web.url(disks.image(variant)), target, scratch=scratch, **wanted)
+    oracle.same(target, disks.expected(variant))
+    assert target.stat().st_size == 18 * MiB  # 20 MiB / 1.055, rounded down
+
+
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+def test_no_scratch_with_ranges(
+    disks: disks_module.Disks, web: servers.Web, target: Path, variant: str
+) -> None:
+    bring(web.url(disks.image(variant)), target)
+    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256", "sha512"])
+@pytest.mark.parametrize(
+    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("qcow2", None), ("vmdk", "xz")]
+)
+def test_checksums(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    tmp_path: Path,
+    scratch: Path,
+    variant: str,
+    compression: str | None,
+    algorithm: str,
+) -> None:
+    image = disks.wrapped(variant, compression)
+    checksum = f"{algorithm}:{disks_module.digest(image, algorithm).upper()}"
+    bring(web.url(image), tmp_path / "disk.img", scratch=scratch, checksum=checksum)
+    oracle.same(tmp_path / "disk.img", disks.expected(variant))
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vdi"])
+@pytest.mark.parametrize("compression", [None, "xz"])
+def test_local_files(
+    disks: disks_module.Disks, target: Path, scratch: Path, variant: str, compression: str | None
+) -> None:
+    bring(str(disks.wrapped(variant, compression)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+
+
+def test_large_and_nearly_empty_costs_little(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    target = tmp_path / "disk.img"
+    result = bring(web.url(disks.image("qcow2", "far")), target)
+    oracle.same(target, disks.expected("qcow2", "far"))
+    assert target.stat().st_blocks * 512 <= 2 * MiB
+    assert result.read < 2 * MiB
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_archives(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, compression: str | None
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    url = web.url(disks.tar(compression))
+    request = importer.Request(
+        source="http", location=importer.Location(url), target=str(volume), content_type="archive"
+    )
+    importer.run(request)
+    assert contents(volume) == contents(disks.tree())
+    assert (volume / "sparse").stat().st_blocks * 512 < 2 * MiB
+
+
+def contents(root: Path) -> dict[str, object]:
+    """Return what a tree holds: bytes of files, targets of links."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        kept = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(root))] = kept
+    return found
+
+
+def test_imports_at_the_same_time(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    """No state is shared between imports in one process."""
+    variants = ["raw", "qcow2", "vmdk", "vdi"]
+    requests = []
+    for variant in variants:
+        (tmp_path / variant).mkdir()
+        location = importer.Location(web.url(disks.image(variant)))
+        requests.append(
+            importer.Request(source="http", location=location, target=str(tmp_path / variant / "disk.img"))
+        )
+    with concurrent.futures.ThreadPoolExecutor(len(variants)) as pool:
+        assert [result.plan.route for result in pool.map(importer.run, requests)]
+    for variant in variants:
+        oracle.same(tmp_path / variant / "disk.img", disks.expected(variant))
