@@ -73,15 +73,25 @@ def run(
     Raises ``importer.errors.Error``; nothing usable is on the target then, and the same call may be
     made again without cleaning up.
     """
-    started = time.monotonic()
     progress = progress or progress_module.NullProgress()
     cancel = cancel or threading.Event()
     contract.check(wanted)
+    return bring(sources.find(wanted.source)(wanted.location, cancel), wanted, progress, cancel)
+
+
+def bring(
+    unopened: base.Source,
+    wanted: request.Request,
+    progress: progress_module.Progress,
+    cancel: retry.Cancel,
+) -> Result:
+    """Import a disk, as ``run`` does, from a source that is already made and not yet opened."""
+    started = time.monotonic()
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     if wanted.is_archive:
         # What an earlier attempt has left is not counted against this one.
         staging.remove_left_over(wanted.target)
-    with opened(wanted, progress, cancel) as source:
+    with opened(unopened, wanted, progress, cancel) as source:
         found = survey_module.survey(source, wanted, cancel)
         job = _carry_out(wanted, source, found, progress, cancel)
         source.finish()
@@ -109,7 +119,8 @@ def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Insp
     """Look at a source without moving it; what stands in an import's way comes as ``obstacle``."""
     cancel = cancel or threading.Event()
     contract.check(wanted)
-    with opened(wanted, progress_module.NullProgress(), cancel) as source:
+    source = sources.find(wanted.source)(wanted.location, cancel)
+    with opened(source, wanted, progress_module.NullProgress(), cancel):
         found = survey_module.survey(source, wanted, cancel)
         made, obstacle = None, None
         try:
@@ -122,10 +133,12 @@ def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Insp
 
 @contextlib.contextmanager
 def opened(
-    wanted: request.Request, progress: progress_module.Progress, cancel: retry.Cancel
+    source: base.Source,
+    wanted: request.Request,
+    progress: progress_module.Progress,
+    cancel: retry.Cancel,
 ) -> Iterator[base.Source]:
-    """Yield the request's source after its first contact."""
-    source = sources.find(wanted.source)(wanted.location, cancel)
+    """Yield the source after its first contact."""
     progress.phase("connect", None)
     over = threading.Event()
     threading.Thread(target=_interrupt, args=(source, cancel, over), name="cancel", daemon=True).start()

@@ -40,6 +40,23 @@ def complete(
     return Report(_as_json(said), 0)
 
 
+def uploaded(*, clone: bool, preallocated: bool) -> Report:
+    """Return the report of an upload server that has a whole disk on storage."""
+    message = "Clone Complete" if clone else "Upload Complete"
+    return Report(_as_json({"preallocationApplied": preallocated, "message": message}), 0)
+
+
+def deadline_passed() -> Report:
+    """Return the report of an upload server that nobody has uploaded to."""
+    said = {"preallocationApplied": False, "deadlinePassed": True, "message": "Deadline Passed"}
+    return Report(_as_json(said), 0)
+
+
+def cloned(*, preallocated: bool) -> Report:
+    """Return the report of a clone source: plain text, unlike all others."""
+    return Report("Clone Complete, Preallocation applied" if preallocated else "Clone Complete", 0)
+
+
 def failure(error: errors.Error, source: str) -> Report:
     """Return the report of a failed import from ``source``, a name of the contract.
 

@@ -65,7 +65,8 @@ class Authority:
         if not client:
             alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names or LOCAL])
             builder = builder.add_extension(alternatives, critical=False)
-        stem = self.directory / f"{common_name}-{key.public_key().public_numbers().x:x}"[:80]
+        plain = common_name.replace(".", "-")
+        stem = self.directory / f"{plain}-{key.public_key().public_numbers().x:x}"[:80]
         pair = KeyPair(stem.with_suffix(".crt"), stem.with_suffix(".key"))
         pair.certificate.write_bytes(
             builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

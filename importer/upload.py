@@ -1,0 +1,55 @@
+"""The role of the upload server, from its start to its report (contract, Upload server)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from images import retry
+from importer import contract, errors, report, upload_settings
+
+if TYPE_CHECKING:
+    from importer import upload_server
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether to end.
+TURN = 0.2
+
+
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+    """Serve until one upload is on storage, the deadline passes, or ``cancel`` is set."""
+    return asyncio.run(serve(upload_settings.read(env, paths), cancel))
+
+
+async def serve(settings: upload_settings.Settings, cancel: retry.Cancel) -> report.Report:
+    """Serve, and return how it ended. Raises ``errors.Error``."""
+    server = make(settings, cancel)
+    async with server.listening():
+        while not server.done.is_set():
+            if cancel.is_set():
+                raise errors.Cancelled
+            if _has_passed(settings.deadline) and server.is_idle:
+                log.info("deadline passed deadline=%s", settings.deadline)
+                return report.deadline_passed()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.done.wait(), TURN)
+        is_clone = server.order is not None and bool(server.order.clone)
+        return report.uploaded(clone=is_clone, preallocated=settings.wanted.preallocation)
+
+
+def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:
+    """Return a server. Raises ``errors.MissingExtra``."""
+    try:
+        from importer import upload_server
+    except ImportError as err:
+        raise errors.MissingExtra(what="the upload server", package="aiohttp", extra="upload") from err
+    return upload_server.Server(settings, cancel)
+
+
+def _has_passed(deadline: dt.datetime | None) -> bool:
+    return deadline is not None and dt.datetime.now(dt.UTC) >= deadline

@@ -1,0 +1,60 @@
+"""What becomes of one upload: the blocking half, for a thread of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+
+from images import retry
+from importer import errors, execute, progress, request
+from sources import base, upload
+
+CHECKSUM = "x-cdi-checksum"
+CONTENT_TYPE = "x-cdi-content-type"
+CLONES = ("blockdevice-clone", "filesystem-clone")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """What to make of the bytes. ``clone``: a content type of CLONES, or empty."""
+
+    wanted: request.Request
+    clone: str = ""
+
+
+class Accepted(progress.NullProgress):
+    """Tells once when the bytes are all there, safe, and fit: what is left is processing."""
+
+    #: The phases that begin after the last byte was verified (``importer.job``, ``importer.routes``).
+    AFTER = frozenset({"convert", "sync"})
+
+    def __init__(self, tell: Callable[[], object]) -> None:
+        self._tell = tell
+        self._told = False
+
+    def phase(self, name: str, total: int | None) -> None:
+        if name in self.AFTER and not self._told:
+            self._told = True
+            self._tell()
+
+
+def order(settings: request.Request, headers: Mapping[str, str], *, archive: bool) -> Order:
+    """Return what a request asks for. Raises ``RequestError``."""
+    content_type = headers.get(CONTENT_TYPE, "")
+    wanted = dataclasses.replace(settings, checksum=headers.get(CHECKSUM) or None)
+    if archive:
+        if pathlib.Path(wanted.target).is_block_device():
+            raise errors.RequestError("an archive needs a volume with a file system, not a block device")
+        folder = str(pathlib.Path(wanted.target).parent)
+        wanted = dataclasses.replace(wanted, content_type="archive", target=folder)
+    return Order(wanted, clone=content_type if content_type in CLONES else "")
+
+
+def carry_out(
+    what: Order, body: base.Reader, size: int | None, accepted: Callable[[], object], cancel: retry.Cancel
+) -> None:
+    """Bring the bytes of ``body`` to the target. Raises ``errors.Error``; nothing usable is left then."""
+    shown = progress.Several(progress.Lines(sys.stderr), Accepted(accepted))
+    execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancel)

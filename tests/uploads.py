@@ -1,0 +1,139 @@
+"""An upload server in a thread of the test, behind real TLS, and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import ssl
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from importer import contract, errors, report, upload, upload_settings
+from tests import processes, tls
+
+CLIENT = "client.upload-server.cdi.kubevirt.io"
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificates:
+    """What both ends are given."""
+
+    authority: tls.Authority
+    server: tls.KeyPair
+    client: tls.KeyPair
+
+    def context(self, client: tls.KeyPair | None) -> ssl.SSLContext:
+        """Return a client's context; None: without a certificate."""
+        made = ssl.create_default_context(cafile=str(self.authority.certificate))
+        # The authority of the tests is too plain for the strict check of Python 3.13.
+        made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if client is not None:
+            made.load_cert_chain(client.certificate, client.key)
+        return made
+
+
+def certificates(directory: Path) -> Certificates:
+    """Make an authority, a server of this host and the client that may upload."""
+    authority = tls.Authority(directory)
+    return Certificates(authority, authority.issue(), authority.issue(common_name=CLIENT, client=True))
+
+
+class Answer:
+    """A response that was read to its end."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.text = response.read().decode()
+
+
+class Server:
+    """A running server; ``result`` waits for how it ended."""
+
+    def __init__(self, made: Certificates, env: Mapping[str, str], paths: contract.Paths) -> None:
+        self.certificates = made
+        self.port = processes.free_port()
+        self.env = {
+            "LISTEN_ADDRESS": "127.0.0.1",
+            "LISTEN_PORT": str(self.port),
+            "TLS_CERT_FILE": str(made.server.certificate),
+            "TLS_KEY_FILE": str(made.server.key),
+            "CLIENT_CERT_FILE": str(made.authority.certificate),
+            "CLIENT_NAME": CLIENT,
+            **env,
+        }
+        self.cancel = threading.Event()
+        self.settings = upload_settings.read(self.env, paths)
+        self._outcome: report.Report | errors.Error | None = None
+        self._thread = threading.Thread(target=self._run, name="upload-server")
+
+    def _run(self) -> None:
+        try:
+            self._outcome = asyncio.run(upload.serve(self.settings, self.cancel))
+        except errors.Error as err:
+            self._outcome = err
+
+    def impatient(self, seconds: float = 0.5) -> Server:
+        """Let a silent client go after so many seconds instead of minutes."""
+        fetch = dataclasses.replace(self.settings.wanted.fetch, no_progress=seconds)
+        wanted = dataclasses.replace(self.settings.wanted, fetch=fetch)
+        self.settings = dataclasses.replace(self.settings, wanted=wanted, idle=seconds)
+        return self
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        processes.wait_for(
+            lambda: not self._thread.is_alive() or processes.answers(self.port), "the upload server"
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel.set()
+        self._thread.join(processes.PATIENCE)
+        assert not self._thread.is_alive()
+
+    def result(self) -> report.Report:
+        """Wait for the end and return the report, or raise what ended the server."""
+        self._thread.join(processes.PATIENCE)
+        assert self._outcome is not None, "the server still runs"
+        if isinstance(self._outcome, errors.Error):
+            raise self._outcome
+        return self._outcome
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def url(self, path: str) -> str:
+        return f"https://localhost:{self.port}{path}"
+
+    @contextlib.contextmanager
+    def connect(self, client: tls.KeyPair | str | None = "right") -> Iterator[http.client.HTTPSConnection]:
+        """Yield a connection; by default with the right certificate."""
+        pair = self.certificates.client if isinstance(client, str) else client
+        context = self.certificates.context(pair)
+        connection = http.client.HTTPSConnection("localhost", self.port, context=context, timeout=20)
+        with contextlib.closing(connection):
+            yield connection
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        client: tls.KeyPair | str | None = "right",
+    ) -> Answer:
+        """Make one request on a connection of its own; a body in pieces is sent chunked."""
+        with self.connect(client) as connection:
+            connection.request(method, path, body, dict(headers or {}))
+            return Answer(connection.getresponse())
+
+    def begin(self, connection: http.client.HTTPSConnection, path: str, length: int) -> None:
+        """Send the head of a POST whose body the test sends itself."""
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Length", str(length))
+        connection.endheaders()
