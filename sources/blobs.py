@@ -42,8 +42,8 @@ class Stop:
 class Ordered:
     """The bytes of a blob from ``position`` on: in parallel ranges, plainly where those fail.
 
-    ``reopen`` gives the same blob again, on new connections. ``close`` may come from another thread
-    and ends a read.
+    ``reopen`` gives the same blob again, on new connections, as long as its argument lets it try.
+    ``close`` may come from another thread and ends a read.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Ordered:
         blob: http.HttpSource,
         position: int,
         *,
-        reopen: Callable[[], http.HttpSource],
+        reopen: Callable[[base.Cancel], http.HttpSource],
         options: fetch.Options,
         cancel: base.Cancel,
     ) -> None:
@@ -73,7 +73,7 @@ class Ordered:
                 raise
             self._by_range = False
             self._rest.close()
-            self._blob = self._reopen()
+            self._blob = self._reopen(self._stop)
             self._rest = self._plainly()
             count = self._rest.readinto(into)
         self._position += count

@@ -54,7 +54,7 @@ class RegistrySource(base.Source):
             raise
         disk = self._disk
         self.size, self.head = disk.size, disk.head
-        self.identity = f"{disk.blob.digest} {disk.path}"
+        self.identity = f"{disk.blob.digest} {disk.path}".rstrip()
         log.info(
             "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
         )
@@ -97,7 +97,7 @@ class RegistrySource(base.Source):
             "digest": self._image.digest,
             "platforms": self._image.platforms or [self._image.platform],
             "layers": layers,
-            "disk": self._disk.path,
+            "disk": self._disk.path or self._disk.blob.media_type,
             "diskLayer": self._disk.blob.digest,
             "labels": self._image.labels(),
         }

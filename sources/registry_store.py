@@ -115,24 +115,28 @@ class Registry:
 
     def blob(self, descriptor: oci.Descriptor) -> blobs.Verified:
         """Return the bytes of a blob in order, verified at their end."""
-        opened = self._open(descriptor)
+        opened = self._open(descriptor, self._cancel)
         options = fetch.Options(connections=self.access.connections, no_progress=self.access.patience)
 
         def rest(position: int) -> blobs.Ordered:
             return blobs.Ordered(
-                opened, position, reopen=lambda: self._open(descriptor), options=options, cancel=self._cancel
+                opened,
+                position,
+                reopen=lambda stop: self._open(descriptor, stop),
+                options=options,
+                cancel=self._cancel,
             )
 
         return blobs.Verified(descriptor, self.name, opened.head, rest)
 
-    def _open(self, descriptor: oci.Descriptor) -> Blob:
+    def _open(self, descriptor: oci.Descriptor, cancel: base.Cancel) -> Blob:
         def attempt() -> Blob:
             url = self._url("blobs", descriptor.digest)
             blob = Blob(url, self.access, Place(url, self))
             self._live.append(blob)
             return blob.__enter__()
 
-        blob = retry.patiently(attempt, self.access.patience, self._cancel)
+        blob = retry.patiently(attempt, self.access.patience, cancel)
         if blob.size not in {None, descriptor.size}:
             expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
             raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)

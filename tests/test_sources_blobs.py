@@ -115,11 +115,15 @@ def test_stop_heeds_both() -> None:
 
 
 def ordered(url: str, position: int = 0, cancel: threading.Event | None = None) -> blobs.Ordered:
-    def reopen() -> http.HttpSource:
+    def reopen(_stop: base.Cancel) -> http.HttpSource:
         return http.HttpSource(url, base.Access()).__enter__()
 
     return blobs.Ordered(
-        reopen(), position, reopen=reopen, options=OPTIONS, cancel=cancel or threading.Event()
+        reopen(threading.Event()),
+        position,
+        reopen=reopen,
+        options=OPTIONS,
+        cancel=cancel or threading.Event(),
     )
 
 
