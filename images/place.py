@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 from images import copy, directio, fetch, target_base
 
-# Inflated clusters that follow each other on the disk are written together. The largest cluster
-# fits, and from 1 MiB on longer writes are not faster.
+# Short pieces that follow each other on the disk are written together. The largest cluster fits, and
+# from 1 MiB on longer writes are not faster.
 _GATHER = 2 << 20
+# To copy so much costs less than a write of its own.
+_SHORT = 256 << 10
+
+_guest = attrgetter("guest")
 
 Inflate = Callable[[bytes | memoryview], bytes]
 
@@ -165,11 +170,14 @@ class Placer:
     def put(self, batch: Batch, data: memoryview) -> None:
         """Place the pieces of a batch whose bytes are ``data``."""
         gathered = self._gathered()
-        for piece in batch.pieces:
+        # Programs that compress in parallel store clusters out of the disk's order.
+        for piece in sorted(batch.pieces, key=_guest):
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
             if piece.packed:
                 gathered.add(piece.guest, self._inflate(body)[: piece.size])
+            elif piece.size < _SHORT:
+                gathered.add(piece.guest, body)
             else:
                 copy.place(self._target, piece.guest, body)
         gathered.flush()
@@ -190,7 +198,7 @@ class _Gathered:
         self._start = 0
         self._used = 0
 
-    def add(self, offset: int, data: bytes) -> None:
+    def add(self, offset: int, data: bytes | memoryview) -> None:
         if offset != self._start + self._used or self._used + len(data) > _GATHER:
             self.flush()
             self._start = offset
