@@ -98,6 +98,7 @@ def read_image(read: Read, size: int) -> Image:
     ``read(offset, length)`` returns all of the bytes or raises.
     """
     header = qcow2_header.parse(read(0, min(size, qcow2_header.HEAD_SIZE)))
+    qcow2_claims.Claims(header, size)  # the L1 table is within the file, or this raises
     length = header.l1_needed * 8
     return Image(header, read(header.l1_offset, length) if length else b"", size)
 

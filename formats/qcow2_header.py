@@ -23,6 +23,8 @@ _EXTENSION = struct.Struct(">II")
 _DIRTY, _CORRUPT, _DATA_FILE, _COMPRESSION, _EXTENDED_L2 = (1 << bit for bit in range(5))
 _KNOWN = _DIRTY | _CORRUPT | _DATA_FILE | _COMPRESSION | _EXTENDED_L2
 
+_RAW_DATA_FILE = 2  # among the autoclear features
+
 _END, _LUKS = 0, 0x0537BE77
 _COMPRESSIONS = {0: "zlib", 1: "zstd"}
 
@@ -117,13 +119,15 @@ def _version_3(head: bytes) -> tuple[int, str, int]:
     """Return (incompatible features, compression, offset of the header extensions)."""
     if len(head) < _V2.size + _V3.size:
         raise errors.Truncated(format="qcow2", reason=f"{len(head)} bytes, shorter than a header")
-    features, _, _, refcount_order, length = _V3.unpack_from(head, _V2.size)
+    features, _, autoclear, refcount_order, length = _V3.unpack_from(head, _V2.size)
     if features & ~_KNOWN:
         raise _refused("unknown_features", f"it needs unknown features ({features & ~_KNOWN:#x})")
     if features & _DATA_FILE:
         raise _refused("data_file", "its data is in another file")
     if features & _CORRUPT:
         raise errors.Corrupt(format="qcow2", reason="marked as corrupt by the program that last wrote it")
+    if autoclear & _RAW_DATA_FILE:
+        raise errors.Corrupt(format="qcow2", reason="it has the flag of a raw data file, but none")
     if refcount_order > 6:
         raise errors.Corrupt(format="qcow2", reason=f"refcount_order is {refcount_order}, more than 6")
     if length < _V2.size + _V3.size or length % 8:
@@ -142,12 +146,12 @@ def _check_extensions(head: bytes, offset: int, cluster_size: int) -> None:
         raise errors.Corrupt(format="qcow2", reason=f"the header's length is {offset}")
     while offset + _EXTENSION.size <= end:
         kind, length = _EXTENSION.unpack_from(head, offset)
-        if kind == _END:
-            return
         if kind == _LUKS:
             raise _refused("encryption", "it has an encryption header")
         if length > end - offset - _EXTENSION.size:
             raise errors.Corrupt(format="qcow2", reason=f"the header extension at {offset} is too long")
+        if kind == _END:
+            return
         offset += _EXTENSION.size + -(-length // 8) * 8
 
 
@@ -161,6 +165,7 @@ def _check_sizes(header: Header) -> None:
         "refcount table is larger than 8 MiB": header.refcount_clusters << header.cluster_bits
         > _MAX_REFCOUNT_TABLE_BYTES,
         "refcount table is not at a cluster boundary": header.refcount_offset % header.cluster_size,
+        "offsets are not below 2^63": max(header.l1_offset, header.refcount_offset) >> 63,
         "snapshot table is not at a cluster boundary": header.snapshots_offset % header.cluster_size,
         "more than 65536 snapshots": header.snapshots > _MAX_SNAPSHOTS,
         "subclusters are smaller than 512 bytes": header.extended_l2 and header.cluster_bits < 14,

@@ -26,6 +26,7 @@ def header(
     refcounts: tuple[int, int] = (CLUSTER, 1),
     snapshots: tuple[int, int] = (0, 0),
     features: int = 0,
+    autoclear: int = 0,
     order: int = 4,
     length: int = 112,
     compression: int = 0,
@@ -36,7 +37,7 @@ def header(
         ">4sIQIIQIIQQIIQ", b"QFI\xfb", version, backing, 8, bits, size, crypt, *l1, *refcounts, *snapshots
     )
     if version == 3:
-        head += struct.pack(">QQQIIB7x", features, 0, 0, order, length, compression)
+        head += struct.pack(">QQQIIB7x", features, 0, autoclear, order, length, compression)
     return (head + extensions).ljust(CLUSTER, b"\0")
 
 
@@ -95,11 +96,13 @@ def test_unsupported(fields: dict[str, object]) -> None:
         {"l1": (0, 3 * CLUSTER)},
         {"l1": ((32 << 20) // 8 + 1, 3 * CLUSTER)},
         {"l1": (1, 3 * CLUSTER + 8)},
+        {"size": 0, "l1": (0, 1 << 63)},
         {"refcounts": (CLUSTER, 0)},
         {"refcounts": (CLUSTER + 512, 1)},
         {"refcounts": (CLUSTER, 129)},
         {"snapshots": (65537, 0)},
         {"snapshots": (0, 512)},
+        {"autoclear": 2},
         {"order": 7},
         {"length": 96},
         {"length": 113},
@@ -167,6 +170,12 @@ def test_l2_in_the_wrong_place(l1: int, reason: str) -> None:
 def test_malformed_l2(entries: list[int], reason: str) -> None:
     with pytest.raises(errors.Corrupt, match=reason):
         lengths(image(l2=entries))
+
+
+@pytest.mark.parametrize("length", [65536, 2 * CLUSTER, 3 * CLUSTER, 4 * CLUSTER, 4 * CLUSTER + 100])
+def test_cut_tables(length: int) -> None:
+    with pytest.raises(errors.Truncated):
+        lengths(image(l2=[])[:length])
 
 
 def test_two_tables_in_one_cluster() -> None:
