@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_whole(recipe: qcow2_images.Recipe) -> None:
 
 
 @SETTINGS
-@hypothesis.given(qcow2_images.recipes(), strategies.data())
-def test_damaged(recipe: qcow2_images.Recipe, choices: strategies.DataObject) -> None:
+@hypothesis.given(qcow2_images.recipes(), strategies.randoms(use_true_random=False))
+def test_damaged(recipe: qcow2_images.Recipe, dice: random.Random) -> None:
     """QEMU forgives what we do not; what we accept it reads alike."""
     processes.need("qemu-img", "qemu-io")
     with tempfile.TemporaryDirectory() as folder:
@@ -56,8 +57,8 @@ def test_damaged(recipe: qcow2_images.Recipe, choices: strategies.DataObject) ->
         qcow2_images.make(recipe, path)
         data = bytearray(path.read_bytes())
         places = qcow2_images.words(data)
-        for _ in range(choices.draw(strategies.integers(1, 3))):
-            qcow2_images.damage(data, places, choices.draw)
+        for _ in range(dice.randint(1, 3)):
+            qcow2_images.damage(data, places, dice)
         found = {
             result
             for way in (test_images_place.placed, test_images_place_stream.streamed)
@@ -66,8 +67,7 @@ def test_damaged(recipe: qcow2_images.Recipe, choices: strategies.DataObject) ->
         if not found:
             return
         path.write_bytes(data)
-        done = qcow2_images.read(path, expected)
-        # What snapshots hold is not part of the disk: here nobody looks.
-        hypothesis.assume("snapshot" not in done)
-        assert not done
+        complaint = qcow2_images.read(path, expected)
+        hypothesis.assume(not qcow2_images.elsewhere(complaint))
+        assert not complaint
         assert found == {expected.read_bytes()}
