@@ -56,6 +56,8 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
 
 def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> plan.Content:
     """Tell what the source's bytes are, and check what its first bytes can show to be unsafe."""
+    if source.format is not None:
+        return _declared(source, source.format, wanted)
     seen = layers.look(source.head)
     if seen.format == layers.UNKNOWN:
         source.head = retry.patiently(lambda: _longer_head(source), wanted.connect_patience, cancel)
@@ -77,6 +79,17 @@ def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) 
     if form in {"raw", "iso"}:
         size = None if seen.compressions or source.size is None else padded(source.size)
     return plan.Content(form, seen.compressions, size, _unplaceable(form, seen.head))
+
+
+def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.Content:
+    """Return what the protocol says that the bytes are: a disk, or what has changed on one."""
+    facts = safety.check(form, source.head, size=source.size, allow_backing=wanted.location.previous or None)
+    if form == "qcow2" and wanted.is_delta and facts.backing is None:
+        # Without one it is a whole disk: committed, it would leave old data where it has none.
+        reason = f"it has no backing file; a delta has to be on top of {wanted.location.previous!r}"
+        raise errors.Refused(format=form, rule="backing_file", reason=reason)
+    size = facts.virtual_size if form != "raw" or source.size is None else padded(source.size)
+    return plan.Content(form, (), size, _unplaceable(form, source.head))
 
 
 def padded(size: int) -> int:

@@ -113,6 +113,9 @@ class Source:
     size: int | None = None
     #: Names these very bytes (ETag, digest, generation): equal identities, equal bytes. None: unknown.
     identity: str | None = None
+    #: What the bytes are, a name of ``formats.detect``, where the protocol says so: then what a guest has
+    #: written to its disk cannot make it look like something else. None: the first bytes tell.
+    format: str | None = None
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
 
