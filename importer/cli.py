@@ -39,7 +39,7 @@ def set_up_logging(verbosity: int) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
     )
-    for noisy in ("urllib3", "botocore", "boto3", "google", "requests"):
+    for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client"):
         logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
 
 

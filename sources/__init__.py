@@ -13,6 +13,7 @@ from sources import base
 MODULES = {
     "gcs": "sources.gcs",
     "http": "sources.http",
+    "imageio": "sources.imageio",
     "local": "sources.local",
     "none": "sources.blank",
     "s3": "sources.s3",

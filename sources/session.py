@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import ssl
 import urllib.parse
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -66,6 +68,23 @@ def tls_context(access: Access) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+@contextmanager
+def authorities(access: Access) -> Iterator[str]:
+    """Yield the path of one PEM file, in memory, of all that ``tls_context`` trusts: for other libraries."""
+    tls_context(access)
+    known = ssl.get_default_verify_paths()
+    # Debian has a folder, with a link named by a hash for each; others have one file.
+    folder = sorted(Path(known.capath).glob("*.[0-9]")) if known.capath else []
+    files = [Path(known.cafile)] if known.cafile else folder
+    memory = os.memfd_create("authorities")
+    try:
+        for path in (*files, *map(Path, access.ca_files)):
+            os.write(memory, path.read_bytes() + b"\n")
+        yield f"/proc/self/fd/{memory}"
+    finally:
+        os.close(memory)
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
