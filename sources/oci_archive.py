@@ -35,6 +35,9 @@ class Archive:
             self._file.close()
             raise
 
+    def interrupt(self) -> None:
+        """Files do not keep anybody waiting."""
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

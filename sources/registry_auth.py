@@ -121,7 +121,7 @@ class Authorizer:
             with answer:
                 if answer.status_code != 200:
                     raise session.status_error(name, answer)
-                data = answer.raw.read(LARGEST_ANSWER + 1, decode_content=True)
+                data = session.body(answer, LARGEST_ANSWER)
         self._answered = True
         log.debug("token realm=%r scope=%r", name, self._scope)
         return _token_of(data, name)
@@ -150,7 +150,7 @@ class Authorizer:
             # Followed, a redirect would carry the credentials to where it leads.
             allow_redirects=False,
             proxies=session.proxies(self._access, realm),
-            timeout=session.TIMEOUT,
+            timeout=session.timeout(self._access),
             **what,
         )
 

@@ -24,7 +24,7 @@ DIGEST_HEADER = "Docker-Content-Digest"
 class Place(pinned.Place):
     """An address of a registry, which tells by a challenge what it wants to be shown."""
 
-    def __init__(self, url: str, registry: Registry, accept: str = "*/*") -> None:
+    def __init__(self, url: str, registry: Registry, accept: str) -> None:
         super().__init__(url, registry.access, registry.connection)
         self._authorizer = registry.authorizer
         self._accept = accept
@@ -85,14 +85,19 @@ class Registry:
         self.connection = session.new_session(self.access)
         self.authorizer = registry_auth.Authorizer(reference.repository, shown, self.access, self.connection)
         self._scheme = ""
-        self._live: list[http.HttpSource] = []
+        self._places: list[Place] = []
 
     def close(self) -> None:
         """End all connections."""
-        for blob in self._live:
-            blob.close()
-        self._live.clear()
+        for place in self._places:
+            place.close()
+        self._places.clear()
         self.connection.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads."""
+        for place in list(self._places):
+            place.interrupt()
 
     def root(self) -> bytes:
         """Return the manifest or index that the reference names."""
@@ -131,10 +136,8 @@ class Registry:
 
     def _open(self, descriptor: oci.Descriptor, cancel: base.Cancel) -> Blob:
         def attempt() -> Blob:
-            url = self._url("blobs", descriptor.digest)
-            blob = Blob(url, self.access, Place(url, self))
-            self._live.append(blob)
-            return blob.__enter__()
+            place = self._place("blobs", descriptor.digest)
+            return Blob(place.url, self.access, place).__enter__()
 
         blob = retry.patiently(attempt, self.access.patience, cancel)
         if blob.size not in {None, descriptor.size}:
@@ -144,16 +147,16 @@ class Registry:
 
     def _manifest(self, target: str) -> bytes:
         with self._answer(target) as response:
-            data = response.raw.read(oci.LARGEST_MANIFEST + 1)
+            data = session.body(response, oci.LARGEST_MANIFEST)
         if len(data) > oci.LARGEST_MANIFEST:
             raise errors.Unsupported(
                 reason=f"{self.name}: a manifest of more than {oci.LARGEST_MANIFEST} bytes"
             )
-        return bytes(data)
+        return data
 
     @contextmanager
     def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
-        place = Place(self._url("manifests", target), self, oci.ACCEPT)
+        place = self._place("manifests", target, oci.ACCEPT)
         response = place.get(None, method)
         try:
             if response.status_code == 404:
@@ -165,9 +168,12 @@ class Registry:
         finally:
             place.drop(response)
 
-    def _url(self, kind: str, target: str) -> str:
+    def _place(self, kind: str, target: str, accept: str = "*/*") -> Place:
         self._scheme = self._scheme or self._find_scheme()
-        return f"{self._scheme}://{self.reference.api_host}/v2/{self.reference.repository}/{kind}/{target}"
+        where = f"{self._scheme}://{self.reference.api_host}/v2/{self.reference.repository}"
+        place = Place(f"{where}/{kind}/{target}", self, accept)
+        self._places.append(place)
+        return place
 
     def _find_scheme(self) -> str:
         """Return https; where insecure is allowed, http for a registry that does not answer by https."""

@@ -181,6 +181,17 @@ def status_error(url: str, response: requests.Response) -> errors.Error:
     return errors.Unreachable(url=url, reason=said + advice)
 
 
+def body(response: requests.Response, limit: int) -> bytes:
+    """Return the body of a small answer, or its first ``limit`` bytes and one more if it is larger.
+
+    Reads until nothing comes: only then urllib3 says that a connection has ended too early.
+    """
+    data = b""
+    while len(data) <= limit and (piece := response.raw.read(limit + 1 - len(data), decode_content=True)):
+        data += piece
+    return data
+
+
 def error_text(response: requests.Response) -> str:
     """Return the beginning of an answer that tells of an error; empty when it breaks off."""
     try:

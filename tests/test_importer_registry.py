@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,6 +220,22 @@ def test_a_layer_is_fetched_once(
         serve(server, image, last=misbehave.Page(layer.data, ranges=ranges))
         importer.run(from_server(server, tmp_path / "disk.img"))
         assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + 1000
+
+
+@pytest.mark.parametrize("what", ["manifest", "config"])
+def test_cancelling_the_first_look(what: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+    image = Image((containers.layer(*containers.disk(disks.raw().read_bytes())),))
+    path = {"manifest": MANIFEST, "config": f"/v2/r/blobs/{image.config_blob.digest}"}[what]
+    data = {"manifest": image.manifest.data, "config": image.config_blob.data}[what]
+    cancel = threading.Event()
+    with misbehave.Server() as server:
+        serve(server, image, last=misbehave.Page(image.layers[0].data))
+        server.serve(path, misbehave.Page(data, stall=10))
+        threading.Timer(0.5, cancel.set).start()
+        begun = time.monotonic()
+        with pytest.raises(errors.Cancelled):
+            importer.run(from_server(server, tmp_path / "disk.img"), cancel=cancel)
+        assert time.monotonic() - begun < 10
 
 
 def test_cancelling(disks: disks_module.Disks, tmp_path: Path) -> None:

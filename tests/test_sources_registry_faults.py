@@ -69,6 +69,9 @@ def test_throttled_documents(server: misbehave.Server) -> None:
         serve(server)
         server.serve(blob_path(IMAGE.config_blob), (BUSY, 2), page(IMAGE.config_blob))
         assert pull(server) == DISK
+        server.serve(MANIFEST, page(IMAGE.manifest, missing=1))
+        with pytest.raises(errors.Transient, match="ended before the promised bytes came"):
+            pull(server)
         server.serve(MANIFEST, BUSY)
         # The first contact is tried again by whoever opens the source.
         with pytest.raises(errors.Transient, match="429") as caught:
