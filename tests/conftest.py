@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import devices, servers
+from tests import devices, misbehave, servers, worker
 from tests import disks as disks_module
 
 
@@ -45,3 +45,23 @@ def block(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Make a block device of 32 MiB, once with each sector size, filled with 0xFF."""
     with devices.loop(tmp_path, 32 << 20, sector=request.param) as device:
         yield device
+
+
+@pytest.fixture
+def server() -> Iterator[misbehave.Server]:
+    """Run a server that does what a test tells it to."""
+    with misbehave.Server() as running:
+        yield running
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> worker.Pod:
+    """Make an importer's pod with a file-system volume and the http source."""
+    return worker.Pod(tmp_path / "pod", env={"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0"})
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """Make a block device of 16 MiB, filled with 0xFF."""
+    with devices.loop(tmp_path, 16 << 20) as made:
+        yield made

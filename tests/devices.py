@@ -77,23 +77,33 @@ def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[
     """Mount a new file system; ``size`` of its device in bytes, the smallest possible by default."""
     processes.need_root()
     size = size or SMALLEST[kind]
-    name = f"{kind}-{os.urandom(4).hex()}"
-    point = directory / name
-    point.mkdir()
+    point = directory / f"{kind}-{os.urandom(4).hex()}"
     with contextlib.ExitStack() as stack:
         if kind in ("tmpfs", "ramfs"):  # the latter can do nothing but read and write
-            processes.run("mount", "-t", kind, "-o", f"size={size}", name, point)
+            point.mkdir()
+            processes.run("mount", "-t", kind, "-o", f"size={size}", kind, point)
+            stack.callback(processes.run, "umount", point)
         else:
-            processes.need(_MKFS[kind][0])
-            backing = directory / f"{name}.device"
+            backing = point.with_suffix(".device")
             stack.callback(backing.unlink, missing_ok=True)
             with backing.open("wb") as file:
                 file.truncate(size)
             device = stack.enter_context(attached(backing))
-            processes.run(*_MKFS[kind], device)
-            processes.run("mount", device, point)
-        stack.callback(processes.run, "umount", point)
+            stack.enter_context(mounted(kind, device, point))
         yield point
+
+
+@contextlib.contextmanager
+def mounted(kind: str, device: Path, point: Path) -> Iterator[Path]:
+    """Make a file system on a device and mount it."""
+    processes.need(_MKFS[kind][0])
+    processes.run(*_MKFS[kind], device)
+    point.mkdir()
+    processes.run("mount", device, point)
+    try:
+        yield point
+    finally:
+        processes.run("umount", point)
 
 
 @contextlib.contextmanager
@@ -146,7 +156,7 @@ def slow(directory: Path, size: int, *, bytes_per_second: int, sector: int = 512
 def nbdkit_device(
     directory: Path, size: int, filters: Sequence[str], options: Sequence[str], *, sector: int = 512
 ) -> Iterator[Path]:
-    """Make a block device of nbdkit's memory plugin, filled with dirt, behind filters of nbdkit."""
+    """Make a block device in memory behind filters of nbdkit; one above 1 GiB is sparse, not dirty."""
     processes.need_root()
     processes.need("nbdkit", "nbdfuse", "losetup")
     if not Path("/dev/fuse").exists():
@@ -155,7 +165,7 @@ def nbdkit_device(
     point.mkdir()
     disk = point / "disk"
     named = [f"--filter={name}" for name in filters]
-    memory = ["data", f"data=( 0xff )*{size}", f"size={size}"]
+    memory = ["memory", f"{size}"] if size > 1 << 30 else ["data", f"data=( 0xff )*{size}", f"size={size}"]
     argv: list[str | Path] = [
         "nbdfuse",
         disk,

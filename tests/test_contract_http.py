@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,6 @@ from tests import misbehave, oracle, processes, proxy, tls, worker
 
 MiB = 1 << 20
 COMPLETE = {"scratchSpaceRequired": False, "preallocationApplied": False, "message": "Import Complete"}
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> worker.Pod:
-    return worker.Pod(tmp_path / "pod", env={"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0"})
-
-
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
 
 
 @pytest.fixture

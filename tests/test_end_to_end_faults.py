@@ -21,12 +21,6 @@ REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH = 2, 3, 4, 5, 6, 7
 IMPATIENT = ("--stall-timeout=1",)
 
 
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
-
-
 @pytest.fixture(params=["file", "block"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.param == "file":

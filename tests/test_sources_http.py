@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from tests import misbehave, processes, proxy, servers, tls
 DATA = bytes(range(256)) * 4096
 GOOD = misbehave.Page(DATA)
 SECRET = base.Access(user="me", password="s3cret", headers=(("X-Token", "hush"),))
-
-
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
 
 
 def changed(**faults: Any) -> misbehave.Page:

@@ -1,0 +1,120 @@
+"""The importer's contract: how large a disk may be, and becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import contract, devices, servers, worker
+from tests import disks as disks_module
+
+MiB = 1 << 20
+
+
+# -- sizes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requested", "overhead", "size"),
+    [
+        ("20Mi", "0", 20 * MiB),
+        ("20M", "0", 19 * MiB),
+        ("20Mi", "0.055", 18 * MiB),
+        ("20Mi", "0.06", 18 * MiB),
+        ("8Mi", "0.06", 8 * MiB),  # the image is larger than what is usable: not grown, not shrunk
+        ("2e7", "", 19 * MiB),
+        ("", "0.06", 8 * MiB),
+    ],
+)
+def test_file_is_grown_never_shrunk(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, requested: str, overhead: str, size: int
+) -> None:
+    done = pod.run(
+        IMPORTER_ENDPOINT=web.url(disks.image("qcow2")),
+        IMPORTER_IMAGE_SIZE=requested,
+        FILESYSTEM_OVERHEAD=overhead,
+    )
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected("qcow2"), size)
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_too_large_for_the_request(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
+) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)), IMPORTER_IMAGE_SIZE="7Mi")
+    sentence = (
+        f"virtual image size {8 * MiB} is larger than the reported available storage {7 * MiB}. "
+        "A larger PVC is required"
+    )
+    contract.check_failure(pod, done, "Unable to process data: ", sentence)
+
+
+def test_too_large_for_the_device(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
+) -> None:
+    pod.block = device
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2", "far")))
+    contract.check_failure(pod, done, "Unable to process data: ", f"reported available storage {16 * MiB}. ")
+
+
+def test_no_space_left(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    with devices.filesystem("tmpfs", pod.data, 2 * MiB) as small:
+        pod.directory = small
+        pod.data.mkdir()
+        pod.headers.mkdir()
+        pod.env["IMPORTER_ENDPOINT"] = web.url(disks.wrapped("raw", "gz", "dense"))
+        done = pod.run()
+        assert done.status == 1
+        assert (
+            "no space left on device" in pod.message or "is larger than the reported available" in pod.message
+        )
+        assert not pod.disk.exists()
+
+
+def test_left_overs_do_not_count(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    with devices.filesystem("tmpfs", pod.data, 12 * MiB) as small:
+        pod.directory = small
+        pod.data.mkdir()
+        pod.headers.mkdir()
+        for name in ("disk.img", "disk.img.part"):
+            devices.fill(pod.data / name, 5 * MiB)
+        assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2"))).status == 0
+        contract.check_disk(pod, disks.expected("qcow2"))
+
+
+# -- blank ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("overhead", "size"), [("0", 20 * MiB), ("0.055", 18 * MiB)])
+def test_blank_file(pod: worker.Pod, overhead: str, size: int) -> None:
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="20Mi", FILESYSTEM_OVERHEAD=overhead)
+    assert (done.status, pod.message) == (0, contract.BLANK)
+    assert pod.disk.read_bytes() == bytes(size)
+    assert pod.disk.stat().st_blocks == 0
+
+
+def test_blank_file_preallocated(pod: worker.Pod) -> None:
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi", PREALLOCATION="true")
+    assert (done.status, pod.message) == (0, contract.BLANK.replace("false", "true"))
+    assert pod.disk.read_bytes() == bytes(4 * MiB)
+    assert pod.disk.stat().st_blocks * 512 >= 4 * MiB
+
+
+def test_blank_device_is_left_alone(pod: worker.Pod, device: Path) -> None:
+    pod.block = device
+    assert pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi").status == 0
+    assert device.read_bytes() == devices.DIRT * 16 * MiB
+
+
+def test_blank_device_preallocated_is_zeroed(pod: worker.Pod, device: Path) -> None:
+    pod.block = device
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi", PREALLOCATION="true")
+    assert (done.status, pod.message) == (0, contract.BLANK.replace("false", "true"))
+    assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
+
+
+def test_blank_archive_is_an_error(pod: worker.Pod) -> None:
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_CONTENTTYPE="archive", IMPORTER_IMAGE_SIZE="4Mi")
+    contract.check_failure(pod, done, "Unable to process data: ", "blank")
