@@ -28,6 +28,8 @@ ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 #: Registries have to take manifests of 4 MiB (OCI distribution specification) and most take no larger ones.
 LARGEST_MANIFEST = 4 << 20
 TITLE = "org.opencontainers.image.title"
+#: What ORAS says of a title that is a directory's.
+UNPACK = "io.deis.oras.content.unpack"
 REF_NAME = "org.opencontainers.image.ref.name"
 DISK_TYPE = "application/vnd.kubevirt.disk."
 _LAYER_PREFIXES = ("application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs.")
@@ -74,7 +76,8 @@ class Descriptor:
     @property
     def is_layer(self) -> bool:
         """Whether this is a layer of a file system: a tar, and not one file under its title."""
-        return self.media_type.startswith(_LAYER_PREFIXES) and not self.title
+        is_tar = not self.media_type or self.media_type.startswith(_LAYER_PREFIXES)
+        return is_tar and (not self.title or self.annotations.get(UNPACK) == "true")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

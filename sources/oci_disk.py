@@ -158,13 +158,12 @@ def find(store: Store, manifest: oci.Manifest, choice: str) -> Disk:
             reason = f"{store.name}: layer {blob.digest} is not in the registry ({blob.media_type})"
             raise errors.Refused(format="container image", rule="foreign layer", reason=reason)
         disk = LayerDisk(store, blob, hidden)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(disk.close)
             if disk.find():
+                stack.pop_all()
                 return disk
             hidden = disk.hides()
-        finally:
-            if not disk.path:
-                disk.close()
     count = len(manifest.layers)
     reason = f"{store.name}: failed to find VM disk image file: none below /disk in {count} layers"
     raise errors.Unsupported(reason=reason)

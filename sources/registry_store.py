@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import requests
 import requests.auth
@@ -114,7 +114,9 @@ class Registry:
 
     def digest(self) -> str:
         """Return the digest of what the reference names; registries do not count a HEAD as a pull."""
-        with self._answer(self.reference.target, "HEAD") as response:
+        stated = ""
+        # Some refuse a HEAD; the answer to a GET says better why, if it is for another reason.
+        with contextlib.suppress(errors.Unreachable), self._answer(self.reference.target, "HEAD") as response:
             stated = response.headers.get(DIGEST_HEADER, "")
         return stated if oci_reference.is_digest(stated) else oci.digest(self.root())
 
@@ -154,7 +156,7 @@ class Registry:
             )
         return data
 
-    @contextmanager
+    @contextlib.contextmanager
     def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
         place = self._place("manifests", target, oci.ACCEPT)
         response = place.get(None, method)

@@ -149,6 +149,8 @@ QCOW2 = containers.Blob(b"2", "application/vnd.kubevirt.disk.qcow2")
 FIRST = containers.titled(b"3", "first.img")
 SECOND = containers.titled(b"4", "second.img", "application/x-qemu-disk")
 LAYER = containers.layer(containers.Entry("a"))
+UNTYPED = containers.Blob(LAYER.data, "")
+FOLDER = containers.Blob(LAYER.data, LAYER.media_type, {oci.TITLE: "disk", oci.UNPACK: "true"})
 
 
 def chosen(layers: list[containers.Blob], choice: str = "") -> str | None:
@@ -162,6 +164,8 @@ def chosen(layers: list[containers.Blob], choice: str = "") -> str | None:
     ("layers", "choice", "expected"),
     [
         ([LAYER], "", None),
+        ([UNTYPED], "", None),
+        ([FOLDER], "", None),
         ([KUBEVIRT], "", KUBEVIRT),
         ([LAYER, KUBEVIRT], "", KUBEVIRT),
         ([FIRST, QCOW2], "", QCOW2),

@@ -230,6 +230,16 @@ def test_digest_without_the_header(server: misbehave.Server) -> None:
             assert len(server.gets(MANIFEST)) - before == (digest != stated)
 
 
+def test_digest_without_head(server: misbehave.Server) -> None:
+    location = base.Location(endpoint(server), base.Access(insecure=True))
+    with server:
+        server.serve(MANIFEST, page(IMAGE.manifest, head=405))
+        assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
+        server.serve(MANIFEST, misbehave.Page(status=403, head=405))
+        with pytest.raises(errors.Unreachable, match="403"):
+            registry.digest(location, threading.Event())
+
+
 def test_cancel_while_waiting(server: misbehave.Server) -> None:
     cancel = threading.Event()
     with server:
