@@ -64,7 +64,10 @@ def split(start: int, end: int, chunk: int) -> Iterator[Range]:
 
 
 class Fetcher:
-    """Fetches from one source of ``size`` bytes. ``advance`` is told of bytes as they arrive."""
+    """Fetches from one source of ``size`` bytes.
+
+    ``advance`` is told of bytes as they arrive, ``retried`` of what failed and is tried again.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Fetcher:
         *,
         cancel: retry.Cancel,
         advance: Callable[[int], None] = lambda _: None,
+        retried: Callable[[errors.Transient], None] = lambda _: None,
     ) -> None:
         self.size = size
         self.options = options
@@ -81,6 +85,7 @@ class Fetcher:
         self._reader = reader
         self._cancel = cancel
         self._advance = advance
+        self._retried = retried
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes: for headers and tables."""
@@ -104,6 +109,7 @@ class Fetcher:
             except errors.Transient as err:
                 if stop is not None and stop.is_set():
                     raise errors.Cancelled from err
+                self._retried(err)
                 patience.wait(err, offset + done)
                 continue
             done += count

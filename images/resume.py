@@ -39,6 +39,7 @@ class Resuming:
         no_progress: float,
         cancel: retry.Cancel,
         advance: Callable[[int], None] = lambda _: None,
+        retried: Callable[[errors.Transient], None] = lambda _: None,
     ) -> None:
         self._open_at = open_at
         self._size = size
@@ -46,6 +47,7 @@ class Resuming:
         self._cancel = cancel
         self._patience = retry.Patience(no_progress, cancel)
         self._advance = advance
+        self._retried = retried
         self._reader: Reader | None = None
         self._closed = False
         self._crc = 0
@@ -63,6 +65,7 @@ class Resuming:
                 self._check_end(count)
             except errors.Transient as err:
                 self._drop()
+                self._retried(err)
                 self._patience.wait(err, self.position)
                 continue
             self._crc = isal_zlib.crc32(into[:count], self._crc)

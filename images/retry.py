@@ -62,11 +62,17 @@ class Patience:
             raise errors.Cancelled from failure
 
 
-def patiently(call: Callable[[], T], limit: float, cancel: Cancel) -> T:
+def patiently(
+    call: Callable[[], T],
+    limit: float,
+    cancel: Cancel,
+    retried: Callable[[errors.Transient], None] = lambda _: None,
+) -> T:
     """Return the result of ``call``, tried again after each ``Transient`` for ``limit`` seconds."""
     patience = Patience(limit, cancel)
     while True:
         try:
             return call()
         except errors.Transient as err:
+            retried(err)
             patience.wait(err, 0)

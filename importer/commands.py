@@ -56,8 +56,15 @@ class Context:
     show_default=True,
     help="Secret HTTP headers.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=POD.metrics_port,
+    show_default=True,
+    help="Where a pod's role serves /metrics; 0: nowhere.",
+)
 @click.pass_context
-def cli(ctx: click.Context, /, verbosity: int, **paths: str) -> int | None:
+def cli(ctx: click.Context, /, verbosity: int, metrics_port: int, **paths: str) -> int | None:
     """Bring a virtual machine's disk from wherever it is to a file or block device, as a raw disk.
 
     Without a command the role (importer, upload server, clone source) comes from the environment, as
@@ -73,6 +80,7 @@ def cli(ctx: click.Context, /, verbosity: int, **paths: str) -> int | None:
         scratch=paths["scratch_dir"],
         termination_log=paths["termination_log"],
         extra_headers=paths["extra_headers_dir"],
+        metrics_port=metrics_port,
     )
     env = contract.environment()
     role = contract.role(env)

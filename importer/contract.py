@@ -24,13 +24,14 @@ HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a pod has its mounts. For local use the command line names others."""
+    """Where a pod has its mounts, and its metrics (0: nowhere). The command line may name others."""
 
     data: str = "/data"
     block: str = "/dev/cdi-block-volume"
     scratch: str = "/scratch"
     termination_log: str = "/dev/termination-log"
     extra_headers: str = "/extraheaders"
+    metrics_port: int = 8443
 
 
 def environment() -> dict[str, str]:

@@ -143,7 +143,7 @@ def opened(
     over = threading.Event()
     threading.Thread(target=_interrupt, args=(source, cancel, over), name="cancel", daemon=True).start()
     try:
-        survey_module.contact(source, wanted, cancel)
+        survey_module.contact(source, wanted, cancel, progress.retry)
         yield source
     finally:
         over.set()
@@ -186,4 +186,5 @@ def _carry_out(
             if not ranges:
                 raise
             log.warning("falling back to one ordered stream reason=%s", err)
+            progress.retry(err)
     raise AssertionError

@@ -41,7 +41,7 @@ class Job:
 
     def arrived(self, count: int) -> None:
         """Count bytes of the source that count as progress too."""
-        self.read += count
+        self.count(count)
         self.progress.advance(count)
 
     def wrote(self, count: int) -> None:
@@ -51,13 +51,21 @@ class Job:
     def count(self, count: int) -> None:
         """Count bytes of the source where progress is measured in something else."""
         self.read += count
+        self.progress.read(count)
 
     def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
         """Return the engine over the source's ranges."""
         ranges = self.source.ranges()
         if ranges is None or self.source.size is None:
             raise errors.NoRanges(url=self.source.name, reason="no ranges offered")
-        return fetch.Fetcher(ranges, self.source.size, self.wanted.fetch, cancel=self.cancel, advance=advance)
+        return fetch.Fetcher(
+            ranges,
+            self.source.size,
+            self.wanted.fetch,
+            cancel=self.cancel,
+            advance=advance,
+            retried=self.progress.retry,
+        )
 
     def open_target(self, size: int | None) -> target.Target:
         """Open the target for a disk of ``size`` bytes, None while unknown; nothing is gone on with."""
@@ -167,6 +175,7 @@ class Job:
             no_progress=self.wanted.fetch.no_progress,
             cancel=self.cancel,
             advance=advance,
+            retried=self.progress.retry,
         )
 
     def _check_same(self, content: layers.Content) -> None:

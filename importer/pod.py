@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from images import retry
-from importer import contract, errors, execute, progress, report
+from importer import contract, errors, execute, metrics, progress, report
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ def _play(role: str, env: Mapping[str, str], paths: contract.Paths, cancel: retr
         play: report.Report = importlib.import_module(f"importer.{ROLES[role]}").play(env, paths, cancel)
         return play
     wanted = contract.import_request(env, paths)
-    result = execute.run(wanted, progress.Lines(sys.stderr), cancel)
+    with metrics.exposed(role, wanted.owner_uid, paths.metrics_port) as told:
+        result = execute.run(wanted, progress.Several(progress.Lines(sys.stderr), told), cancel)
     return report.complete(
         blank=wanted.source == "none",
         preallocated=result.preallocated,

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Protocol, TextIO
 
-from importer import units
+from importer import errors, units
 
 #: The part of the whole, in percent, that a phase stands for. The last bit is for the sync.
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9)}
@@ -24,21 +24,31 @@ class Progress(Protocol):
     def advance(self, count: int) -> None:
         """Count ``count`` more bytes of this phase."""
 
+    def read(self, count: int) -> None:
+        """Count ``count`` bytes that came from the source, which may be fewer than the phase moves."""
+
+    def retry(self, failure: errors.Error) -> None:
+        """Something has failed and is tried again, or in another way."""
+
     def done(self) -> None:
         """Everything is on storage. Never called after a failure."""
 
 
 class NullProgress:
-    """For callers that do not want to know."""
+    """For callers that do not want to know; to derive from for those that want to know little."""
 
     def phase(self, name: str, total: int | None) -> None: ...
 
     def advance(self, count: int) -> None: ...
 
+    def read(self, count: int) -> None: ...
+
+    def retry(self, failure: errors.Error) -> None: ...
+
     def done(self) -> None: ...
 
 
-class Meter:
+class Meter(NullProgress):
     """Counts, for the reporters below; the percentage never falls, and is 100 only when done.
 
     A phase that begins again (the stream fell back to another route) starts counting at 0, the
@@ -166,6 +176,14 @@ class Several:
     def advance(self, count: int) -> None:
         for one in self._each:
             one.advance(count)
+
+    def read(self, count: int) -> None:
+        for one in self._each:
+            one.read(count)
+
+    def retry(self, failure: errors.Error) -> None:
+        for one in self._each:
+            one.retry(failure)
 
     def done(self) -> None:
         for one in self._each:

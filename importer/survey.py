@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Callable
 from fractions import Fraction
 
 from formats import detect, layers, peek, qcow2_header, safety, vhd
@@ -36,10 +37,15 @@ class Survey:
         return plan.plan(wanted, offer, self.content, self.space, self.scratch)
 
 
-def contact(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> None:
+def contact(
+    source: base.Source,
+    wanted: request.Request,
+    cancel: retry.Cancel,
+    retried: Callable[[errors.Transient], None],
+) -> None:
     """Open ``source``, trying again for a while what trying again can mend."""
     try:
-        retry.patiently(source.__enter__, wanted.connect_patience, cancel)
+        retry.patiently(source.__enter__, wanted.connect_patience, cancel, retried)
     except errors.TransferFailed as err:
         raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
 

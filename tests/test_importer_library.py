@@ -19,7 +19,7 @@ from tests import processes, servers
 ROOT = Path(__file__).parent.parent
 
 
-class Recorder:
+class Recorder(importer.NullProgress):
     """A progress that remembers."""
 
     def __init__(self) -> None:

@@ -76,11 +76,13 @@ class Pod:
     """The mounts of a worker pod below one directory, and the environment of its container.
 
     ``block``: a device in place of the file-system volume. ``has_scratch``: whether scratch is mounted.
+    ``metrics_port``: 0 for nowhere.
     """
 
     directory: Path
     block: Path | None = None
     has_scratch: bool = False
+    metrics_port: int = 0
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ class Pod:
             f"--scratch-dir={self.scratch}",
             f"--extra-headers-dir={self.headers}",
             f"--termination-log={self.log}",
+            f"--metrics-port={self.metrics_port}",
         ]
 
     def run(self, *, prefix: tuple[str, ...] = (), **env: str) -> Done:
