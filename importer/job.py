@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -38,6 +39,7 @@ class Job:
     read: int = 0
     size: int = 0
     resumed: int = 0
+    _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def arrived(self, count: int) -> None:
         """Count bytes of the source that count as progress too."""
@@ -50,7 +52,8 @@ class Job:
 
     def count(self, count: int) -> None:
         """Count bytes of the source where progress is measured in something else."""
-        self.read += count
+        with self._counting:
+            self.read += count
         self.progress.read(count)
 
     def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
