@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Two slots are written in turn: a torn write never takes the older one with it.
 SLOT: Final = 256 << 10
+#: Ranges remembered at most: a disk stored in no order at all has one for each cluster.
+MOST: Final = 32 << 10
 _PAGE: Final = 4096
 _MAGIC: Final = b"cdi-worker journal 1"
 _HEADER: Final = len(_MAGIC) + len(b" 01234567 012345\n")
@@ -80,6 +82,8 @@ class Journal:
         """Remember that a range was given to the target."""
         with self._lock:
             self._done.add(max(start, self._withheld), end)
+            if len(self._done) > MOST:
+                self._done = ranges.Ranges(_longest_half(list(self._done)))
 
     def forget(self) -> None:
         """Start over: what an earlier attempt left was not gone on with."""
@@ -158,11 +162,15 @@ def _encode(identity: str, total: int, sequence: int, done: list[ranges.Range]) 
         body = json.dumps(record, separators=(",", ":")).encode("ascii")
         if _HEADER + len(body) <= SLOT:
             break
-        # To forget a range costs only its transfer; the longest are worth the most.
-        longest = sorted(done, key=lambda run: run[0] - run[1])[: len(done) // 2]
-        done = sorted(longest)
+        done = _longest_half(done)
     slot = b"%s %08x %06d\n%s" % (_MAGIC, zlib.crc32(body), len(body), body)
     return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
+
+
+def _longest_half(done: list[ranges.Range]) -> list[ranges.Range]:
+    """Forget the short ones: that costs only their transfer."""
+    longest = sorted(done, key=lambda run: run[0] - run[1])[: len(done) // 2]
+    return sorted(longest)
 
 
 def _decode(slot: bytes, identity: str, total: int) -> tuple[int, ranges.Ranges]:

@@ -20,6 +20,9 @@ class Ranges:
     def __iter__(self) -> Iterator[Range]:
         return zip(self._starts, self._ends, strict=True)
 
+    def __len__(self) -> int:
+        return len(self._starts)
+
     def covered(self) -> int:
         """Return how many bytes are in the set."""
         return sum(self._ends) - sum(self._starts)

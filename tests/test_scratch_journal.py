@@ -289,3 +289,13 @@ def test_several_threads(place: Place) -> None:
         thread.join()
     kept.save(nothing)
     assert journal.Journal.open(place, "etag", TOTAL).missing(0, TOTAL) == []
+
+
+def test_memory_is_bounded() -> None:
+    """Of a disk stored in no order the longest ranges are remembered."""
+    notes = journal.Journal(None, "", 1 << 40)
+    for number in range(journal.MOST + 1):
+        notes.done(number * 100, number * 100 + 1 + number % 2)
+    assert notes.covered >= journal.MOST // 2 * 2
+    assert notes.missing(100, 102) == []
+    assert notes.missing(0, 1) == [(0, 1)]
