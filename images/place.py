@@ -104,8 +104,8 @@ def from_ranges(
 
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
-        for piece in batch.pieces:
-            journal.done(piece.guest, piece.guest + piece.size)
+        for start, end in _runs(batch.pieces):
+            journal.done(start, end)
         journal.checkpoint(target.flush)
         advance(size(batch))
 
@@ -130,6 +130,17 @@ def _missing(batches: Iterable[Batch], journal: Journal, advance: Callable[[int]
             yield batch
         else:
             advance(size(batch))
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+    """Yield where the pieces are on the disk, neighbours joined."""
+    start = end = 0
+    for piece in sorted(pieces, key=_guest):
+        if piece.guest != end:
+            yield start, end
+            start = piece.guest
+        end = piece.guest + piece.size
+    yield start, end
 
 
 def _each(
