@@ -128,6 +128,13 @@ class NoRanges(SourceError):
     template = "{url}: does not honour byte ranges: {reason}"
 
 
+class UploadFailed(Error):
+    """An upload server has not taken what was sent to it; ``reason`` is its own words."""
+
+    template = "{url}: upload failed: {reason}"
+    status = 3
+
+
 # -- what the bytes are ----------------------------------------------------------------------
 
 

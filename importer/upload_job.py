@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable, Mapping
 
 from images import retry
-from importer import errors, execute, progress, request
+from importer import clone_target, errors, execute, progress, request
 from sources import base, upload
 
 CHECKSUM = "x-cdi-checksum"
 CONTENT_TYPE = "x-cdi-content-type"
-CLONES = ("blockdevice-clone", "filesystem-clone")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What to make of the bytes. ``clone``: a content type of CLONES, or empty."""
+    """What to make of the bytes. ``clone``: a content type of ``clone_target.TYPES``, or empty."""
 
     wanted: request.Request
     clone: str = ""
@@ -49,7 +48,7 @@ def order(settings: request.Request, headers: Mapping[str, str], *, archive: boo
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")
         folder = str(pathlib.Path(wanted.target).parent)
         wanted = dataclasses.replace(wanted, content_type="archive", target=folder)
-    return Order(wanted, clone=content_type if content_type in CLONES else "")
+    return Order(wanted, clone=content_type if content_type in clone_target.TYPES else "")
 
 
 def carry_out(
@@ -57,4 +56,7 @@ def carry_out(
 ) -> None:
     """Bring the bytes of ``body`` to the target. Raises ``errors.Error``; nothing usable is left then."""
     shown = progress.Several(progress.Lines(sys.stderr), Accepted(accepted))
+    if what.clone:
+        clone_target.receive(what.wanted, what.clone, body, shown, cancel)
+        return
     execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 import ssl
 from collections.abc import Iterator
@@ -47,6 +48,16 @@ class Server:
         # Probes of the kubelet come without a certificate; whoever uploads is asked for it later.
         made.verify_mode = ssl.CERT_OPTIONAL
         return made
+
+
+def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Give ``context`` a key pair of PEM texts; the library wants files, so they are ones in memory."""
+    fd = os.memfd_create("key-pair", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, f"{certificate}\n{key}\n".encode())
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def common_name(certificate: object) -> str:

@@ -1,0 +1,137 @@
+"""A device or file read in order: ahead, past the page cache, and zeros told apart."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from concurrent import futures
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from images import directio
+from importer import errors
+
+#: Bytes read at once.
+CHUNK: Final = 1 << 20
+#: Reads under way at once; a thin device gives up zeros no faster than it is asked.
+PARALLEL: Final = 3
+_BUFFERS: Final = 2 * PARALLEL
+
+
+class Piece(NamedTuple):
+    """``data``: valid until the next piece is asked for. ``is_zero``: it holds nothing else."""
+
+    offset: int
+    data: memoryview
+    is_zero: bool
+
+
+class Hole(NamedTuple):
+    """Zeros that the file system knows of; nobody read them."""
+
+    offset: int
+    length: int
+
+
+class Volume:
+    """A block device or a regular file. Errors are ``errors.Unreachable`` and ``TransferFailed``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._fd = _open(path)
+            mode = os.fstat(self._fd).st_mode
+            self.size = os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as err:
+            raise errors.Unreachable(url=path, reason=os.strerror(err.errno or 0).lower()) from err
+        self._knows_holes = stat.S_ISREG(mode)
+        self._executor = futures.ThreadPoolExecutor(PARALLEL, "volume")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.shutdown(cancel_futures=True)
+        os.close(self._fd)
+
+    def pieces(self, start: int = 0) -> Iterator[Piece | Hole]:
+        """Yield everything from ``start``, a multiple of CHUNK, to the end, in order."""
+        free = [directio.Buffer(CHUNK) for _ in range(_BUFFERS)]
+        coming: collections.deque[tuple[futures.Future[Piece], directio.Buffer] | Hole] = collections.deque()
+        for part in self._parts(start):
+            if isinstance(part, Hole):
+                coming.append(part)
+            else:
+                buffer = free.pop()
+                coming.append((self._executor.submit(self._read, *part, buffer), buffer))
+            while coming and not free:
+                yield from _first(coming, free)
+        while coming:
+            yield from _first(coming, free)
+
+    def _parts(self, start: int) -> Iterator[tuple[int, int] | Hole]:
+        """Yield offset and length of reads, and holes."""
+        while start < self.size:
+            data, end = start, self.size
+            if self._knows_holes:
+                found = self._seek(start, os.SEEK_DATA)
+                end = self._seek(found, os.SEEK_HOLE) if found < self.size else found
+                # Reads begin where the device likes it.
+                data = found - found % CHUNK if found < self.size else found
+            if data > start:
+                yield Hole(start, data - start)
+            end = min(self.size, -(-end // CHUNK) * CHUNK)
+            for offset in range(data, end, CHUNK):
+                yield offset, min(CHUNK, end - offset)
+            start = end
+
+    def _seek(self, position: int, whence: int) -> int:
+        """Return where data or a hole begins; where the file system does not tell, all is data."""
+        try:
+            return min(os.lseek(self._fd, position, whence), self.size)
+        except OSError as err:
+            return self.size if err.errno == errno.ENXIO or whence == os.SEEK_HOLE else position
+
+    def _read(self, offset: int, length: int, buffer: directio.Buffer) -> Piece:
+        done = 0
+        try:
+            while done < length:
+                # Past the page cache the length has to be whole, too; at the end less comes.
+                count = os.preadv(self._fd, [buffer.view[done:]], offset + done)
+                if not count:
+                    raise errors.SourceChanged(
+                        url=self.path, what="size", before=self.size, now=offset + done
+                    )
+                done += count
+        except OSError as err:
+            reason = os.strerror(err.errno or 0).lower()
+            raise errors.TransferFailed(url=self.path, offset=offset + done, reason=reason) from err
+        data = buffer.view[:length]
+        return Piece(offset, data, directio.is_zero(data))
+
+
+def _first(
+    coming: collections.deque[tuple[futures.Future[Piece], directio.Buffer] | Hole],
+    free: list[directio.Buffer],
+) -> Iterator[Piece | Hole]:
+    head = coming.popleft()
+    if isinstance(head, Hole):
+        yield head
+        return
+    work, buffer = head
+    yield work.result()
+    free.append(buffer)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as err:
+        if err.errno != errno.EINVAL:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

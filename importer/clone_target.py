@@ -1,0 +1,132 @@
+"""The receiving end of a clone: a device's bytes or a tar of a file system, inside snappy's framing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Iterator
+
+from formats import archive, readers, snappy
+from images import copy, directio, retry, staging, target, unpack
+from importer import errors, plan, progress, request, survey
+
+log = logging.getLogger(__name__)
+
+#: The content types of a clone (contract, Clone source).
+BLOCK, FILESYSTEM = "blockdevice-clone", "filesystem-clone"
+TYPES = (BLOCK, FILESYSTEM)
+#: How the disk is told in the tar of a file system.
+DISK = "disk.img"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clone:
+    """One clone under way."""
+
+    wanted: request.Request
+    room: plan.Space
+    progress: progress.Progress
+    cancel: retry.Cancel
+
+    @property
+    def options(self) -> target.Options:
+        return target.Options(preallocate=self.wanted.preallocation, direct=self.wanted.direct)
+
+    def commit(self, out: target.Target) -> None:
+        """Make the disk usable: all of it has come."""
+        self.progress.phase("sync", None)
+        grow_to = 0 if self.room.block else min(self.wanted.image_size or 0, self.room.usable)
+        out.commit(grow_to)
+
+
+def receive(
+    wanted: request.Request,
+    kind: str,
+    body: readers.Reader,
+    shown: progress.Progress,
+    cancel: retry.Cancel,
+) -> None:
+    """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``."""
+    folder = pathlib.Path(wanted.target).parent
+    if not pathlib.Path(wanted.target).is_block_device():
+        staging.remove_left_over(folder)
+    clone = Clone(wanted, survey.room(wanted), shown, cancel)
+    shown.phase("transfer", None)
+    with contextlib.closing(snappy.Reader(body)) as reader:
+        if kind == BLOCK:
+            _device(clone, reader)
+        elif clone.room.block:
+            _disk_of(clone, reader)
+        else:
+            _folder(clone, reader, folder)
+    shown.done()
+
+
+def _device(clone: Clone, reader: readers.Reader) -> None:
+    with target.open(clone.wanted.target, None, clone.options) as out:
+        copy.copy_ordered(
+            reader, out, limit=clone.room.available, cancel=clone.cancel, advance=clone.progress.advance
+        )
+        clone.commit(out)
+
+
+def _folder(clone: Clone, reader: readers.Reader, folder: pathlib.Path) -> None:
+    with staging.Staging(folder) as staged:
+        entries = archive.Archive(reader, limit_bytes=clone.room.available)
+        unpack.unpack(entries, staged.path, advance=clone.progress.advance)
+        clone.progress.phase("sync", None)
+        staged.commit()
+
+
+def _disk_of(clone: Clone, reader: readers.Reader) -> None:
+    """Put the disk of a file system onto a block device."""
+    entries = archive.Archive(reader, limit_bytes=clone.room.available)
+    with contextlib.ExitStack() as stack:
+        out: target.Target | None = None
+        for entry in entries:
+            if out is None and entry.kind == "file" and DISK in "/".join(entry.path):
+                log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
+                size = survey.padded(entry.size)
+                out = stack.enter_context(target.open(clone.wanted.target, size, clone.options))
+                _place(clone, entries, entry, out)
+        if out is None:
+            raise errors.Unsupported(reason=f"the file system that was sent holds no file named {DISK}")
+        clone.commit(out)
+
+
+def _parts(entry: archive.Entry) -> Iterator[tuple[int, int, bool]]:
+    """Yield offset, length and whether it is data, of the whole file in order."""
+    at = 0
+    for offset, length in entry.runs():
+        if offset > at:
+            yield at, offset - at, False
+        yield offset, length, True
+        at = offset + length
+    if entry.size > at:
+        yield at, entry.size - at, False
+
+
+def _place(clone: Clone, entries: archive.Archive, entry: archive.Entry, out: target.Target) -> None:
+    """Write the current entry, a hole as zeros."""
+    buffer = directio.Buffer(copy.CHUNK)
+    for offset, length, is_data in _parts(entry):
+        if not is_data:
+            out.zero(offset, length)
+            continue
+        at, end = offset, offset + length
+        while at < end:
+            if clone.cancel.is_set():
+                raise errors.Cancelled
+            count = _fill(entries, buffer.view[: end - at])
+            copy.place(out, at, buffer.view[:count])
+            clone.progress.advance(count)
+            at += count
+
+
+def _fill(entries: archive.Archive, into: memoryview) -> int:
+    filled = 0
+    while filled < len(into):
+        filled += entries.readinto(into[filled:])
+    return filled
