@@ -23,15 +23,15 @@ TURN = 0.2
 
 def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
     """Serve until one upload is on storage, the deadline passes, or ``cancel`` is set."""
-    return asyncio.run(serve(upload_settings.read(env, paths), cancel))
+    return asyncio.run(serve(make(upload_settings.read(env, paths), cancel)))
 
 
-async def serve(settings: upload_settings.Settings, cancel: retry.Cancel) -> report.Report:
+async def serve(server: upload_server.Server) -> report.Report:
     """Serve, and return how it ended. Raises ``errors.Error``."""
-    server = make(settings, cancel)
+    settings = server.settings
     async with server.listening():
         while not server.done.is_set():
-            if cancel.is_set():
+            if server.cancel.is_set():
                 raise errors.Cancelled
             if _has_passed(settings.deadline) and server.is_idle:
                 log.info("deadline passed deadline=%s", settings.deadline)

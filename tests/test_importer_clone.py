@@ -309,11 +309,6 @@ def test_pod(server: uploads.Server, folder: Path, paths: contract.Paths, tmp_pa
     same_tree(folder, paths.data)
 
 
-def probe(server: uploads.Server) -> int:
-    """Return the status for an upload that cannot succeed."""
-    return server.ask("POST", SYNC, b"x", {"x-cdi-checksum": "md5:" + "0" * 32}).status
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_source_that_is_killed(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, number: int
@@ -325,7 +320,7 @@ def test_a_source_that_is_killed(
         source.write_bytes(random.Random(1).randbytes(SIZE))
         server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
         with cloner(environment(server, "block", source), log) as process:
-            processes.wait_for(lambda: probe(server) == 503, "the clone to begin")
+            server.wait_until_busy()
             process.send_signal(number)
             assert process.wait(20)
         if number == signal.SIGTERM:

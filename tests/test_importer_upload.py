@@ -106,16 +106,12 @@ def test_busy_and_done(server: uploads.Server, disk: Path) -> None:
         waiting.getresponse().read()
         server.begin(slow, SYNC, len(DATA))
         slow.send(DATA[:MIB])
-        assert_soon(lambda: probe(server) == 503)
+        server.wait_until_busy()
+        assert server.ask("POST", SYNC, b"x").status == 503
         slow.send(DATA[MIB:])
         assert slow.getresponse().status == 200
     assert server.result().status == 0
     assert disk.read_bytes() == DATA
-
-
-def probe(server: uploads.Server) -> int:
-    """Return the status for an upload that cannot succeed."""
-    return server.ask("POST", SYNC, b"x", {"x-cdi-checksum": "md5:" + "0" * 32}).status
 
 
 def assert_soon(condition: Callable[[], bool]) -> None:
@@ -428,7 +424,7 @@ def test_a_deadline_waits_for_an_upload(
             server.begin(connection, SYNC, len(DATA))
             connection.send(DATA[:1000])
             processes.wait_for(lambda: dt.datetime.now(dt.UTC) > deadline, "the deadline")
-            assert probe(server) == 503
+            assert server.ask("POST", SYNC, b"x").status == 503
             connection.send(DATA[1000:])
             assert connection.getresponse().status == 200
         assert server.result().message == DONE
@@ -439,7 +435,7 @@ def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
     with server.connect() as connection:
         server.begin(connection, SYNC, len(DATA))
         connection.send(DATA[:MIB])
-        assert_soon(lambda: probe(server) == 503)
+        server.wait_until_busy()
         server.cancel.set()
         with pytest.raises(errors.Cancelled):
             server.result()

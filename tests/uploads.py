@@ -72,7 +72,7 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._outcome = asyncio.run(upload.serve(self.settings, self.cancel))
+            self._outcome = asyncio.run(self._serve())
         except errors.Error as err:
             self._outcome = err
 
@@ -82,6 +82,14 @@ class Server:
         wanted = dataclasses.replace(self.settings.wanted, fetch=fetch)
         self.settings = dataclasses.replace(self.settings, wanted=wanted, idle=seconds)
         return self
+
+    async def _serve(self) -> report.Report:
+        self._face = upload.make(self.settings, self.cancel)
+        return await upload.serve(self._face)
+
+    def wait_until_busy(self) -> None:
+        """Wait for an upload to begin; asking the server could be taken for one."""
+        processes.wait_for(lambda: not self._face.is_idle, "the upload to begin")
 
     def __enter__(self) -> Server:
         self._thread.start()
