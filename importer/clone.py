@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from formats import snappy
 from images import gnu_tar, retry, volume
-from importer import contract, errors, progress, report, upload_client
+from importer import contract, errors, metrics, progress, report, upload_client
 from importer.clone_target import BLOCK, FILESYSTEM
 from importer.upload_job import CONTENT_TYPE
 
@@ -60,10 +60,11 @@ def read(env: Mapping[str, str]) -> Settings:
     return settings
 
 
-def play(env: Mapping[str, str], _paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
-    send(settings, progress.Lines(sys.stderr), cancel)
+    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as told:
+        send(settings, progress.Several(progress.Lines(sys.stderr), told), cancel)
     return report.cloned(preallocated=settings.preallocation)
 
 

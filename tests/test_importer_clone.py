@@ -94,7 +94,7 @@ def environment(server: uploads.Server, mode: str, place: Path, **more: str) -> 
 
 
 def play(env: dict[str, str]) -> str:
-    ended = clone.play(env, contract.Paths(), threading.Event())
+    ended = clone.play(env, contract.Paths(metrics_port=0), threading.Event())
     assert ended.status == 0
     return ended.message
 
