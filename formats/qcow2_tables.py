@@ -54,6 +54,8 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     else:
         found = _clusters(header, table[:count], guest)
     pieces = list(found)
+    while pieces and pieces[-1].guest >= header.virtual_size:
+        pieces.pop()  # subclusters, of which the last cluster may have some behind the end
     if pieces and pieces[-1].guest + pieces[-1].size > header.virtual_size:
         pieces[-1] = _cut(pieces[-1], header.virtual_size)
     return pieces

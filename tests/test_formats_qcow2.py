@@ -213,6 +213,17 @@ def test_subclusters() -> None:
             qcow2_tables.decode(reader, struct.pack(">QQ", *malformed).ljust(CLUSTER, b"\0"), 0)
 
 
+def test_subclusters_behind_the_end_of_the_disk() -> None:
+    """The last cluster may have some: first two within the disk, one across its end, the rest behind."""
+    part = CLUSTER // 32
+    reader = qcow2_header.parse(header(features=16, size=CLUSTER + 2 * part + 512))
+    table = struct.pack(">QQQQ", 0, 0, 5 * CLUSTER, 0x00FF00FF).ljust(CLUSTER, b"\0")
+    length = 2 * part + 512
+    assert qcow2_tables.decode(reader, table, 0) == [(5 * CLUSTER, length, CLUSTER, length, False)]
+    table = struct.pack(">QQQQ", 0, 0, 5 * CLUSTER, 0xFF00FF02).ljust(CLUSTER, b"\0")
+    assert qcow2_tables.decode(reader, table, 0) == [(5 * CLUSTER + part, part, CLUSTER + part, part, False)]
+
+
 def test_a_large_empty_disk_costs_nothing() -> None:
     data = header(size=1 << 50, bits=21, l1=(2048, 3 << 21), refcounts=(1 << 21, 1)).ljust(8 << 21, b"\0")
     assert lengths(data) == (3 << 21) + 2048 * 8
