@@ -61,7 +61,7 @@ def check_length(name: str, read: Read, size: int) -> int:
     """
     view = View(read(0, min(size, detect.HEAD)), read, size)
     try:
-        required = qcow2.required_length(read, size) if name == "qcow2" else _LENGTHS[name](view)
+        required = qcow2.required_length(_alone(read), size) if name == "qcow2" else _LENGTHS[name](view)
     except errors.Error:
         raise
     except Exception as err:
@@ -101,6 +101,18 @@ def _backing(head: bytes, allowed: str) -> str | None:
     if len(name.encode()) != length or posixpath.basename(name) != allowed:
         raise facts.refuse("qcow2", "backing_file", f"its backing file is {name!r}, not {allowed!r}")
     return name
+
+
+def _alone(read: Read) -> Read:
+    """Return ``read`` of a qcow2 image without its backing file, of which ``check`` is the judge."""
+
+    def masked(offset: int, length: int) -> bytes:
+        data = bytearray(read(offset, length))
+        for place in range(max(offset, _BACKING_FIELDS.start), min(offset + len(data), _BACKING_FIELDS.stop)):
+            data[place - offset] = 0
+        return bytes(data)
+
+    return masked
 
 
 def _vmdk(view: View, _: str | None) -> Facts:

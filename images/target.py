@@ -23,8 +23,8 @@ class TargetFacts:
     """What a target is, all sizes in bytes.
 
     ``missing``: neither a block device nor a name in a directory. ``size``: of the device, or of the
-    disk that is there already (0: none). ``available``: the size of the device, or the free bytes for
-    unprivileged users once the left-overs at this path are gone.
+    disk that is there already, also one whose change was interrupted (0: none). ``available``: the size
+    of the device, or the free bytes for unprivileged users once the left-overs at this path are gone.
     """
 
     kind: Literal["file", "block", "missing"]
@@ -116,11 +116,12 @@ def _block_facts(path: str) -> TargetFacts:
 
 def _file_facts(path: str, directory: pathlib.Path) -> TargetFacts:
     room = os.statvfs(directory)
-    present = _size(path)
+    changing = target_file.changing(path)
+    left_overs = (path, changing, target_file.part(path))
     return TargetFacts(
         "file",
-        size=present,
-        available=room.f_bavail * room.f_frsize + _occupied(path) + _occupied(target_file.part(path)),
+        size=_size(path) or _size(changing),
+        available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
         filesystem=_filesystem(directory),
         direct=_takes_direct(directory),
     )

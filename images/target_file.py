@@ -20,6 +20,11 @@ def part(path: str) -> str:
     return f"{path}.part"
 
 
+def changing(path: str) -> str:
+    """Return where a finished disk is while parts of it are changed: never mistaken for a part of one."""
+    return f"{path}.changing"
+
+
 class FileTarget(target_base.Target):
     """A file. Written for the first time it is all holes, or preallocated: zeroing costs nothing."""
 
@@ -31,7 +36,7 @@ class FileTarget(target_base.Target):
             undo.callback(os.close, fd)
             super().__init__(path, fd, _length(fd) if options.mode == "update" else size, options)
             undo.pop_all()
-        self.written_path = part(path)
+        self.written_path = changing(path) if options.mode == "update" else part(path)
         self.is_fresh = not self.resumed
         try:
             self._prepare(self.size)
@@ -67,11 +72,11 @@ class FileTarget(target_base.Target):
             zeroing.Ladder(self._fd, (), target_base.SECTOR, self._put).zero(self._end, size)
         os.fsync(self._fd)
         self._close_files()
-        _rename(part(self.path), self.path)
+        _rename(self.written_path, self.path)
         try:
             self._sync_directory()
         except OSError:
-            _rename(self.path, part(self.path))
+            _rename(self.path, self.written_path)
             raise
         self._release()
 
@@ -93,20 +98,27 @@ class FileTarget(target_base.Target):
 
 def _open_part(path: str, mode: str) -> tuple[int, bool]:
     """Return a descriptor and whether it leads to bytes of an earlier attempt or stage."""
+    if mode == "update":
+        return _open_finished(path), True
     name = part(path)
-    if mode == "update" and os.path.lexists(path):
-        _rename(path, name)
-    fd = None if mode == "new" else _open_left_over(name)
+    fd = _open_left_over(name) if mode == "resume" else None
     if fd is not None:
         return fd, True
-    if mode == "update":
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for left_over in (path, name):
+    for left_over in (path, changing(path), name):
         _remove(left_over)
     fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
     with contextlib.suppress(PermissionError):  # file systems without modes
         os.fchmod(fd, _MODE)  # the umask has taken some of it away
     return fd, False
+
+
+def _open_finished(path: str) -> int:
+    if os.path.lexists(path):
+        _rename(path, changing(path))
+    fd = _open_left_over(changing(path))
+    if fd is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return fd
 
 
 def _open_left_over(name: str) -> int | None:

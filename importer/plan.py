@@ -61,7 +61,8 @@ class Plan:
 
     ``random``: the source is read by ranges, in parallel, out of order; else in order.
     ``virtual_size``: of the image, None while unknown. ``grow_to``: what a file is grown to when
-    that is larger. ``spill``: scratch may be used for what cannot be placed at once.
+    that is larger; 0 for a change of an earlier stage's disk. ``spill``: scratch may be used for what
+    cannot be placed at once.
     """
 
     route: Route
@@ -96,13 +97,16 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     chosen = _choose(wanted, offer, content)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
-    grow_to = 0 if space.block else min(wanted.image_size or 0, space.usable)
+    grow_to = 0 if space.block or wanted.is_delta else min(wanted.image_size or 0, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
 
 
 def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
     at_random = offer.ranges and not content.compressions and wanted.checksum is None
     forward = _why_forward(wanted, offer, content)
+    if wanted.is_delta and content.format == "qcow2":
+        why = f"what has changed since checkpoint {wanted.location.previous}, through scratch onto the disk"
+        return Plan(Route.MERGE, why, random=at_random, scratch=True)
     if content.format in {"raw", "iso"}:
         if offer.extents and at_random:
             return Plan(Route.EXTENTS, "raw disk whose holes the source knows: only data moves", random=True)

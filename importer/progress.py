@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 from importer import errors, units
 
 #: The part of the whole, in percent, that a phase stands for. The last bit is for the sync.
-SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9)}
+SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}
 #: Seconds between two lines in a log.
 INTERVAL = 5.0
 

@@ -91,37 +91,43 @@ def convert(job: Job) -> None:
 
 def spool(job: Job) -> None:
     """SPOOL: the whole image into scratch, checked there, converted from there."""
-    directory = job.wanted.scratch or ""
-    with space.Scratch(directory, job.wanted.target, resume=True) as kept:
-        try:
-            path = kept.path("image")
-            size = _download(job, path, survey.spare(job.wanted) or 0)
-            job.source.verify()
-            form = job.content.format
-            with open(path, "rb") as stream:
-                read = _reader(stream.fileno())
-                safety.check(form, read(0, detect.HEAD), read=read, size=size)
-                safety.check_length(form, read, size)
-            _convert(job, qemu_img.local(path, form), "convert")
-        except errors.Error as err:
-            if err.retryable or isinstance(err, errors.Cancelled):
-                kept.keep()
-            raise
+    with scratch(job) as kept:
+        path = kept.path("image")
+        size = download(job, path)
+        job.source.verify()
+        form = job.content.format
+        with open(path, "rb") as stream:
+            read = reader(stream.fileno())
+            safety.check(form, read(0, detect.HEAD), read=read, size=size)
+            safety.check_length(form, read, size)
+        _convert(job, qemu_img.local(path, form), "convert")
 
 
 def unpack_archive(job: Job) -> None:
     """UNPACK: a tar archive into a staging folder, moved into place when it is whole and verified."""
     job.progress.phase("transfer", job.source.size)
     with staging.Staging(job.wanted.target) as staged:
-        with job.plain() as reader:
-            unpack.unpack(archive.Archive(reader, limit_bytes=job.limit), staged.path, advance=job.wrote)
+        with job.plain() as packed:
+            unpack.unpack(archive.Archive(packed, limit_bytes=job.limit), staged.path, advance=job.wrote)
         job.source.verify()
         job.progress.phase("sync", None)
         staged.commit()
 
 
-def _download(job: Job, path: str, available: int) -> int:
-    """Bring the bytes below all compressions to ``path``; return how many they are."""
+@contextlib.contextmanager
+def scratch(job: Job) -> Iterator[space.Scratch]:
+    """Yield room in scratch, left to the next attempt by a failure that trying again can mend."""
+    with space.Scratch(job.wanted.scratch or "", job.wanted.target, resume=True) as kept:
+        try:
+            yield kept
+        except errors.Error as err:
+            if err.retryable or isinstance(err, errors.Cancelled):
+                kept.keep()
+            raise
+
+
+def download(job: Job, path: str) -> int:
+    """Bring the bytes below all compressions to ``path`` in scratch; return how many they are."""
     size = job.source.size
     job.progress.phase("spool", size)
     if job.ranges and job.source.ranges() and size and not job.content.compressions:
@@ -130,6 +136,7 @@ def _download(job: Job, path: str, available: int) -> int:
             out.commit()
         _verify(job, path)
         return size
+    available = survey.spare(job.wanted) or 0
     with target.open(path, None) as out:
         try:
             with job.plain(limit=available) as reader:
@@ -237,5 +244,6 @@ def _data(job: Job, out: target.Target) -> Iterator[fetch.Range]:
             yield from fetch.split(extent.offset, extent.offset + extent.length, job.wanted.fetch.chunk)
 
 
-def _reader(fd: int) -> facts.Read:
+def reader(fd: int) -> facts.Read:
+    """Return what reads from an open file."""
     return lambda offset, length: os.pread(fd, length, offset)

@@ -95,7 +95,7 @@ def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.C
         reason = f"it has no backing file; a delta has to be on top of {wanted.location.previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
     size = facts.virtual_size if form != "raw" or source.size is None else padded(source.size)
-    return plan.Content(form, (), size, _unplaceable(form, source.head))
+    return plan.Content(form, (), size)
 
 
 def padded(size: int) -> int:

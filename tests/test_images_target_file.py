@@ -152,6 +152,26 @@ def test_a_failed_update_can_be_done_again(tmp_path: Path) -> None:
     assert path.read_bytes() == b"b" + b"a" * 1023
 
 
+def test_an_update_does_not_take_a_part_for_a_disk(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, MiB) as disk:
+        disk.write(0, memoryview(b"a"))
+        disk.keep()
+    with pytest.raises(errors.TargetError, match="no such file"):
+        target.open(path, None, target.Options(mode="update"))
+
+
+def test_a_new_disk_takes_the_place_of_an_interrupted_update(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"a" * 1024)
+    with target.open(path, None, target.Options(mode="update")):
+        assert target.facts(path).size == 1024
+    with target.open(path, 512) as disk:
+        disk.commit()
+    assert os.listdir(tmp_path) == ["disk.img"]
+    assert target.facts(path).size == 512
+
+
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     for direct in (False, True):

@@ -114,6 +114,18 @@ def test_blank_larger_than_the_device() -> None:
         )
 
 
+def test_a_delta_is_merged_and_grows_nothing() -> None:
+    location = base.Location("https://x/", disk_id="d", current="two", previous="one")
+    wanted = dataclasses.replace(WANTED, source="imageio", location=location, image_size=5 * GIB)
+    made = plan.plan(wanted, RANGES, disk("qcow2"), FILE, 20 * GIB)
+    assert (made.route, made.scratch, made.grow_to) == (Route.MERGE, True, 0)
+    assert "since checkpoint one" in made.reason
+    with pytest.raises(errors.ScratchRequired):
+        plan.plan(wanted, RANGES, disk("qcow2"), FILE, None)
+    with pytest.raises(errors.ScratchTooSmall):
+        plan.plan(wanted, RANGES, disk("qcow2"), FILE, GIB - 1)
+
+
 @pytest.mark.parametrize("form", ["html", "empty", "luks", "zip"])
 def test_what_is_no_disk(form: str) -> None:
     with pytest.raises(errors.Unsupported):
