@@ -223,6 +223,7 @@ with target.open(path, len(content), target.Options(mode=mode)) as disk:
         for at in range(start, end, 65536):
             stop = min(end, at + 65536)
             print(at, flush=True)
+            sys.stdin.readline()
             disk.write(at, memoryview(content)[at:stop])
             kept.done(at, stop)
             kept.checkpoint(disk.flush)
@@ -257,15 +258,21 @@ def kill_until_done(path: Path, source: Path) -> None:
     for lives in itertools.count(1):
         killed = subprocess.Popen(
             [sys.executable, "-c", KILLED, path, source],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parent.parent,
         )
+        assert killed.stdin is not None
         assert killed.stdout is not None
-        with killed.stdout:
+        with killed.stdin, killed.stdout:
             for line in killed.stdout:
                 written += 65536
+                # It waits to be told to go on: a kill never comes after its end.
                 if int(line) >= MiB and lives < 5 and random.random() < 0.2:
                     killed.kill()
+                    break
+                killed.stdin.write(b"\n")
+                killed.stdin.flush()
         if killed.wait() == 0:
             break
         unusable(path)
