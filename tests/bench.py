@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests import (
     containers,
     devices,
     misbehave,
+    objectservers,
     registries,
     servers,
 )
@@ -161,6 +163,28 @@ class Bench:
         ratio = ours.wall / slowest.wall
         return bench_report.Row("c.qcow2 in a layer", "file", ours, slowest, 1.15, ratio, limits)
 
+    def s3(self, place: Place) -> bench_report.Row:
+        """Measure a raw disk by signed S3 requests against the same object by plain http."""
+        path = bench_inputs.noise(self.directory, 256 * MIB)
+        secret = self.directory / "secret"
+        secret.write_text(objectservers.SECRET_KEY)
+        own = self.directory / "seaweed"
+        own.mkdir(exist_ok=True)
+        with objectservers.seaweed(own) as store:
+            client = store.client()
+            client.upload_file(str(path), objectservers.BUCKET, path.name)
+            presigned = client.generate_presigned_url(
+                "get_object", {"Bucket": objectservers.BUCKET, "Key": path.name}
+            )
+            keys = ("--source", "s3", "--user", objectservers.ACCESS_KEY, "--password-file", str(secret))
+            ours, theirs = bench_measure.alternate(
+                self.rounds, [self._ours(store.url(path.name), place, *keys), self._ours(presigned, place)]
+            )
+        shutil.rmtree(own)
+        return bench_report.Row(
+            "raw from S3 against http", "file", ours, theirs, 1.1, ours.wall / theirs.wall
+        )
+
     def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
         """Measure time and memory against the size of the image."""
         found: dict[str, list[tuple[int, Cost]]] = {"raw": [], "raw.gz": [], "c.qcow2": []}
@@ -234,7 +258,15 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
         for name in CONVERTED:
             rows[f"{name} {kind}"] = lambda name=name, place=place: bench.converted(name, place)  # type: ignore[misc]
     rows["isal"] = bench.isal
-    for single in (bench.forward, bench.limited, bench.registry, bench.resets, bench.huge, bench.blank):
+    for single in (
+        bench.forward,
+        bench.limited,
+        bench.registry,
+        bench.s3,
+        bench.resets,
+        bench.huge,
+        bench.blank,
+    ):
         rows[single.__name__] = lambda single=single: single(file)  # type: ignore[misc]
     return rows
 
