@@ -127,7 +127,7 @@ def test_later_entries_replace_earlier_ones(place):
     assert not (place / "link").is_symlink()
 
 
-@pytest.mark.parametrize("name", hostile_archives.ARCHIVES)
+@pytest.mark.parametrize("name", sorted({*hostile_archives.ARCHIVES} - {"innocent"}))
 def test_nothing_gets_outside(disks, place, name):
     data = hostile_archives.archive(disks, name).read_bytes()
     with pytest.raises(errors.Error):
