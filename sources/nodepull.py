@@ -31,6 +31,7 @@ class NodePullSource(http.HttpSource):
     def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
         self._location = location
         self._cancel = cancel
+        self._labels: Mapping[str, str] = {}
         super().__init__(location.endpoint, location.access)
 
     def __enter__(self) -> Self:
@@ -43,14 +44,19 @@ class NodePullSource(http.HttpSource):
         return super().__enter__()
 
     def finish(self) -> None:
-        """Make the done file, on which the server ends."""
+        """Ask for what is still wanted, then make the done file, on which the server ends."""
+        self._labels = self._ask_labels()
         try:
             Path(self._location.done_file).touch()
         except OSError as err:
             raise errors.target_error(self._location.done_file, err, "create") from err
 
     def labels(self) -> Mapping[str, str]:
-        """Return the labels in the environment of the serving container (``GET /info``)."""
+        """Return the labels in the environment of the serving container, once finished."""
+        return self._labels
+
+    def _ask_labels(self) -> Mapping[str, str]:
+        """Return what ``GET /info`` tells; a disk is worth more than its labels."""
         url = urllib.parse.urljoin(self._location.endpoint, "/info")
         try:
             with session.new_session(self._location.access) as fresh:
