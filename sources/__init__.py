@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable
 
 from importer import errors
@@ -35,6 +34,8 @@ def find(kind: str) -> Factory:
     if kind in MODULES:
         factory: Factory = importlib.import_module(MODULES[kind]).source
         return factory
+    import importlib.metadata
+
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=kind):
         found: Factory = point.load()
         return found
