@@ -34,9 +34,9 @@ def find(kind: str) -> Factory:
     if kind in MODULES:
         factory: Factory = importlib.import_module(MODULES[kind]).source
         return factory
-    import importlib.metadata
+    from importlib import metadata
 
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=kind):
+    for point in metadata.entry_points(group=ENTRY_POINTS, name=kind):
         found: Factory = point.load()
         return found
     raise errors.RequestError(f"unknown source {kind!r}: one of {', '.join(sorted(MODULES))}")
