@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from importer import errors
@@ -36,7 +36,8 @@ class Extent(NamedTuple):
 class Client:
     """Read the disk that a server on ``path`` offers. ``name``: for messages.
 
-    The connection is made when needed and again after it broke. Raises ``errors.Transient`` for every
+    The connection is made when needed and again after it broke or a read failed: opened anew, the disk
+    may be read again where the server had lost it. Raises ``errors.Transient`` for every
     failure: whoever runs the server knows whether trying again can help.
     """
 
@@ -50,15 +51,17 @@ class Client:
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read up to ``len(into)`` bytes from ``offset``. Called from several threads at once."""
         into = into[:_LONGEST]
-        error = self._connected().read(offset, into)
+        connection = self._connected()
+        error = connection.read(offset, into)
         if error:
+            self._drop(connection)
             raise errors.Transient(
                 url=self._name, reason=f"reading at byte {offset}: {os.strerror(error).lower()}"
             )
         return len(into)
 
-    def extents(self) -> Iterator[Extent] | None:
-        """Return the runs of the disk in order; None: the server does not tell.
+    def extents(self, parts: Iterable[tuple[int, int]] | None = None) -> Iterator[Extent] | None:
+        """Return the runs of the disk in order, or of ``parts`` (start, end); None: the server does not tell.
 
         Over a connection of their own, ended with the iterator.
         """
@@ -66,16 +69,21 @@ class Client:
         if not handle.can_meta_context(_ALLOCATION):
             handle.shutdown()
             return None
-        return self._merged(handle)
+        return self._merged(handle, [(0, handle.get_size())] if parts is None else parts)
 
     def interrupt(self) -> None:
         """End the reads under way in other threads; later ones connect anew."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._drop(self._connection)
 
     close = interrupt
+
+    def _drop(self, connection: _Connection | None) -> None:
+        """Close a connection, once, whoever else has made a new one meanwhile."""
+        with self._lock:
+            if connection is None or connection is not self._connection:
+                return
+            self._connection = None
+        connection.close()
 
     def _connect(self) -> Any:
         try:
@@ -96,11 +104,11 @@ class Client:
                 self._connection = _Connection(self._connect())
             return self._connection
 
-    def _merged(self, handle: Any) -> Iterator[Extent]:
+    def _merged(self, handle: Any, parts: Iterable[tuple[int, int]]) -> Iterator[Extent]:
         try:
             last = Extent(0, 0, zero=False)
-            for extent in self._asked(handle):
-                if extent.zero == last.zero:
+            for extent in (each for part in parts for each in self._asked(handle, *part)):
+                if extent.zero == last.zero and extent.offset == last.offset + last.length:
                     last = last._replace(length=last.length + extent.length)
                     continue
                 if last.length:
@@ -111,14 +119,13 @@ class Client:
         finally:
             handle.shutdown()
 
-    def _asked(self, handle: Any) -> Iterator[Extent]:
-        offset, size = 0, handle.get_size()
-        while offset < size:
-            entries = self._status(handle, offset, min(_LONGEST_STATUS, size - offset))
+    def _asked(self, handle: Any, offset: int, end: int) -> Iterator[Extent]:
+        while offset < end:
+            entries = self._status(handle, offset, min(_LONGEST_STATUS, end - offset))
             start = offset
             for length, flags in zip(entries[::2], entries[1::2], strict=True):
                 # The last one may reach beyond what was asked for, even beyond the end.
-                length = min(length, size - offset)  # noqa: PLW2901
+                length = min(length, end - offset)  # noqa: PLW2901
                 yield Extent(offset, length, bool(flags & _STATE_ZERO))
                 offset += length
             if offset == start:

@@ -20,13 +20,14 @@ class Plugin:
     """What to serve. Paths are absolute.
 
     ``secrets`` are parameters of the kind that nbdkit takes as ``password=+FILE``; ``package`` is Debian's
-    name for people who miss nbdkit.
+    name for people who miss nbdkit. ``debug``: flags of ``--debug``, with which it says much more.
     """
 
     name: str
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     filters: Sequence[str] = ()
+    debug: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = "nbdkit"
 
 
@@ -77,6 +78,8 @@ def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str
         "--exit-with-parent",
         "--readonly",
         *places,
+        *(["--verbose"] if plugin.debug else []),
+        *(f"--debug={flag}={value}" for flag, value in plugin.debug.items()),
         *(f"--filter={name}" for name in plugin.filters),
         plugin.name,
         *(f"{key}={value}" for key, value in plugin.parameters.items()),
