@@ -63,6 +63,10 @@ class Context:
     show_default=True,
     help="Where a pod's role serves /metrics; 0: nowhere.",
 )
+@click.option(
+    "--vddk-libdir", default=POD.vddk_libdir, show_default=True, help="Folder of VMware's VDDK library."
+)
+@click.option("--vddk-config", default=POD.vddk_config, show_default=True, help="Its configuration file.")
 @click.pass_context
 def cli(ctx: click.Context, /, verbosity: int, metrics_port: int, **paths: str) -> int | None:
     """Bring a virtual machine's disk from wherever it is to a file or block device, as a raw disk.
@@ -81,6 +85,8 @@ def cli(ctx: click.Context, /, verbosity: int, metrics_port: int, **paths: str) 
         termination_log=paths["termination_log"],
         extra_headers=paths["extra_headers_dir"],
         metrics_port=metrics_port,
+        vddk_libdir=paths["vddk_libdir"],
+        vddk_config=paths["vddk_config"],
     )
     env = contract.environment()
     role = contract.role(env)

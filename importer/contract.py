@@ -32,6 +32,8 @@ class Paths:
     termination_log: str = "/dev/termination-log"
     extra_headers: str = "/extraheaders"
     metrics_port: int = 8443
+    vddk_libdir: str = "/opt/vmware-vix-disklib-distrib"
+    vddk_config: str = "/vddk-args/vddk-config-file"
 
 
 def environment() -> dict[str, str]:
@@ -257,6 +259,8 @@ def _location(reading: Reading, paths: Paths) -> base.Location:
         previous=env.get("IMPORTER_PREVIOUS_CHECKPOINT", ""),
         current=env.get("IMPORTER_CURRENT_CHECKPOINT", ""),
         final=env.get("IMPORTER_FINAL_CHECKPOINT") == "true",
+        vddk_libdir=paths.vddk_libdir,
+        vddk_config=paths.vddk_config if Path(paths.vddk_config).is_file() else "",
         **_node_pull(reading),
     )
 

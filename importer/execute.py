@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import sources
 from images import retry, staging
-from importer import contract, errors, merge, plan, request, routes
+from importer import contract, errors, merge, plan, request, routes, update
 from importer import job as job_module
 from importer import progress as progress_module
 from importer import survey as survey_module
@@ -30,6 +30,7 @@ ROUTES: Mapping[plan.Route, Callable[[job_module.Job], None]] = {
     plan.Route.CONVERT: routes.convert,
     plan.Route.SPOOL: routes.spool,
     plan.Route.MERGE: merge.merge,
+    plan.Route.UPDATE: update.update,
     plan.Route.UNPACK: routes.unpack_archive,
 }
 

@@ -14,7 +14,7 @@ def merge(job: Job) -> None:
     The disk is not one until the commit has ended. One that was interrupted, however, is done again
     from its start: it writes the same bytes to the same places, whatever it had written before.
     """
-    _check_disk(job)
+    check_disk(job)
     with routes.scratch(job) as kept:
         path = kept.path("delta")
         size = routes.download(job, path)
@@ -24,7 +24,7 @@ def merge(job: Job) -> None:
         _commit(job, path)
 
 
-def _check_disk(job: Job) -> None:
+def check_disk(job: Job) -> None:
     """Refuse what cannot be changed, before anything is done with it."""
     path, size = job.wanted.target, job.plan.virtual_size or 0
     present = target.facts(path).size

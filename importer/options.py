@@ -93,6 +93,13 @@ _SOURCE: tuple[Decorator, ...] = (
     click.option("--uuid", default="", help="VMware virtual machine."),
     click.option("--backing-file", default="", help="VMware disk: '[datastore] dir/disk.vmdk'."),
     click.option("--thumbprint", default="", help="SHA-1 thumbprint of the vCenter or ESXi certificate."),
+    click.option(
+        "--vddk-libdir",
+        default=contract.Paths().vddk_libdir,
+        show_default=True,
+        help="Folder of VMware's VDDK library.",
+    ),
+    click.option("--vddk-config", type=FILE, help="Configuration file of the VDDK library."),
     click.option("--previous-checkpoint", "previous", default="", help="The stage before this one."),
     click.option("--current-checkpoint", "current", default="", help="The snapshot of this stage."),
     click.option("--final-checkpoint", "final", is_flag=True, help="This stage is the last."),
@@ -205,6 +212,7 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
         "uuid",
         "backing_file",
         "thumbprint",
+        "vddk_libdir",
         "previous",
         "current",
         "final",
@@ -212,6 +220,7 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
     endpoint = contract.endpoint(address, env)
     return base.Location(
         auth_file=given["auth_file"] or "",
+        vddk_config=given["vddk_config"] or "",
         endpoint=endpoint,
         access=access,
         **{name: given[name] for name in names},

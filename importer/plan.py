@@ -19,6 +19,7 @@ class Route(enum.StrEnum):
     CONVERT = "convert"
     SPOOL = "spool"
     MERGE = "merge"
+    UPDATE = "update"
     UNPACK = "unpack"
 
 
@@ -94,7 +95,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     size = content.virtual_size
     if size is not None and size > space.available:
         raise errors.TooLarge(virtual_size=size, available=space.available)
-    chosen = _choose(wanted, offer, content)
+    chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
     grow_to = 0 if space.block or wanted.is_delta else min(wanted.image_size or 0, space.usable)
@@ -104,9 +105,6 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
 def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
     at_random = offer.ranges and not content.compressions and wanted.checksum is None
     forward = _why_forward(wanted, offer, content)
-    if wanted.is_delta and content.format == "qcow2":
-        why = f"what has changed since checkpoint {wanted.location.previous}, through scratch onto the disk"
-        return Plan(Route.MERGE, why, random=at_random, scratch=True)
     if content.format in {"raw", "iso"}:
         if offer.extents and at_random:
             return Plan(Route.EXTENTS, "raw disk whose holes the source knows: only data moves", random=True)
@@ -121,6 +119,17 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
     if at_random:
         return Plan(Route.CONVERT, f"{why} read at random by qemu-img, no scratch", random=True)
     return Plan(Route.SPOOL, f"{why} has to be whole before it can be converted: {forward}", scratch=True)
+
+
+def _delta(wanted: request.Request, offer: Offer, content: Content) -> Plan:
+    """Return how to change what an earlier stage has left; nothing else may happen to that."""
+    at_random = offer.ranges and wanted.checksum is None
+    why = f"what has changed since checkpoint {wanted.location.previous}"
+    if content.format == "qcow2":
+        return Plan(Route.MERGE, f"{why}, through scratch onto the disk", random=at_random, scratch=True)
+    if content.format == "raw" and offer.extents and at_random:
+        return Plan(Route.UPDATE, f"{why}, written over it in place", random=True)
+    raise errors.Unsupported(reason=f"source {wanted.source!r} knows no difference to a previous checkpoint")
 
 
 def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str:

@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from formats import archive, checksum, detect, facts, peek, pinned, qcow2, qcow2_header, qcow2_stream, safety
 from images import copy, fetch, nbd, place, place_stream, process, qemu_img, staging, target, unpack
 from importer import errors, survey
 from importer.job import Job
 from scratch import space, spill
+from sources import base
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def extents(job: Job) -> None:
     size = job.source.size or 0
     job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.fetch_into(out, noted, _data(job, out))
+        job.fetch_into(out, noted, data(job, out, job.source.extents() or ()))
         job.commit(out, size)
 
 
@@ -234,9 +235,9 @@ def _place_ordered(job: Job) -> None:
         job.commit(out, size)
 
 
-def _data(job: Job, out: target.Target) -> Iterator[fetch.Range]:
+def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterator[fetch.Range]:
     """Yield the data to fetch; what is not data is zeroed on the way."""
-    for extent in job.source.extents() or ():
+    for extent in extents:
         if extent.zero:
             out.zero(extent.offset, extent.length)
             job.progress.advance(extent.length)

@@ -19,6 +19,7 @@ STREAM = Offer(size=GIB)
 EXTENTS = Offer(size=GIB, ranges=True, extents=True)
 FILE = Space(block=False, available=10 * GIB, usable=9 * GIB)
 BLOCK = Space(block=True, available=10 * GIB, usable=10 * GIB)
+DELTA = {"location": base.Location("https://v/", previous="one", current="two")}
 CHECKED = {"checksum": "md5:" + "0" * 32}
 GZ = ("gz",)
 
@@ -46,6 +47,7 @@ ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
     (RANGES, disk("vmdk"), CHECKED, Route.SPOOL, False, "checksum"),
     (RANGES, disk("vmdk", "gz", "xz"), {}, Route.SPOOL, False, "gz, then xz"),
     (STREAM, disk("vhdx"), {}, Route.SPOOL, False, "no byte ranges"),
+    (EXTENTS, disk("raw"), DELTA, Route.UPDATE, True, "in place"),
 ]
 
 
@@ -141,3 +143,17 @@ def test_archives() -> None:
         plan.plan(archive, STREAM, disk("qcow2"), FILE, None)
     with pytest.raises(errors.RequestError, match="file system"):
         plan.plan(archive, STREAM, disk("tar", size=None), BLOCK, None)
+
+
+@pytest.mark.parametrize("offer", [RANGES, STREAM, dataclasses.replace(EXTENTS, ranges=False)])
+@pytest.mark.parametrize("form", ["raw", "vmdk"])
+def test_a_delta_is_never_taken_for_a_disk(offer: Offer, form: str) -> None:
+    with pytest.raises(errors.Unsupported, match="no difference"):
+        plan.plan(dataclasses.replace(WANTED, **DELTA), offer, disk(form), FILE, GIB)
+
+
+def test_a_delta_does_not_grow_the_disk_and_has_no_checksum() -> None:
+    wanted = dataclasses.replace(WANTED, **DELTA, image_size=2 * GIB)
+    assert plan.plan(wanted, EXTENTS, disk("raw"), FILE, None).grow_to == 0
+    with pytest.raises(errors.Unsupported, match="no difference"):
+        plan.plan(dataclasses.replace(wanted, **CHECKED), EXTENTS, disk("raw"), FILE, None)
