@@ -17,6 +17,7 @@ MODULES = {
     "none": "sources.blank",
     "s3": "sources.s3",
     "registry": "sources.registry",
+    "vddk": "sources.vddk",
 }
 ENTRY_POINTS = "cdi_worker.sources"
 

@@ -79,6 +79,7 @@ class Location:
     ``disk_id``: an oVirt disk. ``uuid``, ``backing_file``, ``thumbprint``: a VMware disk.
     ``previous``, ``current``, ``final``: the stage of a multi-stage import. ``ready_file`` and
     ``done_file``: the hand-shake with the container that serves the disk (contract, Node pull).
+    ``vddk_libdir``: the folder of VMware's library, ``vddk_config``: its configuration file, if any.
     ``auth_file``: a Docker configuration file with credentials for registries.
     """
 
@@ -96,6 +97,8 @@ class Location:
     final: bool = False
     ready_file: str = ""
     done_file: str = ""
+    vddk_libdir: str = ""
+    vddk_config: str = ""
     auth_file: str = ""
 
 

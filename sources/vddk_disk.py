@@ -1,0 +1,126 @@
+"""The disk that nbdkit's vddk plugin serves, as ranges and extents, and what VDDK says meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+import threading
+from collections.abc import Iterable, Iterator
+
+from images import nbd_client
+from importer import errors
+from sources import base
+
+log = logging.getLogger(__name__)
+
+#: Each opens the disk at the host once more: a host allows some 50 for all of its clients (VDDK guide, NFC).
+CONNECTIONS = 3
+#: Seconds to wait for the words that belong to a failure: they come through a pipe.
+WORDS = 0.3
+
+_VERSION = re.compile(r"VMware VixDiskLib \((.*?)\) Release")
+_HOST = re.compile(r"Opened '.*@(.*?):.*' \(0x")
+_ERROR = re.compile(r"error: (.*)")
+_CAUSES = {
+    r"incorrect user ?name or password|cannot login": "wrong user name or password",
+    r"thumbprint": "the host's certificate has another thumbprint",
+    r"libvixDiskLib|cannot open shared object": "the VDDK library cannot be loaded",
+    r"a file was not found": "the host has no such disk or snapshot",
+}
+
+
+class Log:
+    """What nbdkit says: version and host in ``info``, as the contract calls them, and its last errors."""
+
+    def __init__(self, name: str) -> None:
+        self.info: dict[str, str] = {}
+        self._name = name
+        self._errors: collections.deque[str] = collections.deque(maxlen=4)
+        self._changed = threading.Condition()
+
+    def line(self, line: str) -> None:
+        """Take in a line. Called from another thread."""
+        log.debug("%s", line)
+        for key, pattern in (("Version", _VERSION), ("Host", _HOST)):
+            if found := pattern.search(line):
+                self.info[key] = found[1]
+        if found := _ERROR.search(line):
+            with self._changed:
+                self._errors.append(found[1])
+                self._changed.notify_all()
+
+    def explained(self, error: errors.Error) -> errors.Error:
+        """Return ``error`` with the words of VDDK, and without hope where they leave none."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._errors), WORDS)
+            said = "; ".join(dict.fromkeys(self._errors))
+            self._errors.clear()
+        said = said or str(error.fields["reason"])
+        for pattern, cause in _CAUSES.items():
+            if re.search(pattern, said, re.IGNORECASE):
+                return errors.Unreachable(url=self._name, reason=f"{cause} (VDDK: {said})")
+        if isinstance(error, errors.Transient):
+            return errors.Transient(url=self._name, reason=f"{error.fields['reason']} (VDDK: {said})")
+        return error
+
+
+class Disk:
+    """See ``sources.base.RandomReader``: reads of many threads over a few connections.
+
+    ``longest``: bytes of one read at most.
+    """
+
+    def __init__(self, socket: str, name: str, said: Log, longest: int) -> None:
+        self._socket = socket
+        self._name = name
+        self._said = said
+        self._longest = longest
+        self._lock = threading.Lock()
+        self._busy = [0] * CONNECTIONS
+        self._opening = [threading.Lock() for _ in range(CONNECTIONS)]
+        self._clients: list[nbd_client.Client | None] = [None] * CONNECTIONS
+        try:
+            self.size = self._client(0).size
+        except errors.Transient as err:
+            raise said.explained(err) from err
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read one range; see ``sources.base.RandomReader``."""
+        with self._lock:
+            number = self._busy.index(min(self._busy))
+            self._busy[number] += 1
+        try:
+            return self._client(number).read_range(offset, into[: self._longest])
+        except errors.Transient as err:
+            raise self._said.explained(err) from err
+        finally:
+            with self._lock:
+                self._busy[number] -= 1
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; later ones open the disk anew."""
+        for client in self._clients:
+            if client is not None:
+                client.interrupt()
+
+    close = interrupt
+
+    def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
+        """Return what of the disk, or of parts of it, is data; all of it where VDDK does not tell."""
+        try:
+            found = self._client(0).extents(parts)
+            if found is None:
+                ends = [(0, self.size)] if parts is None else parts
+                found = (nbd_client.Extent(start, end - start, zero=False) for start, end in ends)
+            for extent in found:
+                yield base.Extent(*extent)
+        except errors.Transient as err:
+            raise self._said.explained(err) from err
+
+    def _client(self, number: int) -> nbd_client.Client:
+        with self._opening[number]:
+            client = self._clients[number]
+            if client is None:
+                client = self._clients[number] = nbd_client.Client(self._socket, self._name)
+            return client
