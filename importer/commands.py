@@ -11,7 +11,18 @@ from typing import Any
 import click
 
 from images import retry
-from importer import contract, errors, execute, options, output, pod, request, survey, units
+from importer import (
+    contract,
+    datavolume_commands,
+    errors,
+    execute,
+    options,
+    output,
+    pod,
+    request,
+    survey,
+    units,
+)
 from sources import base
 
 POD = contract.Paths()
@@ -67,8 +78,15 @@ class Context:
     "--vddk-libdir", default=POD.vddk_libdir, show_default=True, help="Folder of VMware's VDDK library."
 )
 @click.option("--vddk-config", default=POD.vddk_config, show_default=True, help="Its configuration file.")
+@click.option(
+    "--strict-exit-status",
+    is_flag=True,
+    help="Let a pod's role fail as commands do, for a Job that reads no message.",
+)
 @click.pass_context
-def cli(ctx: click.Context, /, verbosity: int, metrics_port: int, **paths: str) -> int | None:
+def cli(
+    ctx: click.Context, /, verbosity: int, metrics_port: int, *, strict_exit_status: bool, **paths: str
+) -> int | None:
     """Bring a virtual machine's disk from wherever it is to a file or block device, as a raw disk.
 
     Without a command the role (importer, upload server, clone source) comes from the environment, as
@@ -93,7 +111,7 @@ def cli(ctx: click.Context, /, verbosity: int, metrics_port: int, **paths: str) 
     if role is None:
         click.echo(ctx.get_help())
         return 2
-    return pod.run(role, env, where, ctx.obj.cancel)
+    return pod.run(role, env, where, ctx.obj.cancel, strict=strict_exit_status)
 
 
 @cli.command("import", epilog=IMPORT_EXAMPLES)
@@ -172,3 +190,6 @@ def blank(obj: Context, /, target: str, size: int, *, preallocate: bool, direct:
         raise errors.TooLarge(virtual_size=size, available=room.available)
     output.result(execute.run(wanted, cancel=obj.cancel), as_json=as_json, digest=False)
     return 0
+
+
+cli.add_command(datavolume_commands.manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import sys
@@ -13,8 +14,19 @@ from importer import contract, errors, execute, metrics, progress, report
 log = logging.getLogger(__name__)
 
 
-def run(role: str, env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> int:
-    """Play ``role`` and return the exit status; the outcome is in the termination log."""
+def run(
+    role: str,
+    env: Mapping[str, str],
+    paths: contract.Paths,
+    cancel: retry.Cancel,
+    *,
+    strict: bool = False,
+) -> int:
+    """Play ``role`` and return the exit status; the outcome is in the termination log.
+
+    ``strict``: any failure has the status that it has for commands. CDI's controllers read the
+    message instead, and want 0 for two failures.
+    """
     source = env.get("IMPORTER_SOURCE", "")
     try:
         outcome = _play(role, env, paths, cancel)
@@ -22,6 +34,8 @@ def run(role: str, env: Mapping[str, str], paths: contract.Paths, cancel: retry.
         log.error("failed: %s", err)  # noqa: TRY400  (the sentence is for people, the trace for -v=4)
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
+        if strict:
+            outcome = dataclasses.replace(outcome, status=err.status)
     except Exception as err:
         # A defect of ours. The controller reads one line, so it gets one.
         log.exception("internal error")

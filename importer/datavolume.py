@@ -1,0 +1,207 @@
+"""A DataVolume (cdi.kubevirt.io/v1beta1) as typed values, checked by the API's rules, all faults at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from importer import contract, datavolume_source, documents, errors, units
+
+API_VERSION = "cdi.kubevirt.io/v1beta1"
+#: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
+VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
+#: Requests that a claim is bound at once, not when a virtual machine first wants it.
+BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
+ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """The volume that is asked for. ``size`` in bytes, None where the source's decides.
+
+    ``section``: ``pvc`` is taken as it is, to ``storage`` the overhead of a file system is added.
+    ``spec``: the section as the manifest has it.
+    """
+
+    section: str
+    size: int | None
+    access_modes: tuple[str, ...]
+    block: bool
+    storage_class: str | None
+    spec: Mapping[str, Any]
+
+    def size_with(self, overhead: Fraction) -> int:
+        """Return the bytes of the volume on which a disk of ``size`` bytes has room."""
+        size = self.size or 0
+        return size if self.section == "pvc" or self.block else units.volume_size(size, overhead)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A stage: what has changed from ``previous`` (empty: everything) to ``current``."""
+
+    previous: str
+    current: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DataVolume:
+    """What a manifest asks for. ``final``: nothing follows after the last checkpoint."""
+
+    name: str
+    namespace: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    source: datavolume_source.Source
+    claim: Claim
+    content_type: str
+    preallocation: bool
+    checkpoints: tuple[Checkpoint, ...]
+    final: bool
+    priority_class: str
+
+    @property
+    def is_archive(self) -> bool:
+        return self.content_type == "archive"
+
+    def stages_after(self, copied: str) -> tuple[Checkpoint, ...]:
+        """Return the stages that follow the one of checkpoint ``copied``; empty: all of them.
+
+        Raises ``RequestError`` where there is no such checkpoint, or nothing follows.
+        """
+        if not copied:
+            return self.checkpoints
+        names = [stage.current for stage in self.checkpoints]
+        if copied not in names:
+            raise errors.RequestError(f"spec.checkpoints: none of them has current {copied!r}")
+        following = self.checkpoints[names.index(copied) + 1 :]
+        if not following:
+            raise errors.RequestError(f"spec.checkpoints: nothing follows {copied!r}")
+        return following
+
+
+def find(found: list[documents.Document]) -> documents.Document:
+    """Return the one DataVolume among documents. Raises ``RequestError``."""
+    volumes = [document for document in found if document.kind == "DataVolume"]
+    if len(volumes) != 1:
+        kinds = ", ".join(document.kind or "a document without kind" for document in found) or "nothing"
+        raise errors.RequestError(f"wants one DataVolume, found {len(volumes)} (there is {kinds})")
+    return volumes[0]
+
+
+def parse(document: documents.Document, faults: list[str]) -> DataVolume:
+    """Return the values of a DataVolume; what is wrong with them is added to ``faults``, by path."""
+    top = documents.Fields(document.content, "", faults)
+    if (version := top.value("apiVersion")) != API_VERSION:
+        top.fault("apiVersion", f"{version!r} is not {API_VERSION}")
+    top.value("kind")
+    top.value("status")
+    metadata = top.fields("metadata")
+    name = metadata.name("name", required=True)
+    spec = top.fields("spec")
+    if "spec" not in top:
+        top.fault("spec", "missing")
+    top.end()
+    annotations = metadata.strings("annotations")
+    source = datavolume_source.parse(spec)
+    if source.kind == "vddk" and not source.extra_arguments:
+        source = dataclasses.replace(source, extra_arguments=annotations.get(VDDK_ARGUMENTS, ""))
+    volume = DataVolume(
+        name=name,
+        namespace=metadata.name("namespace"),
+        labels=metadata.strings("labels"),
+        annotations=annotations,
+        source=source,
+        claim=_claim(spec, source),
+        content_type=spec.choice("contentType", contract.CONTENT_TYPES) or "kubevirt",
+        preallocation=spec.flag("preallocation"),
+        checkpoints=_checkpoints(spec, source),
+        final=spec.flag("finalCheckpoint"),
+        priority_class=spec.name("priorityClassName"),
+    )
+    spec.end()
+    _check_archive(spec, volume)
+    return volume
+
+
+def _check_archive(spec: documents.Fields, volume: DataVolume) -> None:
+    if not volume.is_archive:
+        return
+    if volume.source.kind and volume.source.kind not in datavolume_source.ARCHIVES:
+        spec.fault("contentType", f"source {volume.source.kind} cannot give an archive")
+    if volume.claim.block:
+        spec.fault("contentType", "an archive needs a volume with a file system, not volumeMode Block")
+
+
+def _checkpoints(spec: documents.Fields, source: datavolume_source.Source) -> tuple[Checkpoint, ...]:
+    found = []
+    for index, entry in enumerate(spec.entries("checkpoints")):
+        given = documents.Fields(entry, f"spec.checkpoints[{index}]", spec.faults)
+        if "previous" not in given:
+            given.fault("previous", "missing (empty text for the first stage)")
+        found.append(Checkpoint(given.text("previous"), given.text("current", required=True)))
+        given.end()
+    if found and source.kind and source.kind not in datavolume_source.MULTI_STAGE:
+        spec.fault(
+            "checkpoints",
+            f"source {source.kind} has none, only {' and '.join(sorted(datavolume_source.MULTI_STAGE))}",
+        )
+    return tuple(found)
+
+
+def _claim(spec: documents.Fields, source: datavolume_source.Source) -> Claim:
+    sections = [name for name in ("pvc", "storage") if name in spec]
+    if len(sections) != 1:
+        spec.fault("storage", f"wants either spec.pvc or spec.storage, found {len(sections) or 'neither'}")
+    section = sections[0] if sections else "storage"
+    other = "pvc" if section == "storage" else "storage"
+    spec.value(other)
+    given = spec.fields(section)
+    modes = []
+    for path, mode in given.texts("accessModes"):
+        modes.append(mode)
+        if mode not in ACCESS_MODES:
+            given.fault(path, f"{mode!r} is none of {', '.join(ACCESS_MODES)}")
+    if sections and section == "pvc" and len(modes) != 1:
+        given.fault("accessModes", "wants one access mode")
+    block = given.choice("volumeMode", ("Filesystem", "Block")) == "Block"
+    storage_class = given.value("storageClassName")
+    given.text("storageClassName")
+    for passed_on in ("selector", "volumeName", "volumeAttributesClassName"):
+        given.value(passed_on)
+    for name in ("dataSource", "dataSourceRef"):
+        if given.value(name) is not None:
+            given.fault(name, "another source; name it in spec.source")
+    size = _size(
+        given,
+        required=bool(sections) and not (section == "storage" and source.kind in datavolume_source.CLONES),
+    )
+    given.end()
+    whole = spec.value(section)
+    content = whole if isinstance(whole, Mapping) else {}
+    return Claim(section, size, tuple(modes), block, storage_class, content)
+
+
+def _size(given: documents.Fields, *, required: bool) -> int | None:
+    resources = given.fields("resources")
+    requests = resources.fields("requests")
+    resources.value("limits")
+    resources.end()
+    value = requests.value("storage")
+    requests.end()
+    if value is None:
+        if required:
+            requests.fault("storage", "missing: the size of the disk")
+        return None
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise errors.RequestError(f"{type(value).__name__} is no quantity such as 10Gi, 500M or 1e9")
+        size = units.parse_quantity(str(value))
+    except errors.RequestError as err:
+        requests.fault("storage", str(err))
+        return None
+    if size == 0:
+        requests.fault("storage", "has to be more than 0")
+    return size

@@ -1,0 +1,174 @@
+"""DataVolumes as plain objects: the documented examples against golden files and Kubernetes' models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from importer import datavolume, datavolume_manifest, datavolume_pod, documents
+from tests import kubernetes_models, worker
+
+EXAMPLES = sorted((Path(__file__).parent / "datavolumes").glob("*.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def text(example: str | Path, **settings: Any) -> str:
+    """Return what is printed for an example."""
+    path = example if isinstance(example, Path) else Path(__file__).parent / "datavolumes" / f"{example}.yaml"
+    faults: list[str] = []
+    volume = datavolume.parse(datavolume.find(documents.read(str(path))), faults)
+    assert faults == []
+    given = {"image": "cdi-worker", "overhead": Fraction("0.06"), **settings}
+    return datavolume_manifest.dump(datavolume_manifest.objects(volume, datavolume_pod.Settings(**given)))
+
+
+def made(example: str | Path, **settings: Any) -> list[dict[str, Any]]:
+    """Return the objects that are printed for an example."""
+    return list(yaml.safe_load_all(text(example, **settings)))
+
+
+def job(objects: list[dict[str, Any]]) -> Any:
+    return next(item for item in objects if item["kind"] == "Job")["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_documented_examples(example: Path) -> None:
+    """What is printed is what it was, and well-formed for Kubernetes. REGOLD=1 writes the files anew."""
+    printed = text(example)
+    for item in yaml.safe_load_all(printed):
+        assert kubernetes_models.faults(item) == []
+    golden = GOLDEN / example.name
+    if os.environ.get("REGOLD"):
+        golden.write_text(printed)
+    assert printed == golden.read_text()
+
+
+def test_models_are_strict() -> None:
+    """The check would notice an unknown field, a missing one, and one of another type."""
+    wrong = {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"image": 1, "x": "y"}]}}}}
+    path = "Job.spec.template.spec.containers[0]"
+    said = kubernetes_models.faults(wrong)
+    assert f"{path}.x: unknown field of V1Container" in said
+    assert f"{path}.image: 1 is no str" in said
+    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in said)
+
+
+@pytest.mark.parametrize(
+    ("example", "size"),
+    [("http", "68Mi"), ("block", "64Mi"), ("gcs", "500Mi"), ("imageio", "34735Mi")],
+)
+def test_overhead_is_counted_in_for_storage_with_a_file_system(example: str, size: str) -> None:
+    claim = made(example)[0]
+    assert claim["spec"]["resources"]["requests"]["storage"] == size
+
+
+def test_block_volumes_are_devices() -> None:
+    main = job(made("block"))["containers"][0]
+    assert main["volumeDevices"] == [{"name": "data", "devicePath": "/dev/cdi-block-volume"}]
+    assert "/data" not in {mount["mountPath"] for mount in main["volumeMounts"]}
+    assert {"name": "FILESYSTEM_OVERHEAD", "value": "0"} in main["env"]
+
+
+@pytest.mark.parametrize(
+    ("example", "wanted", "has_scratch"),
+    [
+        ("http", None, True),
+        ("http", False, False),
+        ("archive", None, False),
+        ("blank", None, False),
+        ("vddk-stages", None, False),
+        ("imageio", None, True),
+        ("registry", None, True),
+    ],
+)
+def test_scratch_unless_none_can_be_needed(example: str, wanted: bool | None, has_scratch: bool) -> None:
+    volumes = {volume["name"] for volume in job(made(example, scratch=wanted))["volumes"]}
+    assert ("scratch" in volumes) == has_scratch
+
+
+def test_secrets_are_referenced_not_copied() -> None:
+    for example in EXAMPLES:
+        for secret in ("YWRtaW4=", "admin", "c2VjcmV0", "6789", "service_account"):
+            assert secret not in text(example)
+
+
+def test_restricted_containers_with_limits() -> None:
+    """The Pod Security Standards' restricted profile, in every container of every example."""
+    for example in EXAMPLES:
+        for item in made(example):
+            if item["kind"] != "Job":
+                continue
+            spec = item["spec"]["template"]["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in spec["containers"] + spec.get("initContainers", []):
+                context = container["securityContext"]
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert context["readOnlyRootFilesystem"] is True
+                assert container["resources"]["limits"] == {"cpu": "750m", "memory": "600M"}
+
+
+def test_annotations_and_labels_are_passed_on() -> None:
+    claim, item = made("blank")
+    assert claim["metadata"]["labels"] == item["metadata"]["labels"] == {"team": "storage"}
+    assert claim["metadata"]["namespace"] == item["metadata"]["namespace"] == "images"
+    pod = item["spec"]["template"]["metadata"]
+    assert pod["labels"] == {"team": "storage"}
+    assert pod["annotations"] == {
+        "v1.multus-cni.io/default-network": "bridge-network",
+        "sidecar.istio.io/inject": "true",
+        "linkerd.io/inject": "disabled",
+    }
+
+
+def test_a_clone_is_bound_at_once_only_where_that_is_requested() -> None:
+    assert [item["kind"] for item in made("pvc")] == ["PersistentVolumeClaim"]
+    assert [item["kind"] for item in made("snapshot")] == ["PersistentVolumeClaim", "Job"]
+
+
+def test_stages_run_one_after_the_other() -> None:
+    spec = job(made("vddk-stages"))
+    names = [container["name"] for container in spec["initContainers"] + spec["containers"]]
+    assert names == ["vddk", "stage-1", "importer"]
+    env = {item["name"]: item.get("value") for item in spec["containers"][0]["env"]}
+    assert env["IMPORTER_FINAL_CHECKPOINT"] == "true"
+    assert env["IMPORTER_PREVIOUS_CHECKPOINT"].endswith("63/4")
+    later = job(made("vddk-stages", after="snapshot-1"))
+    assert [container["name"] for container in later["initContainers"]] == ["vddk"]
+
+
+def test_a_dollar_in_a_header_is_no_variable() -> None:
+    env = {item["name"]: item.get("value") for item in job(made("headers"))["containers"][0]["env"]}
+    assert env["IMPORTER_EXTRA_HEADER_1"] == "X-Another-Header: costs $$5"
+
+
+def test_command() -> None:
+    """The options arrive; a Job can be told to wait."""
+    done = worker.run("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
+    assert done.status == 0, done.errors
+    item = list(yaml.safe_load_all(done.output))[1]
+    assert item["spec"]["suspend"] is True
+    assert item["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/x:1"
+
+
+def test_standard_input() -> None:
+    command = [*worker.COMMAND, "manifest", "-"]
+    example = (Path(__file__).parent / "datavolumes/pvc.yaml").read_bytes()
+    done = subprocess.run(command, env=worker.ENVIRONMENT, input=example, capture_output=True, check=True)
+    assert done.stdout.decode() == (GOLDEN / "pvc.yaml").read_text()
+
+
+def test_what_only_controllers_can_do_is_said(tmp_path: Path) -> None:
+    example = (Path(__file__).parent / "datavolumes/pvc.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    path.write_text(example.replace("  name: pvc\n", "  name: pvc\n  namespace: other\n"))
+    done = worker.run("manifest", path)
+    assert done.status == 2
+    assert done.complaint.startswith("spec.source.pvc.namespace: ")
