@@ -27,7 +27,8 @@ class Reader:
         )
         argv = ["tar", "--create", "--format=gnu", f"--directory={pathlib.Path(directory).resolve()}"]
         argv += ["--null", "--verbatim-files-from", "--files-from=-", "--file=-"]
-        argv += ["--sparse"] if sparse else []
+        # In the same order each time: a stream that broke is made again.
+        argv += ["--sort=name", *(["--sparse"] if sparse else [])]
         command = process.Command(tuple(argv), package="tar")
         self._process = process.Process(command, stdin=process.PIPE, stdout=process.PIPE)
         self._feeder = threading.Thread(target=self._feed, name="tar-names", daemon=True)

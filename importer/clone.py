@@ -12,9 +12,18 @@ from collections.abc import Iterator, Mapping
 
 from formats import snappy
 from images import gnu_tar, retry, volume
-from importer import contract, errors, metrics, progress, report, upload_client
+from importer import (
+    clone_stream,
+    contract,
+    errors,
+    metrics,
+    progress,
+    report,
+    upload_client,
+    upload_job,
+    upload_sender,
+)
 from importer.clone_target import BLOCK, FILESYSTEM
-from importer.upload_job import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +34,10 @@ MODES = {"block": BLOCK, "filesystem": FILESYSTEM}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """``kind``: the content type; ``place``: the device or directory; the PEM texts do not show."""
+    """``kind``: the content type; ``place``: the device or directory; the PEM texts do not show.
+
+    ``no_progress``: seconds until a broken connection is given up.
+    """
 
     url: str
     kind: str
@@ -35,6 +47,7 @@ class Settings:
     authority: str = dataclasses.field(default="", repr=False)
     certificate: str = dataclasses.field(default="", repr=False)
     key: str = dataclasses.field(default="", repr=False)
+    no_progress: float = 180.0
 
 
 def read(env: Mapping[str, str]) -> Settings:
@@ -76,12 +89,44 @@ def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> 
     probe = f"{client.path}-async"
     answer = retry.patiently(lambda: client.ask("HEAD", probe), PATIENCE, cancel)
     log.info("clone url=%r kind=%r server=%r", client.url, settings.kind, dict(answer.headers))
+    if answer.header(upload_job.OFFER) == upload_job.EXTENTS:
+        send_extents(settings, client, shown, cancel)
+    else:
+        send_frames(settings, client, shown)
+    shown.done()
+
+
+def send_frames(settings: Settings, client: upload_client.Client, shown: progress.Progress) -> None:
+    """Send what every upload server of CDI takes, in one request."""
     with plain(settings, shown) as pieces:
         body = upload_client.Body(snappy.frames(pieces))
-        answer = client.ask("POST", client.path, {CONTENT_TYPE: settings.kind}, body)
+        answer = client.ask("POST", client.path, {upload_job.CONTENT_TYPE: settings.kind}, body)
     if not answer.is_good:
         raise errors.UploadFailed(url=client.url, reason=answer.reason())
-    shown.done()
+
+
+def send_extents(
+    settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: retry.Cancel
+) -> None:
+    """Send what an upload server of ours takes, in as many requests as it needs."""
+    chosen = {upload_job.CONTENT_TYPE: settings.kind, upload_job.CHOICE: upload_job.EXTENTS}
+    sender = upload_sender.Sender(
+        client,
+        f"{client.path}-resumable",
+        cancel,
+        settings.no_progress,
+        headers=chosen,
+        retried=shown.retry,
+    )
+    if not sender.begin(None):
+        raise errors.UploadFailed(url=client.url, reason="the server does not keep to what it has offered")
+    if settings.kind == FILESYSTEM:
+        shown.phase("transfer", occupied(settings.place))
+        sender.send(clone_stream.Directory(settings.place, shown, sparse=not settings.preallocation))
+        return
+    with volume.Volume(settings.place) as device:
+        shown.phase("transfer", device.size)
+        sender.send(clone_stream.Device(device, shown))
 
 
 @contextlib.contextmanager

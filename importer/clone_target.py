@@ -8,7 +8,7 @@ import logging
 import pathlib
 from collections.abc import Iterator
 
-from formats import archive, readers, snappy
+from formats import archive, extents, readers, snappy
 from images import copy, directio, retry, staging, target, unpack
 from importer import errors, plan, progress, request, survey
 
@@ -49,19 +49,62 @@ def receive(
     cancel: retry.Cancel,
 ) -> None:
     """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``."""
-    folder = pathlib.Path(wanted.target).parent
-    if not pathlib.Path(wanted.target).is_block_device():
-        staging.remove_left_over(folder)
-    clone = Clone(wanted, survey.room(wanted), shown, cancel)
-    shown.phase("transfer", None)
+    clone = _begin(wanted, shown, cancel)
     with contextlib.closing(snappy.Reader(body)) as reader:
         if kind == BLOCK:
             _device(clone, reader)
-        elif clone.room.block:
-            _disk_of(clone, reader)
         else:
-            _folder(clone, reader, folder)
+            _archive(clone, reader)
     shown.done()
+
+
+def receive_extents(
+    wanted: request.Request,
+    kind: str,
+    body: readers.Reader,
+    shown: progress.Progress,
+    cancel: retry.Cancel,
+) -> None:
+    """Bring a clone to the target that comes as our own source sends it. Raises ``errors.Error``."""
+    clone = _begin(wanted, shown, cancel)
+    with contextlib.closing(extents.Decoder(body)) as decoder:
+        if kind == BLOCK:
+            _extents(clone, decoder)
+        else:
+            _archive(clone, extents.Reader(decoder))
+    shown.done()
+
+
+def _begin(wanted: request.Request, shown: progress.Progress, cancel: retry.Cancel) -> Clone:
+    if not pathlib.Path(wanted.target).is_block_device():
+        staging.remove_left_over(pathlib.Path(wanted.target).parent)
+    shown.phase("transfer", None)
+    return Clone(wanted, survey.room(wanted), shown, cancel)
+
+
+def _extents(clone: Clone, decoder: extents.Decoder) -> None:
+    limit, at = clone.room.available, 0
+    with target.open(clone.wanted.target, None, clone.options) as out:
+        for run in decoder:
+            if clone.cancel.is_set():
+                raise errors.Cancelled
+            length = run if isinstance(run, int) else len(run)
+            if at + length > limit:
+                raise errors.TooLarge(virtual_size=at + length, available=limit)
+            if isinstance(run, int):
+                out.zero(at, length)
+            else:
+                copy.place(out, at, run)
+            clone.progress.advance(length)
+            at += length
+        clone.commit(out)
+
+
+def _archive(clone: Clone, reader: readers.Reader) -> None:
+    if clone.room.block:
+        _disk_of(clone, reader)
+    else:
+        _folder(clone, reader, pathlib.Path(clone.wanted.target).parent)
 
 
 def _device(clone: Clone, reader: readers.Reader) -> None:

@@ -36,6 +36,15 @@ Examples:
 #: What CDI keeps for the file system when nobody says otherwise.
 USUAL_OVERHEAD = Fraction("0.06")
 
+progress_option = click.option(
+    "--progress",
+    "style",
+    type=click.Choice(output.STYLES),
+    default="auto",
+    show_default=True,
+    help="auto: a bar on a terminal, lines elsewhere.",
+)
+
 
 @dataclasses.dataclass
 class Context:
@@ -120,14 +129,7 @@ def cli(
 @options.import_options
 @click.option("--dry-run", is_flag=True, help="Look, plan, print the plan; change nothing.")
 @click.option("--sha256", "digest", is_flag=True, help="Read the finished disk back and print its SHA-256.")
-@click.option(
-    "--progress",
-    "style",
-    type=click.Choice(output.STYLES),
-    default="auto",
-    show_default=True,
-    help="auto: a bar on a terminal, lines elsewhere.",
-)
+@progress_option
 @click.pass_obj
 def import_(obj: Context, /, source: str, target: str, **given: Any) -> int:
     """Import the disk at SOURCE (an address or a path) onto TARGET (a file or block device)."""
@@ -189,6 +191,26 @@ def blank(obj: Context, /, target: str, size: int, *, preallocate: bool, direct:
         # A pod makes the largest disk that fits; who names a size here wants that size.
         raise errors.TooLarge(virtual_size=size, available=room.available)
     output.result(execute.run(wanted, cancel=obj.cancel), as_json=as_json, digest=False)
+    return 0
+
+
+@cli.command()
+@click.argument("file", type=options.FILE)
+@click.argument("url")
+@options.upload_options
+@progress_option
+@click.pass_obj
+def upload(obj: Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any) -> int:
+    r"""Upload the image FILE to the upload server at URL, or through CDI's upload proxy.
+
+    \b
+    cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
+    """
+    from importer import upload_file
+
+    token = options.read_secret(token_file)
+    with output.progress(style, as_json=False) as shown:
+        upload_file.send(upload_file.Wanted(file, url, token=token, **given), shown, obj.cancel)
     return 0
 
 

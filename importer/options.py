@@ -124,6 +124,27 @@ _WRITING: tuple[Decorator, ...] = (
     click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT)."),
 )
 _OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
+_UPLOAD: tuple[Decorator, ...] = (
+    click.option("--token-file", type=FILE, help="File with a token for CDI's upload proxy."),
+    click.option("--ca-file", type=FILE, default="", help="PEM file of the authority to trust."),
+    click.option("--cert", "certificate", type=FILE, default="", help="Client certificate (PEM)."),
+    click.option("--key", type=FILE, default="", help="Its key (PEM) [default: in the certificate's file]."),
+    click.option("--insecure", is_flag=True, help="Do not verify certificates."),
+    click.option("--checksum", default="", help="ALGORITHM:HEX of the file, verified before success."),
+    click.option(
+        "--stall-timeout",
+        "stall",
+        type=click.FloatRange(min=1),
+        default=180.0,
+        show_default=True,
+        help="Give up after so many seconds without progress.",
+    ),
+)
+
+
+def upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that sends a file to an upload server."""
+    return _add(command, _UPLOAD)
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,8 +214,8 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
     reading = contract.Reading(env)
     access = base.Access(
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
-        password=_password(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
-        session_token=_password(given["session_token_file"]) or env.get("IMPORTER_SESSION_TOKEN", ""),
+        password=read_secret(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
+        session_token=read_secret(given["session_token_file"]) or env.get("IMPORTER_SESSION_TOKEN", ""),
         headers=given["headers"] + contract.header_files(given["header_dir"] or ""),
         ca_files=given["ca_files"] + contract.certificate_files(given["ca_dir"] or ""),
         insecure=given["insecure"],
@@ -227,7 +248,8 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
     )
 
 
-def _password(path: str | None) -> str:
+def read_secret(path: str | None) -> str:
+    """Return what a file holds but for the end of its line; empty without a file."""
     if path is None:
         return ""
     try:

@@ -35,6 +35,10 @@ class Answer:
     headers: Mapping[str, str]
     text: str
 
+    def header(self, name: str) -> str:
+        """Return a header, whatever its letter case; empty without it."""
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
+
     @property
     def is_good(self) -> bool:
         return 200 <= self.status < 300

@@ -13,14 +13,22 @@ from sources import base, upload
 
 CHECKSUM = "x-cdi-checksum"
 CONTENT_TYPE = "x-cdi-content-type"
+#: How a server and a clone source of ours agree on more than CDI's (docs/clone.md): the server offers it
+#: in the answer to a probe, the client chooses it for an upload. Others pass over both.
+OFFER, CHOICE = "x-cdi-worker-offer", "x-cdi-worker-stream"
+EXTENTS = "extents-1"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What to make of the bytes. ``clone``: a content type of ``clone_target.TYPES``, or empty."""
+    """What to make of the bytes.
+
+    ``clone``: a content type of ``clone_target.TYPES``, or empty; ``extents``: as our own source sends it.
+    """
 
     wanted: request.Request
     clone: str = ""
+    extents: bool = False
 
 
 class Accepted(progress.NullProgress):
@@ -48,7 +56,8 @@ def order(settings: request.Request, headers: Mapping[str, str], *, archive: boo
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")
         folder = str(pathlib.Path(wanted.target).parent)
         wanted = dataclasses.replace(wanted, content_type="archive", target=folder)
-    return Order(wanted, clone=content_type if content_type in clone_target.TYPES else "")
+    clone = content_type if content_type in clone_target.TYPES else ""
+    return Order(wanted, clone, extents=bool(clone) and headers.get(CHOICE) == EXTENTS)
 
 
 def carry_out(
@@ -57,6 +66,7 @@ def carry_out(
     """Bring the bytes of ``body`` to the target. Raises ``errors.Error``; nothing usable is left then."""
     shown = progress.Several(progress.Lines(sys.stderr), Accepted(accepted))
     if what.clone:
-        clone_target.receive(what.wanted, what.clone, body, shown, cancel)
+        receive = clone_target.receive_extents if what.extents else clone_target.receive
+        receive(what.wanted, what.clone, body, shown, cancel)
         return
     execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancel)

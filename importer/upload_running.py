@@ -15,7 +15,11 @@ from sources import upload
 log = logging.getLogger(__name__)
 
 
-async def pieces(read: Callable[[], Awaitable[bytes]], patience: float) -> AsyncIterator[bytes]:
+#: A body as it comes.
+Pieces = AsyncIterator[bytes]
+
+
+async def pieces(read: Callable[[], Awaitable[bytes]], patience: float) -> Pieces:
     """Yield a body as it comes; ``TimeoutError`` when nothing did for ``patience`` seconds."""
     while True:
         async with asyncio.timeout(patience):
@@ -55,14 +59,14 @@ class Running:
         self.body.close()
         self._executor.shutdown(wait=False)
 
-    async def feed(self, content: AsyncIterator[bytes]) -> None:
+    async def feed(self, content: Pieces) -> None:
         """Hand bytes over as fast as they are used."""
         async for piece in content:
             self._room.clear()
             if not self.body.put(piece):
                 await self._room.wait()
 
-    async def take(self, content: AsyncIterator[bytes]) -> BaseException | None:
+    async def take(self, content: Pieces) -> BaseException | None:
         """Feed all of ``content``, unless the work ends before; return what went wrong with it."""
         feeding = asyncio.create_task(self.feed(content))
         either: list[asyncio.Future[None]] = [feeding, self.work]

@@ -11,13 +11,19 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import multipart, web
 
 from images import retry
-from importer import errors, upload_job, upload_running, upload_settings, upload_tls
+from importer import (
+    errors,
+    upload_http,
+    upload_job,
+    upload_resumable,
+    upload_running,
+    upload_settings,
+    upload_tls,
+)
 
 log = logging.getLogger(__name__)
 
 VERSIONS = ("v1beta1", "v1alpha1")
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-TOO_LARGE = "effective image size is larger than the reported available storage"
 #: Bytes of a form's part that are taken at once.
 PART = 1 << 20
 #: Bytes that a connection takes from the network before it is told to wait.
@@ -50,6 +56,7 @@ class Server:
         self.running: upload_running.Running | None = None
         self.order: upload_job.Order | None = None
         self.done = asyncio.Event()
+        self.resumable = upload_resumable.Resumable(self)
 
     def application(self) -> web.Application:
         """Return the routes."""
@@ -58,7 +65,9 @@ class Server:
         for version in VERSIONS:
             for name in ("upload", "upload-async", "upload-form", "upload-form-async", "upload-archive"):
                 path = f"/{version}/{name}"
-                made.router.add_route("*", path, self._receive, expect_handler=_expect)
+                made.router.add_route("*", path, self._receive, expect_handler=upload_http.expect)
+            for path in (f"/{version}/upload-resumable", f"/{version}/upload-resumable/{{name}}"):
+                made.router.add_route("*", path, self.resumable.handle, expect_handler=upload_http.expect)
         return made
 
     @contextlib.asynccontextmanager
@@ -121,8 +130,9 @@ class Server:
         kind = request.path.rpartition("/")[2]
         early = kind.endswith("-async")
         if kind == "upload-async" and request.method == "HEAD":
-            return web.Response()
-        self.admit(request, "POST")
+            return web.Response(headers={upload_job.OFFER: upload_job.EXTENTS})
+        self.authorize(request, "POST")
+        await self.admit()
         try:
             order = upload_job.order(
                 self.settings.wanted, request.headers, archive=kind.startswith("upload-archive")
@@ -130,20 +140,24 @@ class Server:
             content, size = self.body(request), request.content_length
             if kind.startswith("upload-form"):
                 content, size = self._file(request), None
-            await say_continue(request)
+            await upload_http.say_continue(request)
             running = self.start(order, size)
             await self._whole(running, content)
             await running.answer(early=early)
         except errors.Error as err:
-            return failed(err)
+            return upload_http.failed(err)
         return web.Response()
 
-    def admit(self, request: web.Request, *methods: str) -> None:
-        """Raise the refusal of a request that must not upload now."""
+    def authorize(self, request: web.Request, *methods: str) -> None:
+        """Raise the refusal of another method, or of a client that is not the one."""
         if request.method not in methods:
             raise web.HTTPNotFound
         if upload_tls.common_name(request.get_extra_info("peercert")) != self.settings.client_name:
             raise web.HTTPUnauthorized
+
+    async def admit(self) -> None:
+        """Raise the refusal of an upload that must not begin now."""
+        await self.resumable.drop_abandoned()
         if self.state is State.BUSY:
             raise web.HTTPServiceUnavailable
         if self.state is State.DONE:
@@ -159,12 +173,13 @@ class Server:
         log.info("upload begins size=%r clone=%r", size, order.clone)
         return running
 
-    def body(self, request: web.Request) -> AsyncIterator[bytes]:
+    def body(self, request: web.Request) -> upload_running.Pieces:
         """Return the bytes of a request as they come."""
-        return upload_running.pieces(request.content.readany, self._patience)
+        return upload_running.pieces(request.content.readany, self.patience)
 
     @property
-    def _patience(self) -> float:
+    def patience(self) -> float:
+        """Seconds without a byte, after which an upload is given up."""
         return self.settings.wanted.fetch.no_progress
 
     def _ended(self, work: asyncio.Future[None]) -> None:
@@ -179,14 +194,14 @@ class Server:
         else:
             log.error("internal error", exc_info=failure)
 
-    async def _whole(self, running: upload_running.Running, content: AsyncIterator[bytes]) -> None:
+    async def _whole(self, running: upload_running.Running, content: upload_running.Pieces) -> None:
         failure = await running.take(content)
         if failure is None:
             running.body.end()
         else:
             running.broken(failure)
 
-    async def _file(self, request: web.Request) -> AsyncIterator[bytes]:
+    async def _file(self, request: web.Request) -> upload_running.Pieces:
         """Yield the part named ``file`` of a form; read the others and throw them away."""
         if request.content_type != "multipart/form-data":
             raise errors.RequestError("a form upload wants multipart/form-data")
@@ -198,32 +213,12 @@ class Server:
             wanted = part.name == "file" and not found
             found = found or wanted
             while not part.at_eof():
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self.patience):
                     data = await part.read_chunk(PART)
                 if wanted and data:
                     yield data
         if not found:
             raise errors.RequestError("the form has no part named file")
-
-
-def failed(failure: errors.Error) -> web.Response:
-    """Return the answer that tells a client what went wrong."""
-    said = f"{TOO_LARGE}: {failure}" if isinstance(failure, errors.TooLarge) else str(failure)
-    is_clients = isinstance(failure, errors.TooLarge | errors.RequestError)
-    return web.Response(status=400 if is_clients else 500, text=f"Saving stream failed: {said}")
-
-
-async def say_continue(request: web.Request) -> None:
-    """Ask a client that waits for it (RFC 9110, 10.1.1) to send the body."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
-        assert request.transport is not None  # noqa: S101  (a request has one until it is answered)
-        request.transport.write(CONTINUE)
-
-
-async def _expect(request: web.Request) -> None:
-    # The handler says it once the upload is admitted: nobody sends 100 GB to be refused.
-    if request.headers.get("Expect", "").lower() != "100-continue":
-        raise web.HTTPExpectationFailed
 
 
 async def _healthz(_request: web.Request) -> web.Response:

@@ -34,6 +34,11 @@ class Body:
         #: Bytes that were put so far.
         self.received = 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more is to be put."""
+        return self._ended or self._failure is not None
+
     def put(self, data: bytes) -> bool:
         """Take ``data``; False: wait for ``on_room`` before the next. Never blocks."""
         with self._changed:

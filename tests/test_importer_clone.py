@@ -13,10 +13,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import cramjam
 import pytest
 
 from formats import snappy
-from importer import clone, contract, errors, progress
+from images import volume
+from importer import clone, clone_stream, contract, errors, progress
 from tests import devices, disks, oracle, processes, tls, uploads
 from tests.test_formats_snappy import plain as plain_chunk
 
@@ -237,6 +239,82 @@ def test_progress_never_falls_and_ends_at_100(
     assert meter.count == SIZE
 
 
+# -- the other end is upstream's
+
+
+def test_frames_for_a_server_that_offers_nothing(original: Path, server: uploads.Server) -> None:
+    with uploads.OneRequest.serving() as port:
+        env = environment(server, "block", original, UPLOAD_URL=f"http://127.0.0.1:{port}/v1beta1/upload")
+        assert play(env) == "Clone Complete"
+    (probe, _, _, _), (method, path, headers, body) = uploads.OneRequest.seen
+    assert (probe, method, path) == ("HEAD", "POST", SYNC)
+    assert headers["x-cdi-content-type"] == "blockdevice-clone"
+    # The library's own reader of whole streams.
+    assert bytes(cramjam.snappy.decompress(body)) == original.read_bytes()
+    assert body.startswith(snappy.IDENTIFIER)
+    assert len(body) < SIZE // 5
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_tar_for_a_server_that_offers_nothing(
+    folder: Path, server: uploads.Server, tmp_path: Path, sparse: bool
+) -> None:
+    preallocation = str(not sparse).lower()
+    with uploads.OneRequest.serving() as port:
+        url = f"http://127.0.0.1:{port}/v1beta1/upload"
+        play(environment(server, "filesystem", folder, UPLOAD_URL=url, PREALLOCATION=preallocation))
+    (*_, (_, _, headers, body)) = uploads.OneRequest.seen
+    assert headers["x-cdi-content-type"] == "filesystem-clone"
+    archive = tmp_path / "archive"
+    archive.write_bytes(cramjam.snappy.decompress(body))
+    assert (archive.stat().st_size < SIZE) is sparse
+    (tmp_path / "unpacked").mkdir()
+    processes.run("tar", "--extract", f"--file={archive}", f"--directory={tmp_path / 'unpacked'}")
+    same_tree(folder, tmp_path / "unpacked")
+    listed = processes.run("tar", "--list", f"--file={archive}").stdout.splitlines()
+    assert listed == ["-dash", "disk.img", "more/", "more/deep/", "more/deep/file", "more/empty", "more/link"]
+
+
+# -- both ends are ours
+
+
+def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
+    with devices.loop(tmp_path, SIZE, dirt=b"\0") as source, uploads.Relay(server.port) as relay:
+        play(environment(server, "block", source, UPLOAD_URL=f"https://localhost:{relay.port}{SYNC}"))
+        assert relay.sent < 20_000
+    found = Path(paths.data, "disk.img").stat()
+    assert (found.st_size, found.st_blocks) == (SIZE, 0)
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_a_clone_goes_on_after_breaks(
+    server: uploads.Server, paths: contract.Paths, tmp_path: Path, mode: str
+) -> None:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    noise = folder / "disk.img"
+    noise.write_bytes(random.Random(6).randbytes(8 * MIB))
+    meter = progress.Meter()
+    with uploads.Relay(server.port, None, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
+        url = f"https://localhost:{relay.port}{SYNC}"
+        place = noise if mode == "block" else folder
+        settings = clone.read(environment(server, mode, place, UPLOAD_URL=url))
+        clone.send(settings, meter, threading.Event())
+        assert relay.sent < 10 * MIB
+    assert meter.finished
+    assert Path(paths.data, "disk.img").read_bytes() == noise.read_bytes()
+
+
+def test_a_stream_begins_again_from_anywhere(original: Path) -> None:
+    """With marks close to each other, the bytes after any offset are always the same."""
+    with volume.Volume(str(original)) as device:
+        stream = clone_stream.Device(device, progress.NullProgress())
+        stream.step = 3 * MIB
+        whole = b"".join(bytes(part) for part in stream.wire(0))
+        for offset in (*range(0, len(whole), 300_007), len(whole) - 1, len(whole)):
+            assert b"".join(bytes(part) for part in stream.wire(offset)) == whole[offset:]
+
+
 # -- the other end's streams
 
 
@@ -298,6 +376,7 @@ def test_a_broken_stream(server: uploads.Server, paths: contract.Paths, original
 
 def cloner(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "importer", "-v=3", "-alsologtostderr", f"--termination-log={log}"]
+    argv += ["--metrics-port=0"]
     return subprocess.Popen(argv, env={**os.environ, **env})
 
 

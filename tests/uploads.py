@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import dataclasses
 import http.client
+import http.server
+import socket
 import ssl
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from email.message import Message
 from pathlib import Path
+from typing import ClassVar, Self
 
 from importer import contract, errors, report, upload, upload_settings
 from tests import processes, tls
@@ -91,6 +95,12 @@ class Server:
         """Wait for an upload to begin; asking the server could be taken for one."""
         processes.wait_for(lambda: not self._face.is_idle, "the upload to begin")
 
+    @property
+    def received(self) -> int:
+        """Bytes of the upload under way."""
+        running = self._face.running
+        return 0 if running is None else running.body.received
+
     def __enter__(self) -> Server:
         self._thread.start()
         processes.wait_for(
@@ -145,3 +155,99 @@ class Server:
         connection.putrequest("POST", path)
         connection.putheader("Content-Length", str(length))
         connection.endheaders()
+
+
+class Relay:
+    """A TCP relay to ``port`` that cuts each connection after so many bytes of ``cuts``, in turn.
+
+    None, and what comes after the last: never.
+    """
+
+    def __init__(self, port: int, *cuts: int | None) -> None:
+        self._to = port
+        self._cuts = list(cuts)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._pumps: list[threading.Thread] = []
+        #: Bytes that clients have sent.
+        self.sent = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in (self._thread, *self._pumps):
+            thread.join(processes.PATIENCE)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                cut = self._cuts.pop(0) if self._cuts else None
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._to))
+                except ConnectionError:
+                    client.close()
+                    continue
+                for pair in ((client, server, cut), (server, client, None)):
+                    pump = threading.Thread(target=self._pump, args=pair, daemon=True)
+                    self._pumps.append(pump)
+                    pump.start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, cut: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536 if cut is None else max(1, min(cut, 65536))):
+                sink.sendall(data)
+                if source.getsockname()[1] == self.port:
+                    self.sent += len(data)
+                if cut is not None and (cut := cut - len(data)) <= 0:
+                    break
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+
+class OneRequest(http.server.BaseHTTPRequestHandler):
+    """Takes a POST to the usual path, and knows nothing else but the probe of a clone source."""
+
+    protocol_version = "HTTP/1.1"
+    seen: ClassVar[list[tuple[str, str, Message, bytes]]] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def serving(cls) -> Iterator[int]:
+        """Yield the port of such a server, without TLS."""
+        cls.seen.clear()
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            yield server.server_address[1]
+            server.shutdown()
+            thread.join()
+
+    def _read(self, length: str) -> bytes:
+        return self.rfile.read(int(length))
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline(), 16):
+            yield self.rfile.read(size)
+            assert self.rfile.read(2) == b"\r\n"
+        assert self.rfile.readline() == b"\r\n"
+
+    def answer(self) -> None:
+        chunked = self.headers.get("Transfer-Encoding") == "chunked"
+        body = b"".join(self._chunks()) if chunked else self._read(self.headers.get("Content-Length", "0"))
+        self.seen.append((self.command, self.path, self.headers, body))
+        known = {("POST", "/v1beta1/upload"), ("HEAD", "/v1beta1/upload-async")}
+        self.send_response(200 if (self.command, self.path) in known else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_POST = answer  # noqa: N815  (http.server calls these)
+
+    def log_message(self, *_: object) -> None: ...

@@ -1,0 +1,129 @@
+"""What a clone source sends to a target of ours: extents, and from any offset again."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from formats import extents
+from images import directio, gnu_tar, volume
+from importer import progress
+
+#: How far apart the places are that a stream can begin again from, and how many are kept: more than can be
+#: on the way between two machines.
+STEP = 64 << 20
+KEPT = 64
+#: The longest run of zeros told at once: progress shall be seen.
+LONGEST_ZERO = 1 << 30
+
+Wire = Iterator["bytes | memoryview"]
+
+
+class Mark(NamedTuple):
+    """A place to begin again: bytes sent before it, bytes of the device before it, the state there."""
+
+    sent: int
+    offset: int
+    encoder: extents.Encoder
+
+
+class Device:
+    """A block device; ``length`` is None: how much is sent is known at the end."""
+
+    length = None
+
+    def __init__(self, device: volume.Volume, shown: progress.Progress) -> None:
+        self._device = device
+        self._shown = shown
+        self._told = 0
+        #: Bytes of the device between two places that the stream can begin again from.
+        self.step = STEP
+        self._marks = collections.deque([Mark(len(extents.MAGIC), 0, extents.Encoder())], KEPT)
+        self._first = self._marks[0]
+
+    def wire(self, offset: int) -> Wire:
+        """Yield what follows ``offset``; see ``importer.upload_sender.Stream``."""
+        before = [mark for mark in self._marks if mark.sent <= offset]
+        mark = before[-1] if before else self._first
+        at = mark.sent if offset >= mark.sent else 0
+        parts = self._from(mark) if at else _chain(extents.MAGIC, self._from(mark))
+        yield from _after(parts, offset - at)
+
+    def _from(self, mark: Mark) -> Wire:
+        encoder, sent = mark.encoder.copy(), mark.sent
+        zeros, marked = 0, mark.offset
+        for piece in self._device.pieces(mark.offset):
+            length = piece.length if isinstance(piece, volume.Hole) else len(piece.data)
+            is_zero = isinstance(piece, volume.Hole) or piece.is_zero
+            if zeros and (not is_zero or zeros + length > LONGEST_ZERO):
+                record = encoder.zeros(zeros)
+                zeros = 0
+                yield record
+                sent += len(record)
+            if not zeros and piece.offset >= marked + self.step and piece.offset % volume.CHUNK == 0:
+                marked = piece.offset
+                if sent > self._marks[-1].sent:
+                    self._marks.append(Mark(sent, marked, encoder.copy()))
+            if is_zero:
+                zeros += length
+            else:
+                assert isinstance(piece, volume.Piece)  # noqa: S101  (a hole is zero)
+                for part in encoder.data(piece.data):
+                    yield part
+                    sent += len(part)
+            self._tell(piece.offset + length)
+        if zeros:
+            yield encoder.zeros(zeros)
+        yield encoder.end()
+
+    def _tell(self, end: int) -> None:
+        if end > self._told:
+            self._shown.advance(end - self._told)
+            self._told = end
+
+
+class Directory:
+    """A file system, as a tar. It begins again from its first byte: the digest tells if it has changed."""
+
+    length = None
+
+    def __init__(self, place: str, shown: progress.Progress, *, sparse: bool) -> None:
+        self._place = place
+        self._shown = shown
+        self._sparse = sparse
+        self._told = 0
+
+    def wire(self, offset: int) -> Wire:
+        """Yield what follows ``offset``; see ``importer.upload_sender.Stream``."""
+        yield from _after(_chain(extents.MAGIC, self._records()), offset)
+
+    def _records(self) -> Wire:
+        encoder, total = extents.Encoder(), 0
+        buffer = memoryview(bytearray(volume.CHUNK))
+        with contextlib.closing(gnu_tar.Reader(self._place, sparse=self._sparse)) as tar:
+            while count := tar.readinto(buffer):
+                data = buffer[:count]
+                if directio.is_zero(data):
+                    yield encoder.zeros(count)
+                else:
+                    yield from encoder.data(data)
+                total += count
+                if total > self._told:
+                    self._shown.advance(total - self._told)
+                    self._told = total
+        yield encoder.end()
+
+
+def _chain(first: bytes, rest: Wire) -> Wire:
+    yield first
+    yield from rest
+
+
+def _after(parts: Wire, skip: int) -> Wire:
+    """Pass over the first ``skip`` bytes."""
+    for part in parts:
+        if skip < len(part):
+            yield memoryview(part)[skip:]
+        skip = max(0, skip - len(part))
