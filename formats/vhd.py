@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from formats import facts
+from formats import facts, readers
 
 FOOTER = 512
 MAGIC = b"conectix"
@@ -62,6 +62,43 @@ def is_fixed_vhd(tail: bytes) -> bool:
     if len(footer) < FOOTER or not footer.startswith(MAGIC):
         return False
     return _footer(footer).type == _FIXED and _checksum(footer, 64) == _footer(footer).checksum
+
+
+class WithoutFooter:
+    """Give what ``reader`` gives, but for the footer if that is how it ends: the disk in a fixed VHD.
+
+    Read in order, it shows what it was with its very last bytes: those are always held back.
+    """
+
+    def __init__(self, reader: readers.Reader) -> None:
+        self._reader = reader
+        self._held = b""
+        self._ended = False
+
+    def readinto(self, into: memoryview, /) -> int:
+        while not self._ended:
+            held = len(self._held)
+            # Read behind what is held; a small ``into`` has no room for both.
+            space = into if len(into) > FOOTER else memoryview(bytearray(FOOTER + len(into)))
+            space[:held] = self._held
+            count = self._reader.readinto(space[held:])
+            if not count:
+                self._ended = True
+                if is_fixed_vhd(self._held):
+                    self._held = b""
+                break
+            given = max(0, held + count - FOOTER)
+            self._held = bytes(space[given : held + count])
+            if given:
+                into[:given] = space[:given]
+                return given
+        count = min(len(into), len(self._held))
+        into[:count] = self._held[:count]
+        self._held = self._held[count:]
+        return count
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 def check(view: facts.View) -> facts.Facts:

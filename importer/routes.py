@@ -8,7 +8,19 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 
-from formats import archive, checksum, detect, facts, peek, pinned, qcow2, qcow2_header, qcow2_stream, safety
+from formats import (
+    archive,
+    checksum,
+    detect,
+    facts,
+    peek,
+    pinned,
+    qcow2,
+    qcow2_header,
+    qcow2_stream,
+    safety,
+    vhd,
+)
 from images import copy, fetch, nbd, place, place_stream, process, qemu_img, staging, target, unpack
 from importer import errors, survey
 from importer.job import Job
@@ -196,11 +208,11 @@ def _stream_ranges(job: Job) -> None:
 
 
 def _stream_ordered(job: Job) -> None:
-    size = job.plan.virtual_size
     job.progress.phase("transfer", job.source.size)
-    with job.open_target(size) as out:
+    # Whether the last sector is the disk's or the footer of a fixed VHD shows at the end.
+    with job.open_target(None) as out:
         with job.plain() as reader:
-            size = copy.copy_ordered(reader, out, limit=job.limit, cancel=job.cancel)
+            size = copy.copy_ordered(vhd.WithoutFooter(reader), out, limit=job.limit, cancel=job.cancel)
         job.commit(out, size)
 
 

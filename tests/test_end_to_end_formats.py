@@ -95,6 +95,20 @@ def test_rarer_variants(
     oracle.same(target, disks.expected(variant), beyond=beyond(target))
 
 
+@pytest.mark.parametrize("compression", ["gz", "xz"])
+@pytest.mark.parametrize("variant", ["qcow2-512", "vdi-static", "vhd-fixed", "vhdx-fixed"])
+def test_rarer_variants_compressed(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    target: Path,
+    scratch: Path,
+    variant: str,
+    compression: str,
+) -> None:
+    bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+
+
 @pytest.mark.parametrize("content", ["ragged", "bytewise", "zero", "dense"])
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vhdx"])
 def test_contents(
@@ -114,7 +128,9 @@ def test_odd_sizes_in_streams(
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vhdx", "iso"])
+@pytest.mark.parametrize(
+    "variant", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vdi-static", "vhd", "vhd-fixed", "vhdx", "iso"]
+)
 def test_without_ranges(
     disks: disks_module.Disks, target: Path, scratch: Path, variant: str, framing: str
 ) -> None:
@@ -139,12 +155,18 @@ def test_file_systems(
                 target.unlink()
 
 
+@pytest.mark.parametrize("compression", [None, "zst"])
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
 def test_preallocated_file_has_all_its_blocks(
-    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
+    disks: disks_module.Disks,
+    web: servers.Web,
+    tmp_path: Path,
+    scratch: Path,
+    variant: str,
+    compression: str | None,
 ) -> None:
     target = tmp_path / "disk.img"
-    bring(web.url(disks.image(variant)), target, scratch=scratch, preallocation=True)
+    bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch, preallocation=True)
     oracle.same(target, disks.expected(variant))
     assert target.stat().st_blocks * 512 >= target.stat().st_size
 
