@@ -168,7 +168,7 @@ def _carry_out(
     cancel: retry.Cancel,
 ) -> job_module.Job:
     """Run the planned route; once more in order if the source does not keep to its ranges."""
-    for ranges in (True, False):
+    for ranges in (True, False) if found.offer.ranges else (False,):
         made = found.plan(wanted, ranges=ranges)
         log.info("plan %s", made.describe())
         job = job_module.Job(

@@ -53,15 +53,23 @@ def contact(
 def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> Survey:
     """Look at the opened ``source`` and at where it shall go, without changing anything."""
     ranges = source.ranges()
-    offer = plan.Offer(source.size, source.identity, ranges is not None, source.extents() is not None)
     content = plan.Content(format="raw", virtual_size=0)
     if wanted.source != "none":
-        content = examine(source, wanted, cancel)
+        try:
+            content = examine(source, ranges, wanted, cancel)
+        except errors.NoRanges as err:
+            log.warning("no ranges after all reason=%s", err)
+            ranges = None
+            content = examine(source, None, wanted, cancel)
+    extents = ranges is not None and source.extents() is not None
+    offer = plan.Offer(source.size, source.identity, ranges is not None, extents)
     return Survey(offer, content, room(wanted), spare(wanted))
 
 
-def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> plan.Content:
-    """Tell what the source's bytes are, and check what its first bytes can show to be unsafe."""
+def examine(
+    source: base.Source, ranges: base.RandomReader | None, wanted: request.Request, cancel: retry.Cancel
+) -> plan.Content:
+    """Tell what the source's bytes are, and check what can be seen now for what is unsafe."""
     if source.format is not None:
         return _declared(source, source.format, wanted)
     seen = layers.look(source.head)
@@ -71,7 +79,6 @@ def examine(source: base.Source, wanted: request.Request, cancel: retry.Cancel) 
     if wanted.is_archive or seen.format not in detect.DISKS:
         return plan.Content(seen.format, seen.compressions)
     form, tail = seen.format, b""
-    ranges = source.ranges()
     if ranges is not None and source.size and not seen.compressions:
         # A fixed VHD is a raw disk but for its last sector.
         fetcher = fetch.Fetcher(ranges, source.size, wanted.fetch, cancel=cancel)
