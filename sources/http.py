@@ -182,8 +182,9 @@ class HttpSource(base.Source):
             self._check_version(response, None)
             raise errors.NoRanges(url=self.name, reason="server answers 416 to a range within the object")
         failure = self._place.failure(response)
-        if isinstance(failure, errors.Unreachable) and self._place.unpin():
+        if isinstance(failure, errors.Unreachable) and self._place.was_led(response):
             # The place the redirect named has expired or gone; the address itself may name another.
+            self._place.unpin()
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
         raise failure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import urllib.parse
+import weakref
 
 import requests
 import requests.auth
@@ -36,6 +37,7 @@ class Place:
         self._pinned = self.url
         self._answered = False
         self._live: set[requests.Response] = set()
+        self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -56,6 +58,8 @@ class Place:
                 raise errors.Unreachable(url=self.name, reason="redirected to something that is not http")
         else:
             raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
+        if url != self.url:
+            self._led.add(response)
         if response.status_code < 300:
             self._pinned = url
             self._answered = True
@@ -101,10 +105,13 @@ class Place:
         self.drop(response)
         return session.status_error(self.name, response)
 
-    def unpin(self) -> bool:
+    def unpin(self) -> None:
         """Forget where the redirects led, so that the next request is led anew."""
-        moved, self._pinned = self._pinned != self.url, self.url
-        return moved
+        self._pinned = self.url
+
+    def was_led(self, response: requests.Response) -> bool:
+        """Tell whether an answer came from where redirects led."""
+        return response in self._led
 
     def drop(self, response: requests.Response) -> None:
         """Let go of an answer, read or not."""

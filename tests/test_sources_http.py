@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import threading
 from pathlib import Path
@@ -187,6 +188,20 @@ def test_a_mirror_that_is_lost_is_left(server: misbehave.Server) -> None:
                 part(source, 0, 10)
             assert part(source, 0, 10) == DATA[:10]
         assert len(mirror.gets("/b")) == 1
+
+
+def test_a_lost_mirror_is_left_by_all_threads(server: misbehave.Server) -> None:
+    """The second to hear of it must not take it for the address itself."""
+    with misbehave.Server() as mirror:
+        gone = misbehave.Page(status=404, body=b"x" * 10, drip=(1, 0.01))
+        first = mirror.serve("/a", (GOOD, 1), gone)
+        second = mirror.serve("/b", GOOD)
+        start = server.serve("/start", misbehave.Page(to=(first, *[second] * 9)))
+        with opened(start) as source, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            reads = [pool.submit(part, source, number, 10) for number in range(4)]
+            kinds = {type(read.exception()) for read in reads}
+            assert kinds <= {errors.Transient, type(None)}
+            assert part(source, 0, 10) == DATA[:10]
 
 
 def test_redirects_end(server: misbehave.Server) -> None:
