@@ -17,6 +17,7 @@ from pathlib import Path
 from tests import (
     bench_inputs,
     bench_measure,
+    bench_ovirt,
     bench_report,
     containers,
     devices,
@@ -187,6 +188,11 @@ class Bench:
             "raw from S3 against http", "file", ours, theirs, 1.1, ours.wall / theirs.wall
         )
 
+    def ovirt(self, place: Place) -> bench_report.Row:
+        """Measure a full copy from oVirt, of storage that takes 5 ms for each read."""
+        disk = bench_inputs.noise(self.directory, 512 * MIB)
+        return bench_ovirt.row(self.directory, disk, place.path, self.rounds)
+
     def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
         """Measure time and memory against the size of the image."""
         found: dict[str, list[tuple[int, Cost]]] = {"raw": [], "raw.gz": [], "c.qcow2": []}
@@ -261,6 +267,7 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
             rows[f"{name} {kind}"] = lambda name=name, place=place: bench.converted(name, place)  # type: ignore[misc]
     rows["isal"] = bench.isal
     for single in (
+        bench.ovirt,
         bench.forward,
         bench.limited,
         bench.registry,

@@ -7,62 +7,29 @@ its end, and a transfer that nobody uses is cancelled by the engine.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import http.server
 import itertools
-import json
 import re
-import ssl
 import threading
 import time
-import urllib.parse
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from xml.sax.saxutils import escape
 
-from tests import imageiod, tls
+from tests import engine_http, imageiod, tls
+from tests.engine_states import ENDED, NEXT, Transfer
 
 USER, PASSWORD = "admin@internal", "secret-of-the-engine"
 DOMAINS = ("domain-without", "domain-with")
-ENDED = {"finished_success", "finished_failure", "finished_cleanup"}
-#: Where each phase leads by itself.
-NEXT = {
-    "finalizing_success": "finished_success",
-    "cancelled_system": "finalizing_failure",
-    "finalizing_failure": "finished_failure",
-    "cancelled_user": "finalizing_cleanup",
-    "finalizing_cleanup": "finished_cleanup",
-    "initializing": "transferring",
-    "resuming": "transferring",
-}
-
-
-@dataclasses.dataclass
-class Transfer:
-    """``log``: the phases so far. ``admitted``: whether the host knows the ticket."""
-
-    id: str
-    disk: str
-    volume: imageiod.Volume
-    form: str
-    log: list[str] = dataclasses.field(default_factory=list)
-    ticket: str = ""
-    admitted: bool = False
-    since: float = 0.0
-    export: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
-
-    @property
-    def phase(self) -> str:
-        return self.log[-1]
 
 
 class Engine:
     """The engine, from ``with`` to the end of the block.
 
     What goes wrong: ``slow`` seconds of initializing, ``broken`` answers of 503 to come, ``inactivity`` in
-    seconds, tickets without a valid ``host`` address (the proxy's is always good), ``delay`` of reads.
+    seconds, tickets without a valid ``host`` address (the proxy's is always good), ``delay`` of reads,
+    ``flat``: raw disks are served from a file, of which the host knows no zeros.
     """
 
     def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
@@ -77,13 +44,14 @@ class Engine:
         self.inactivity = 60.0
         self.host = True
         self.delay = ""
+        self.flat = False
         self.extends = True
         self._pair = pair
         self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._stopping = threading.Event()
-        self._http: _HTTP | None = None
+        self._http: engine_http.Server | None = None
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -104,7 +72,7 @@ class Engine:
     def start(self) -> None:
         """Listen, again on the same port after ``stop``; who was logged in is not any more."""
         self._tokens.clear()
-        self._http = _HTTP(self, self.port, self._pair)
+        self._http = engine_http.Server(self, self.port, self._pair)
         self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -149,6 +117,9 @@ class Engine:
         volume = transfer.volume
         if transfer.form == "cow":
             url, size = f"file://{volume.path}", volume.path.stat().st_size
+        elif self.flat:
+            raw = self.chains[transfer.disk].content(volume.id, self.directory / f"{transfer.id}.raw")
+            url, size = f"file://{raw}", volume.size
         else:
             place = self.directory / transfer.id
             place.mkdir(exist_ok=True)
@@ -306,63 +277,6 @@ class Engine:
 
 def _fault(reason: str, detail: str) -> str:
     return f"<fault><reason>{escape(reason)}</reason><detail>{escape(detail)}</detail></fault>"
-
-
-class _HTTP(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, engine: Engine, port: int, pair: tls.KeyPair) -> None:
-        self.engine = engine
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(pair.certificate, pair.key)
-        super().__init__(("127.0.0.1", port), _Handler)
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        with contextlib.suppress(OSError), self._context.wrap_socket(request, server_side=True) as secured:
-            super().finish_request(secured, client_address)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    # One request for each connection: a stopped engine then answers nobody.
-    protocol_version = "HTTP/1.0"
-    server: _HTTP
-
-    def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _handle(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        engine = self.server.engine
-        sessions = {
-            "/ovirt-engine/sso/oauth/token": engine.log_in,
-            "/ovirt-engine/services/sso-logout": engine.log_out,
-        }
-        if self.path in sessions:
-            try:
-                said = json.dumps(sessions[self.path](dict(urllib.parse.parse_qsl(body))))
-                self._answer(200, "application/json", said)
-            except ConnectionError:
-                self._answer(503, "text/html", "<html>Service Unavailable</html>")
-            return
-        status, text = engine.answer(self.command, self.path, body, self.headers.get("Authorization", ""))
-        if status == 503:
-            self._answer(503, "text/html", "<html>Service Unavailable</html>")
-        else:
-            self._answer(status, "application/xml", text)
-
-    def _answer(self, status: int, kind: str, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
 
 
 @contextlib.contextmanager

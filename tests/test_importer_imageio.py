@@ -18,7 +18,7 @@ import pytest
 
 import importer
 from importer import errors
-from tests import devices, imageiod, oracle, processes, tls
+from tests import devices, engine_states, imageiod, oracle, processes, tls
 from tests import engine as engine_module
 
 MIB = 1 << 20
@@ -73,7 +73,7 @@ class Place:
 
     def settled(self) -> None:
         """Check that every transfer has ended, no disk is locked, and nothing is left in scratch."""
-        assert all(transfer.phase in engine_module.ENDED for transfer in self.engine.transfers)
+        assert all(transfer.phase in engine_states.ENDED for transfer in self.engine.transfers)
         assert not self.engine.locked
         assert not list((self.directory / "scratch").iterdir())
 

@@ -84,6 +84,7 @@ def place(running: Place) -> Iterator[Place]:
     engine.transfers.clear()
     engine.calls.clear()
     engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
+    engine.flat = False
     yield running
     assert not engine.locked
 
@@ -120,6 +121,27 @@ def test_a_host_that_is_this_one_is_read_by_its_unix_socket(tmp_path: Path) -> N
             source.verify()
         assert "[local" in place.engine.daemon.log()
         place.ended("finished_success")
+
+
+def test_a_host_that_knows_no_zeros(place: Place, tmp_path: Path) -> None:
+    place.engine.flat = True
+    target = tmp_path / "disk.img"
+    result = importer.run(importer.Request(source="imageio", location=place.location(), target=str(target)))
+    assert result.plan.route is importer.Route.STREAM
+    processes.run("cmp", target, place.now)
+    assert target.stat().st_blocks * 512 < SIZE
+    place.ended("finished_success")
+
+
+def test_a_disk_that_does_not_fit_is_let_go(place: Place, tmp_path: Path) -> None:
+    wanted = importer.Request(
+        source="imageio", location=place.location(), target=str(tmp_path / "disk.img"), image_size=MIB
+    )
+    with pytest.raises(errors.TooLarge):
+        importer.run(wanted)
+    place.ended("finished_cleanup")
+    importer.inspect(dataclasses.replace(wanted, image_size=None))
+    place.ended("finished_cleanup", "finished_cleanup")
 
 
 def test_the_disk_at_a_snapshot(place: Place) -> None:
