@@ -369,7 +369,7 @@ def pod(
     message, none, certificates = volume / "message", volume / "none", place.directory / "certificates"
     certificates.mkdir(exist_ok=True)
     shutil.copy(place.authority.certificate, certificates)
-    argv = [sys.executable, "-m", "importer", "-v=3", f"--data-dir={volume}", f"--scratch-dir={where}"]
+    argv = [sys.executable, "-m", "importer", "-v=5", f"--data-dir={volume}", f"--scratch-dir={where}"]
     argv += [f"--termination-log={message}", f"--block-device={none}"]
     env = {
         "PATH": os.environ["PATH"],
