@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import multipart, web
 
@@ -37,6 +37,8 @@ SHUTDOWN = 10.0
 #: Seconds of a body that is read on, for its client to see the refusal.
 LINGERING = 2.0
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 class State(enum.Enum):
     """READY takes an upload, BUSY has one, DONE takes no more."""
@@ -56,11 +58,13 @@ class Server:
         self.running: upload_running.Running | None = None
         self.order: upload_job.Order | None = None
         self.done = asyncio.Event()
+        #: Connections that have not asked for anything yet.
+        self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         self.resumable = upload_resumable.Resumable(self)
 
     def application(self) -> web.Application:
         """Return the routes."""
-        made = web.Application()
+        made = web.Application(middlewares=[self._heard])
         made.router.add_get("/healthz", _healthz)
         for version in VERSIONS:
             for name in ("upload", "upload-async", "upload-form", "upload-form-async", "upload-archive"):
@@ -95,13 +99,20 @@ class Server:
             stack.push_async_callback(self._end)
             yield listener.sockets[0].getsockname()[1]
 
-    async def _listen(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
+    async def _listen(self, handlers: Callable[[], web.RequestHandler]) -> asyncio.Server:
         host, port = self.settings.host, self.settings.port
         context = self.settings.tls.context()
         loop = asyncio.get_running_loop()
+
+        def connect() -> asyncio.BaseProtocol:
+            # The library's own limit is on what comes after a first request.
+            made = handlers()
+            self._silent[made] = loop.call_later(self.settings.idle, self._cut, made)
+            return made
+
         try:
             made = await loop.create_server(
-                protocol,
+                connect,
                 host,
                 port,
                 ssl=context,
@@ -112,6 +123,16 @@ class Server:
             raise errors.RequestError(f"cannot listen on {host}:{port}: {err.strerror}") from err
         log.info("listening address=%r port=%d target=%r", host, port, self.settings.wanted.target)
         return made
+
+    def _cut(self, connection: web.RequestHandler) -> None:
+        self._silent.pop(connection)
+        connection.force_close()
+
+    @web.middleware
+    async def _heard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if timer := self._silent.pop(request.protocol, None):
+            timer.cancel()
+        return await handler(request)
 
     async def _end(self) -> None:
         """Let go of an upload that is under way: the server was told to stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -441,6 +443,50 @@ def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
             server.result()
     oracle.unusable(disk)
     assert not list(disk.parent.iterdir())
+
+
+@pytest.mark.parametrize("variant", ["raw", "vmdk"])
+def test_async_answers_before_the_processing(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    disks: disks.Disks,
+    variant: str,
+) -> None:
+    """The disk is larger than what may wait on the way to the device, and the device is slow."""
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=5 * MIB) as target:
+        with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
+            body = disks.image(variant, "dense").read_bytes()
+            assert server.ask("POST", "/v1beta1/upload-async", body).status == 200
+            if variant == "vmdk":
+                assert server.ask("POST", SYNC, b"x").status == 503
+            assert server.result().message == DONE
+        oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)
+
+
+def test_memory_is_bounded_and_a_slow_volume_slows_the_client(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """What the client may be ahead of the device: 8 MiB that wait, and what the kernel keeps of sockets."""
+    size = 96 * MIB
+    with devices.slow(tmp_path, size, bytes_per_second=24 * MIB) as target:
+        made = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
+        argv = [sys.executable, "-m", "importer", f"--termination-log={paths.termination_log}"]
+        ready = functools.partial(processes.answers, made.port)
+        with processes.running(
+            argv, log=tmp_path / "log", ready=ready, env={**os.environ, **made.env}
+        ) as pod:
+            started = time.monotonic()
+            with made.connect() as connection:
+                made.begin(connection, SYNC, size)
+                for _ in range(size // MIB):
+                    connection.send(DATA[:MIB])
+                assert time.monotonic() - started > 1
+                lines = Path(f"/proc/{pod.pid}/status").read_text().splitlines()
+                assert connection.getresponse().status == 200
+            (peak,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+            assert peak < 160 * MIB
+            assert pod.wait(20) == 0
 
 
 def test_faults_of_the_environment_come_together(paths: contract.Paths) -> None:
