@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian keeps nginx, losetup and mkfs where a user's PATH may not look.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format bench image try-debian clean
+.PHONY: help import boot setup test test-lowest check format bench image test-image lock try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -43,8 +43,14 @@ bench: ## measure beside curl, dd and qemu-img; writes docs/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
-image: ## build the container image
-	buildah bud --tag cdi-worker .
+image: ## build the container image with buildah, podman or docker: IMAGE=name IMAGE_OPTIONS=...
+	@tools/image $(IMAGE_OPTIONS)
+
+test-image: setup ## build the image on a base made here, run every role in containers (as root)
+	@tools/test-image $(PYTEST_ARGS)
+
+lock: ## pin the image's Python packages anew: requirements.lock
+	@tools/lock
 
 clean: ## remove what the targets made here; Debian packages stay
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

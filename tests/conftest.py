@@ -13,6 +13,12 @@ from tests import disks as disks_module
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
+    parser.addoption("--image", help="the image that tests/test_image.py runs (make test-image)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_left_out = collection_path.name == "test_image.py" and not config.getoption("--image")
+    return True if is_left_out else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,0 +1,132 @@
+"""The worker's image in containers, with the rights and limits that a pod has."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import processes
+
+#: What a controller's pod is given (contract, Roles), and what a careful cluster takes away.
+LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
+RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--read-only-tmpfs=false")
+#: What podman needs where it is a guest itself: the host's network reaches servers on its loopback.
+HERE = (
+    "--runtime=runc",
+    "--network=host",
+    "--ulimit=nofile=1024:20000",
+    "--ulimit=nproc=1024:20000",
+    "--pull=never",
+)
+
+
+@dataclasses.dataclass
+class Pod:
+    """Volumes below a directory and the container that gets them.
+
+    ``user``: ``uid:gid``; the group's are the volumes. ``files``: further files and where they are seen.
+    """
+
+    image: str
+    directory: Path
+    user: str = "1001:1001"
+    device: Path | None = None
+    has_scratch: bool = False
+    #: What the containers of one pod share, at ``/shared``.
+    shared: Path = Path()
+    files: dict[Path, str] = dataclasses.field(default_factory=dict)
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.shared == Path():
+            self.shared = self.directory / "shared"
+        for path in (self.data, self.scratch, self.shared):
+            path.mkdir(parents=True, exist_ok=True)
+            self._own(path)
+        self.log.touch()
+        self._own(self.log)
+
+    def _own(self, path: Path) -> None:
+        # As with an fsGroup: the volume is the group's, whoever the user is.
+        os.chown(path, 0, int(self.user.partition(":")[2]))
+        path.chmod(path.stat().st_mode | stat.S_IRWXG)
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def scratch(self) -> Path:
+        return self.directory / "scratch"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "termination-log"
+
+    @property
+    def disk(self) -> Path:
+        return self.device or self.data / "disk.img"
+
+    @property
+    def message(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return dict(json.loads(self.message))
+
+    def command(self, *arguments: str, entrypoint: str | None = None, **env: str) -> list[str]:
+        """Return the command that runs the container once."""
+        mounts = {self.log: "/dev/termination-log:rw", self.shared: "/shared:rw"}
+        mounts |= {path: f"{place}:ro" for path, place in self.files.items()}
+        if self.device is None:
+            mounts[self.data] = "/data:rw"
+        if self.has_scratch:
+            mounts[self.scratch] = "/scratch:rw"
+        words = ["podman", "run", "--rm", *HERE, *LIMITS, *RIGHTS, f"--user={self.user}"]
+        words += [f"--volume={path}:{place}" for path, place in mounts.items()]
+        if self.device is not None:
+            words.append(f"--device={self.device}:/dev/cdi-block-volume")
+        words += [f"--env={key}={value}" for key, value in {**self.env, **env}.items()]
+        if entrypoint is not None:
+            words.append(f"--entrypoint={entrypoint}")
+        return [*words, self.image, *arguments]
+
+    def run(
+        self, *arguments: str, entrypoint: str | None = None, timeout: float = 100, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the container to its end. By default its arguments are a controller's."""
+        command = self.command(*(arguments or ("-v=1",)), entrypoint=entrypoint, **env)
+        # conmon notes a kill for memory in a file where it is.
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=self.directory
+        )
+
+    @contextlib.contextmanager
+    def running(
+        self, *arguments: str, port: int, entrypoint: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the container beside the block; it is ready when the port answers."""
+        command = self.command(*arguments, entrypoint=entrypoint, **(env or {}))
+        output = self.directory / "output"
+        with processes.running(command, log=output, ready=lambda: processes.answers(port)) as started:
+            yield started
+
+
+@contextlib.contextmanager
+def image_of(tree: Path, name: str) -> Iterator[str]:
+    """Make an image that holds a folder and nothing else."""
+    archive = tree.parent / f"{tree.name}.tar"
+    processes.run("tar", "--create", f"--file={archive}", f"--directory={tree}", ".")
+    processes.run("podman", "import", "--quiet", archive, name)
+    try:
+        yield name
+    finally:
+        processes.run("podman", "rmi", "--force", name)
