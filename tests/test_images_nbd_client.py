@@ -110,6 +110,20 @@ def test_extents_of_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
         client.close()
 
 
+def test_extents_of_parts_of_a_disk(content: tuple[Path, bytes]) -> None:
+    path, _data = content
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        assert list(client.extents([(MiB, 3 * MiB), (4 * MiB, 4 * MiB + 512), (6 * MiB, 7 * MiB)])) == [
+            (MiB, MiB, False),
+            (2 * MiB, MiB, True),
+            (4 * MiB, 512, True),
+            (6 * MiB, MiB, False),
+        ]
+        assert list(client.extents([])) == []
+        client.close()
+
+
 def test_a_server_that_does_not_tell_extents() -> None:
     plugin = nbdkit.Plugin("memory", {"size": "1M"}, filters=["noextents"])
     with nbdkit.serve(plugin) as socket:

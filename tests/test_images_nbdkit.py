@@ -84,6 +84,15 @@ def test_what_it_says_is_heard_line_by_line() -> None:
     assert any("hello from the plugin" in line for line in lines)
 
 
+def test_what_its_plugins_do_is_told_when_asked_for() -> None:
+    for debug in ({}, {"nbdkit.backend.datapath": 0}):
+        lines: list[str] = []
+        plugin = nbdkit.Plugin("memory", {"size": "1M"}, debug=debug)
+        with nbdkit.serve(plugin, nbdkit.Follow(on_line=lines.append)) as socket:
+            assert size_of(socket) == MiB
+        assert any("debug: memory: open" in line for line in lines) == bool(debug)
+
+
 @pytest.mark.parametrize(
     ("plugin", "reason"),
     [
