@@ -139,7 +139,7 @@ def _disks(config: Any) -> list[Any]:
     disk = vsphere.pyvmomi().vim.vm.device.VirtualDisk
     return [
         each
-        for each in config.hardware.device
+        for each in (config.hardware.device if config else ())
         if isinstance(each, disk) and getattr(each.backing, "fileName", None)
     ]
 

@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,10 +64,10 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def wanted(estate: vmware.Estate, target: Path, stage: int, **changes: Any) -> importer.Request:
-    options = importer.FetchOptions(no_progress=2)
+    options = importer.FetchOptions(no_progress=1)
     location = estate.location(**estate.stage(stage) | changes, final=stage == STAGES - 1)
     return importer.Request(
-        source="vddk", location=location, target=str(target), fetch=options, connect_patience=2
+        source="vddk", location=location, target=str(target), fetch=options, connect_patience=1
     )
 
 
@@ -113,6 +114,32 @@ def test_a_delta_wants_the_last_stage(
         devices.fill(target, there)
     with pytest.raises(errors.TargetError, match=reason):
         importer.run(wanted(estate, target, 1))
+
+
+def test_allocation_that_vddk_does_not_know(tmp_path: Path, target: Path) -> None:
+    estate = migration(tmp_path / "estate")
+    estate.settings["fail"] = "qab"
+    with estate.running():
+        for stage in range(2):
+            importer.run(wanted(estate, target, stage))
+            check(estate, target, stage)
+
+
+def test_a_stage_is_stopped_in_the_middle(tmp_path: Path) -> None:
+    estate = migration(tmp_path / "estate")
+    estate.settings["delay"] = 500_000
+    target, cancel = tmp_path / "disk.img", threading.Event()
+
+    def stop() -> None:
+        processes.wait_for(lambda: reads(estate), "a read")
+        cancel.set()
+
+    with estate.running():
+        threading.Thread(target=stop).start()
+        with pytest.raises(errors.Cancelled):
+            importer.run(wanted(estate, target, 0), cancel=cancel)
+        processes.wait_for(lambda: estate.said()[-1] == "Disconnect", "VDDK's end")
+        oracle.unusable(target)
 
 
 def test_a_disk_without_snapshot(estate: vmware.Estate, tmp_path: Path) -> None:
@@ -173,16 +200,16 @@ def sparsely_same(target: Path, expected: Path) -> None:
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("stage", "settings", "reason"),
     [
-        ({"fail": "connect"}, "VDDK: VixDiskLib_ConnectEx: Unknown error"),
-        ({"fail": "open"}, "VDDK: VixDiskLib_Open: .*Unknown error"),
-        ({"fail": "read@2050"}, r"transfer failed at byte \d+: .*VDDK: .*read failed"),
-        ({"password": "another"}, "wrong user name or password"),
-        ({"thumbprint": "AB"}, "the host's certificate has another thumbprint"),
-        ({"snapshot": "snapshot-7"}, "the host has no such disk or snapshot"),
+        (0, {"fail": "connect"}, "VDDK: VixDiskLib_ConnectEx: Unknown error"),
+        (0, {"fail": "open"}, "VDDK: VixDiskLib_Open: .*Unknown error"),
+        (0, {"fail": "read@2050"}, r"transfer failed at byte \d+: .*VDDK: .*read failed"),
+        (1, {"fail": "read@2050"}, r"transfer failed at byte \d+: .*VDDK: .*read failed"),
+        (0, {"password": "another"}, "wrong user name or password"),
+        (0, {"thumbprint": "AB"}, "the host's certificate has another thumbprint"),
+        (0, {"snapshot": "snapshot-7"}, "the host has no such disk or snapshot"),
     ],
 )
 def test_what_the_library_says_is_passed_on(
@@ -191,8 +218,8 @@ def test_what_the_library_says_is_passed_on(
     estate = migration(tmp_path / "estate")
     target = tmp_path / "disk.img"
     with estate.running():
-        if stage:
-            importer.run(wanted(estate, target, 0))
+        for earlier in range(stage):
+            importer.run(wanted(estate, target, earlier))
         kept = dict(estate.settings)
         estate.settings |= settings
         estate.save()
