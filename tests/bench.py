@@ -19,6 +19,7 @@ from tests import (
     bench_measure,
     bench_ovirt,
     bench_report,
+    bench_vmware,
     containers,
     devices,
     misbehave,
@@ -266,6 +267,8 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
         for name in CONVERTED:
             rows[f"{name} {kind}"] = lambda name=name, place=place: bench.converted(name, place)  # type: ignore[misc]
     rows["isal"] = bench.isal
+    for vddk in (bench_vmware.delayed, bench_vmware.undelayed):
+        rows[f"vddk {vddk.__name__}"] = lambda vddk=vddk: vddk(bench.directory, file.path, bench.rounds)  # type: ignore[misc]
     for single in (
         bench.ovirt,
         bench.forward,
