@@ -75,14 +75,14 @@ class ImageioSource(base.Source):
             stack.callback(self._engine.close)
             self._find()
             self._pool = imageio_data.Pool(self.name, self._location.access, trusted)
-            stack.callback(self._end, self._patience.last, succeeded=False)
+            stack.callback(self._end, succeeded=False)
             self._begin()
             self._extents = self._pool.extents()
             self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
             self.head = self._beginning()
             renewing = threading.Thread(target=self._renew, name="renew-ticket", daemon=True)
             renewing.start()
-            stack.callback(renewing.join, self._patience.last)
+            stack.callback(renewing.join, ovirt_engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
             self._open = stack.pop_all()
         log.info("source disk=%r size=%r identity=%r", self._location.disk_id, self.size, self.identity)
@@ -120,7 +120,7 @@ class ImageioSource(base.Source):
 
     def verify(self) -> None:
         """End the transfer: all of it has come, and the disk is wanted elsewhere."""
-        self._end(self._patience.end, succeeded=True)
+        self._end(succeeded=True)
 
     # -- what it is a transfer of
 
@@ -177,9 +177,10 @@ class ImageioSource(base.Source):
             except ovirt_engine.NotFound:
                 phase = "forgotten by the engine"
             log.info("ticket refused transfer=%r phase=%r", transfer.id, phase)
-            self._strikes += 1
+            self._strikes += phase == "transferring"
             if phase == "transferring" and self._strikes < STRIKES:
                 transfer.extend()
+                self._go(transfer)
             elif phase == "paused_system":
                 transfer.resume()
                 self._go(transfer)
@@ -192,7 +193,7 @@ class ImageioSource(base.Source):
         if self.identity is None:
             # Nothing has held the disk since: what comes now may not fit what has come.
             raise self._failed(offset, f"the ticket of image transfer {transfer.id} is gone (phase {phase})")
-        transfer.end(self._patience.end, succeeded=False)
+        transfer.end(self._limit, succeeded=False)
         self._begin()
 
     def _failed(self, offset: int, reason: str) -> errors.TransferFailed:
@@ -213,21 +214,26 @@ class ImageioSource(base.Source):
                 log.debug("renew transfer=%r reason=%s", transfer.id, err)
             seen = self._read
 
-    def _end(self, limit: float, *, succeeded: bool) -> None:
+    def _end(self, *, succeeded: bool) -> None:
         """End the transfer once, and wait until the disk can be used again."""
         self._ending.set()
         with self._mending:
             transfer, self._transfer = self._transfer, None
         if transfer is None:
             return
-        deadline = time.monotonic() + limit
+        started = time.monotonic()
         self._pool.close()
+        limit = self._limit if succeeded else lambda: self._patience.last
         phase = transfer.end(limit, succeeded=succeeded)
         if succeeded and phase not in {"finished_success", ""}:
             log.warning("all data has come, but transfer %r ended as %r", transfer.id, phase)
         with contextlib.suppress(errors.Error):
-            while self._engine.is_locked(self._location.disk_id) and time.monotonic() < deadline:
+            while self._engine.is_locked(self._location.disk_id) and time.monotonic() - started < limit():
                 time.sleep(ovirt_engine.FIRST_LOOK)
+
+    def _limit(self) -> float:
+        """Return how long the end of a transfer may take; less once the worker shall stop."""
+        return self._patience.last if self._cancel.is_set() else self._patience.end
 
     def _beginning(self) -> bytes:
         head = bytearray(min(HEAD_SIZE, self.size or 0))

@@ -184,6 +184,8 @@ class Pool:
             return errors.SourceError(reason=f"{self._name}: {answer}")
         if isinstance(err, http.client.HTTPException | RuntimeError):
             return errors.Transient(url=self._name, reason=said or type(err).__name__)
+        if isinstance(err, ValueError | KeyError | TypeError | AttributeError):
+            return errors.Transient(url=self._name, reason="an answer that makes no sense")
         return None
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ TIMEOUT = 30
 #: Seconds without any use after which the engine takes a transfer for abandoned, and unlocks the disk.
 INACTIVITY = 60
 #: Seconds between two looks at something that is awaited: short at first, for most things are quick.
-FIRST_LOOK, LONGEST_LOOK = 0.1, 2.0
+FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0
 #: Seconds after which an engine that was asked to end a transfer, and does not, is asked again.
 ASK_AGAIN = 5.0
 #: Answers that trying again can mend.
@@ -185,8 +186,9 @@ class Transfer:
             with contextlib.suppress(errors.Transient):
                 found = self.look()
                 phase = _phase(found)
-                if phase == "transferring" and (found.transfer_url or found.proxy_url):
-                    return [url for url in (found.transfer_url, found.proxy_url) if url]
+                places = [url for url in (found.transfer_url, found.proxy_url) if _is_web(url)]
+                if phase == "transferring" and places:
+                    return places
                 if phase == "paused_system":
                     self.resume()
             if phase in self.ENDED | self.ENDING or time.monotonic() > deadline:
@@ -205,14 +207,14 @@ class Transfer:
         log.info("transfer id=%r is paused by the engine: resume", self.id)
         self._engine.ask("resume", self._service.resume)
 
-    def end(self, limit: float, *, succeeded: bool) -> str:
+    def end(self, limit: Callable[[], float], *, succeeded: bool) -> str:
         """Finalize, or cancel, and wait for it; return the last phase, '' once it is forgotten.
 
-        Never raises: there is nothing to be done about it after ``limit`` seconds but to say that
-        the engine will do it by itself.
+        Never raises: there is nothing to be done about it after ``limit`` seconds, asked again each
+        time, but to say that the engine will do it by itself.
         """
-        now = time.monotonic()
-        deadline, ask_at, phase = now + limit, now, ""
+        started = ask_at = time.monotonic()
+        phase = ""
         for delay in _looks():
             now = time.monotonic()
             try:
@@ -228,7 +230,7 @@ class Transfer:
                 return ""
             except errors.Error as err:
                 log.debug("transfer id=%r end reason=%s", self.id, err)
-            if now > deadline:
+            if now - started > limit():
                 break
             # Not a pause that ends with the worker's cancel: this has to be done even so.
             time.sleep(delay)
@@ -242,11 +244,15 @@ def _phase(found: Any) -> str:
     return found.phase.value if found.phase is not None else "unknown"
 
 
+def _is_web(url: str | None) -> bool:
+    return bool(url) and urllib.parse.urlsplit(url).scheme in {"http", "https"}
+
+
 def _looks() -> Iterator[float]:
     delay = FIRST_LOOK
     while True:
         yield delay
-        delay = min(2 * delay, LONGEST_LOOK)
+        delay = min(1.5 * delay, LONGEST_LOOK)
 
 
 def _words(err: Any) -> str:

@@ -191,7 +191,7 @@ class Bench:
 
     def ovirt(self, place: Place) -> bench_report.Row:
         """Measure a full copy from oVirt, of storage that takes 5 ms for each read."""
-        disk = bench_inputs.noise(self.directory, 512 * MIB)
+        disk = bench_inputs.noise(self.directory, 1024 * MIB)
         return bench_ovirt.row(self.directory, disk, place.path, self.rounds)
 
     def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:

@@ -348,6 +348,18 @@ def test_a_pause_of_the_engine(place: Place) -> None:
     place.ended("finished_success")
 
 
+def test_a_pause_of_an_administrator(place: Place) -> None:
+    def pause() -> None:
+        transfer = place.engine.last
+        place.engine.enter(transfer, "paused_user")
+        threading.Timer(1.0, place.engine.enter, [transfer, "resuming"]).start()
+
+    target = run(place, pause)
+    processes.run("cmp", target, place.now)
+    assert place.engine.last.log.count("resuming") == 1
+    place.ended("finished_success")
+
+
 def test_cancelled_by_an_administrator(place: Place) -> None:
     with pytest.raises(errors.TransferFailed, match="was cancelled in the engine"):
         run(place, lambda: place.engine.enter(place.engine.last, "cancelled_user"), "disk-0")
