@@ -73,6 +73,7 @@ class ImageioSource(base.Source):
             trusted = stack.enter_context(session.authorities(self._location.access))
             self._engine = ovirt_engine.Engine(self._location, trusted)
             stack.callback(self._engine.close)
+            self._engine.log_in(self._pause)
             self._find()
             self._pool = imageio_data.Pool(self.name, self._location.access, trusted)
             stack.callback(self._end, succeeded=False)

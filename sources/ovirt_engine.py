@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -69,6 +70,27 @@ class Engine:
             insecure=access.insecure,
             timeout=TIMEOUT,
         )
+
+    def log_in(self, pause: Pause) -> None:
+        """Log in. The SDK sets no time limit for that, and the engine's web server gives it an hour."""
+        outcome: list[Exception | None] = []
+
+        def attempt() -> None:
+            try:
+                self._connection.authenticate()
+                outcome.append(None)
+            except Exception as err:  # noqa: BLE001  (carried to the thread that waits)
+                outcome.append(err)
+
+        threading.Thread(target=attempt, name="login", daemon=True).start()
+        deadline = time.monotonic() + TIMEOUT
+        while not outcome:
+            if time.monotonic() > deadline:
+                raise errors.Transient(url=self.name, reason=f"login: no answer within {TIMEOUT} s")
+            pause(FIRST_LOOK)
+        with self._translated("login"):
+            if outcome[0] is not None:
+                raise outcome[0]
 
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""

@@ -29,7 +29,8 @@ class Engine:
 
     What goes wrong: ``slow`` seconds of initializing, ``broken`` answers of 503 to come, ``inactivity`` in
     seconds, tickets without a valid ``host`` address (the proxy's is always good), ``delay`` of reads,
-    ``flat``: raw disks are served from a file, of which the host knows no zeros.
+    ``flat``: raw disks are served from a file, of which the host knows no zeros, ``mute``: no login is
+    answered.
     """
 
     def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
@@ -45,6 +46,7 @@ class Engine:
         self.host = True
         self.delay = ""
         self.flat = False
+        self.mute = False
         self.extends = True
         self._pair = pair
         self._tokens: set[str] = set()
@@ -174,6 +176,10 @@ class Engine:
             return answers[kind](method, rest, body)
 
     def log_in(self, form: dict[str, str]) -> dict[str, str]:
+        if self.mute:
+            while self.mute and not self._stopping.wait(0.05):
+                pass
+            raise ConnectionError
         if self.broken:
             self.broken -= 1
             raise ConnectionError

@@ -84,7 +84,7 @@ def place(running: Place) -> Iterator[Place]:
     engine.transfers.clear()
     engine.calls.clear()
     engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
-    engine.flat = False
+    engine.flat = engine.mute = False
     yield running
     assert not engine.locked
 
@@ -262,6 +262,17 @@ def test_waiting_ends_with_the_worker(place: Place) -> None:
     with pytest.raises(errors.Cancelled):
         imageio.ImageioSource(place.location(), cancel, QUICK).__enter__()
     place.ended("finished_cleanup")
+
+
+def test_an_engine_that_does_not_answer(place: Place) -> None:
+    place.engine.mute = True
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    started = time.monotonic()
+    with pytest.raises(errors.Cancelled):
+        imageio.ImageioSource(place.location(), cancel, QUICK).__enter__()
+    assert time.monotonic() - started < 5
+    place.engine.mute = False
 
 
 def test_an_engine_that_is_starting(place: Place) -> None:
