@@ -215,3 +215,4 @@ def upload(obj: Context, /, file: str, url: str, token_file: str | None, style: 
 
 
 cli.add_command(datavolume_commands.manifest)
+cli.add_command(datavolume_commands.run)

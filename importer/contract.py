@@ -104,7 +104,7 @@ def _location_faults(made: request.Request) -> Iterator[str]:
         yield "no endpoint (IMPORTER_ENDPOINT) given"
     if made.location.previous and not made.location.current:
         yield "a previous checkpoint without a current one"
-    if made.source == "local" and _is_same(made.location.endpoint, made.target):
+    if made.source in {"local", "volume"} and _is_same(made.location.endpoint, made.target):
         yield "source and target are the same file"
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from importer import errors, options
+from images import process
+from importer import contract, errors, execute, options, output
 
 if TYPE_CHECKING:
-    from importer import datavolume
+    from importer import commands, datavolume, documents, request
+
+#: Sources of which only the bytes tell whether they need scratch.
+ASKED = frozenset({"http", "s3", "gcs", "registry"})
+FOLDER = click.Path(exists=True, file_okay=False)
 
 _overhead = click.option(
     "--overhead",
@@ -18,6 +26,9 @@ _overhead = click.option(
     default="0.06",
     show_default=True,
     help="Part of a file system to leave free.",
+)
+_secrets = click.option(
+    "--secrets", type=FOLDER, help="Secrets and ConfigMaps: a folder for each, a file for each key."
 )
 _after = click.option("--after", default="", help="Checkpoint that an earlier run has brought to the volume.")
 
@@ -35,24 +46,106 @@ _after = click.option("--after", default="", help="Checkpoint that an earlier ru
 @click.option("--scratch-class", help="Storage class of scratch [default: the DataVolume's].")
 @click.option("--suspend", is_flag=True, help="Create the Job suspended, to be started when it may run.")
 @_after
-def manifest(manifest: str, overhead: Fraction, scratch: bool | None, **given: Any) -> None:
+@click.option("--contact", is_flag=True, help="Ask the source whether its data needs scratch space.")
+@_secrets
+@click.pass_obj
+def manifest(
+    obj: commands.Context,
+    /,
+    manifest: str,
+    overhead: Fraction,
+    scratch: bool | None,
+    *,
+    contact: bool,
+    secrets: str | None,
+    **given: Any,
+) -> None:
     """Print the DataVolume in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
 
     cdi-worker manifest dv.yaml | kubectl apply -f -
     """
-    from importer import datavolume_manifest, datavolume_pod
+    from importer import datavolume, datavolume_manifest, datavolume_pod, documents
 
-    volume = _read(manifest)
-    settings = datavolume_pod.Settings(overhead=overhead, scratch=scratch, **given)
-    click.echo(datavolume_manifest.dump(datavolume_manifest.objects(volume, settings)), nl=False)
-
-
-def _read(path: str) -> datavolume.DataVolume:
-    """Return the DataVolume of a file. Raises ``RequestError`` with all its faults."""
-    from importer import datavolume, documents
-
+    found = documents.read(manifest)
     faults: list[str] = []
-    volume = datavolume.parse(datavolume.find(documents.read(path)), faults)
+    volume = datavolume.parse(datavolume.find(found), faults)
     if faults:
         raise errors.RequestError(*faults)
-    return volume
+    settings = datavolume_pod.Settings(overhead=overhead, scratch=scratch, **given)
+    made = datavolume_manifest.objects(volume, settings)
+    if contact and scratch is None and volume.source.kind in ASKED and not volume.is_archive:
+        with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
+            needed = _needs_scratch(execute.inspect(stages[0], obj.cancel))
+        made = datavolume_manifest.objects(volume, dataclasses.replace(settings, scratch=needed))
+    click.echo(datavolume_manifest.dump(made), nl=False)
+
+
+def _needs_scratch(seen: execute.Inspection) -> bool:
+    if seen.plan is None:
+        raise seen.obstacle or errors.RequestError(f"{seen.source}: no route")
+    return seen.plan.scratch or seen.plan.spill
+
+
+@click.command()
+@click.argument("manifest")
+@click.option("--target", default="", type=click.Path(), help="File, directory or device for the data.")
+@click.option("--from", "origin", default="", help="The file to upload, or the volume to clone.")
+@click.option(
+    "--secrets", type=FOLDER, help="Secrets and ConfigMaps: a folder for each, a file for each key."
+)
+@click.option("--scratch", type=FOLDER, help="Folder for what cannot be streamed.")
+@_overhead
+@_after
+@click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT).")
+@click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
+@click.option(
+    "--stall-timeout",
+    "stall",
+    type=click.FloatRange(min=1),
+    default=180.0,
+    show_default=True,
+    help="Give up after so many seconds without a byte.",
+)
+@click.option("--vddk-libdir", default=contract.Paths().vddk_libdir, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Check, look at the source, print the plan; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--progress", "style", type=click.Choice(output.STYLES), default="auto", show_default=True)
+@click.pass_obj
+def run(obj: commands.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
+    """Carry out the DataVolume in MANIFEST (a YAML file, - for standard input) on this machine.
+
+    Prints phases and conditions as a cluster's DataVolume has them.
+    """
+    from importer import datavolume_run, datavolume_status, documents
+
+    dry, as_json = given.pop("dry_run"), given.pop("as_json")
+    if not dry and not given["target"]:
+        raise errors.RequestError("where to: name a file, directory or device with --target")
+    with _planned(documents.read(manifest), secrets, given) as (volume, stages):
+        if dry:
+            return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], as_json=as_json)
+        status = datavolume_status.Status(volume.name, volume.source.kind, click.echo, as_json=as_json)
+        with output.progress(style, as_json=as_json) as shown:
+            datavolume_run.run(volume, stages, status, shown, obj.cancel)
+    return 0
+
+
+@contextlib.contextmanager
+def _planned(
+    found: list[documents.Document], secrets: str | None, given: Mapping[str, Any]
+) -> Iterator[tuple[datavolume.DataVolume, list[request.Request]]]:
+    """Yield the one DataVolume and its stages, whose files live as long as the block.
+
+    Raises ``RequestError`` with the faults of the manifest and all that is missing for it.
+    """
+    from importer import datavolume, datavolume_run, keyring
+
+    faults: list[str] = []
+    with process.workspace() as folder:
+        volume = datavolume.parse(datavolume.find(found), faults)
+        settings = datavolume_run.Settings(folder=folder, **given)
+        keys = keyring.Keyring(found, secrets)
+        stages = datavolume_run.Planner(volume, keys, settings, contract.environment(), faults).requests()
+        if faults:
+            raise errors.RequestError(*faults)
+        yield volume, stages

@@ -80,6 +80,9 @@ def _add_secrets(pod: datavolume_pod.Pod) -> None:
     elif source.secret and not source.node_pull:
         for name, key in (("IMPORTER_ACCESS_KEY_ID", "accessKeyId"), ("IMPORTER_SECRET_KEY", "secretKey")):
             pod.set_from(name, {"secretKeyRef": {"name": source.secret, "key": key}})
+        if source.kind == "s3":
+            token = {"name": source.secret, "key": "sessionToken", "optional": True}
+            pod.set_from("IMPORTER_SESSION_TOKEN", {"secretKeyRef": token})
     if source.certificates and not source.node_pull:
         pod.mount("certs", "/certs", {"configMap": {"name": source.certificates}}, readOnly=True)
         pod.set(IMPORTER_CERT_DIR="/certs")

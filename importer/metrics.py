@@ -14,6 +14,8 @@ from importer import errors, progress
 
 log = logging.getLogger(__name__)
 
+#: Seconds: an import that is over sooner is asked by nobody, and need not share its start-up.
+DELAY = 0.25
 #: The contract's counters, by role.
 COUNTERS = {"importer": "kubevirt_cdi_import_progress", "cloner": "kubevirt_cdi_clone_progress"}
 
@@ -80,6 +82,8 @@ def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]
 
 
 def _serve(told: Metrics, port: int, over: threading.Event) -> None:
+    if over.wait(DELAY):
+        return
     try:
         from importer import metrics_server
     except ImportError:

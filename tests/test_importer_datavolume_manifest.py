@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from importer import datavolume, datavolume_manifest, datavolume_pod, documents
-from tests import kubernetes_models, worker
+from tests import disks as disks_module
+from tests import kubernetes_models, servers, worker
 
 EXAMPLES = sorted((Path(__file__).parent / "datavolumes").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
@@ -156,6 +157,30 @@ def test_command() -> None:
     item = list(yaml.safe_load_all(done.output))[1]
     assert item["spec"]["suspend"] is True
     assert item["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/x:1"
+
+
+@pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vmdk", True)])
+def test_contact_tells_whether_scratch_is_needed(
+    tmp_path: Path, disks: disks_module.Disks, variant: str, has_scratch: bool
+) -> None:
+    """The server gives no ranges, so that qemu-img has to wait for the whole image."""
+    example = (Path(__file__).parent / "datavolumes/http.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant == "qcow2")) as web:
+        path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image(variant))))
+        done = worker.run("manifest", path, "--contact")
+    assert done.status == 0, done.errors
+    volumes = {volume["name"] for volume in job(list(yaml.safe_load_all(done.output)))["volumes"]}
+    assert ("scratch" in volumes) == has_scratch
+
+
+def test_a_pod_of_a_job_fails_where_a_controller_would_read_the_message(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"}
+    assert worker.run(*pod.arguments, env=env).status == 0
+    assert worker.run(*pod.arguments, "--strict-exit-status", env=env).status == 5
+    assert "checksum mismatch" in pod.told["message"]
 
 
 def test_standard_input() -> None:
