@@ -98,6 +98,16 @@ def test_any_user(image: str, tmp_path: Path, web: servers.Web, disks: disks_mod
     assert disks.expected("vmdk").stat().st_size == pod.disk.stat().st_size
 
 
+def test_a_volume_over_opt(
+    pod: pods.Pod, tmp_path: Path, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """CDI's controllers mount the volume with VMware's library over all of it."""
+    (tmp_path / "opt").mkdir()
+    pod.files = {tmp_path / "opt": "/opt"}
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vmdk")))
+    check(pod, done, COMPLETE, disks.expected("vmdk"))
+
+
 def test_names_of_upstream_and_no_shell(pod: pods.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     pod.files = {Path("/dev/null"): "/usr/bin/dash"}
     assert pod.run("-c", "true", entrypoint="/bin/sh").returncode != 0
@@ -296,7 +306,7 @@ for service in ("s3", "sts", "sso", "sso-oidc"):
 
 
 def test_everything_can_be_imported(pod: pods.Pod) -> None:
-    done = pod.run("-c", EVERYTHING, entrypoint="/opt/cdi-worker/bin/python3")
+    done = pod.run("-c", EVERYTHING, entrypoint="/usr/lib/cdi-worker/bin/python3")
     assert done.returncode == 0, done.stderr
 
 
