@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from importer import datavolume, datavolume_manifest, datavolume_pod, documents
+from importer import contract, datavolume, datavolume_manifest, datavolume_pod, documents
 from tests import disks as disks_module
 from tests import kubernetes_models, servers, worker
 
@@ -19,12 +19,17 @@ EXAMPLES = sorted((Path(__file__).parent / "datavolumes").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def text(example: str | Path, **settings: Any) -> str:
-    """Return what is printed for an example."""
+def parse(example: str | Path) -> datavolume.DataVolume:
     path = example if isinstance(example, Path) else Path(__file__).parent / "datavolumes" / f"{example}.yaml"
     faults: list[str] = []
     volume = datavolume.parse(datavolume.find(documents.read(str(path))), faults)
     assert faults == []
+    return volume
+
+
+def text(example: str | Path, **settings: Any) -> str:
+    """Return what is printed for an example."""
+    volume = parse(example)
     given = {"image": "cdi-worker", "overhead": Fraction("0.06"), **settings}
     return datavolume_manifest.dump(datavolume_manifest.objects(volume, datavolume_pod.Settings(**given)))
 
@@ -67,6 +72,27 @@ def test_models_are_strict() -> None:
 def test_overhead_is_counted_in_for_storage_with_a_file_system(example: str, size: str) -> None:
     claim = made(example)[0]
     assert claim["spec"]["resources"]["requests"]["storage"] == size
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_worker_understands_the_environment(example: Path, tmp_path: Path) -> None:
+    """As the contract's reader does in the pod; what comes from Secrets stands for itself."""
+    objects = [item for item in made(example) if item["kind"] == "Job"]
+    volume = parse(example)
+    for spec in (item["spec"]["template"]["spec"] for item in objects):
+        for container in spec["containers"] + spec.get("initContainers", []):
+            values = {item["name"]: item.get("value", "x") for item in container.get("env", [])}
+            env = {name: value.replace("$$", "$") for name, value in values.items()}
+            if contract.role(env) == "importer":
+                request = contract.import_request(env, contract.Paths(data=str(tmp_path)))
+                assert request.content_type == volume.content_type
+                assert request.preallocation == volume.preallocation
+                assert request.checksum == (volume.source.checksum or None)
+                assert (request.image_size or 0) >= (volume.claim.size or 0)
+                shown = volume.source.headers
+                assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
+            elif env:
+                assert contract.role(env) == "uploadserver"
 
 
 def test_block_volumes_are_devices() -> None:
