@@ -21,6 +21,7 @@ class Plugin:
 
     ``secrets`` are parameters of the kind that nbdkit takes as ``password=+FILE``; ``package`` is Debian's
     name for people who miss nbdkit. ``debug``: flags of ``--debug``, with which it says much more.
+    ``library_path``: where what the plugin loads finds its own libraries.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Plugin:
     filters: Sequence[str] = ()
     debug: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = "nbdkit"
+    library_path: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
         secrets = {key: _in_memory(text, stack) for key, text in plugin.secrets.items()}
         argv = _argv(plugin, secrets, f"--unix={socket}", f"--pidfile={_path(says_started)}")
         fds = (says_started, *secrets.values())
-        command = process.Command(argv, plugin.package, address_space=_ADDRESS_SPACE, pass_fds=fds)
+        command = process.Command(argv, plugin.package, _ADDRESS_SPACE, fds, plugin.library_path)
         running = stack.enter_context(process.Process(command, on_line=follow.on_line))
         _await(running, started, follow)
         with _listening(running):

@@ -72,12 +72,16 @@ class Watch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. ``package``: Debian's name for people who miss it; ``address_space`` in bytes."""
+    """What to run. ``package``: Debian's name for people who miss it; ``address_space`` in bytes.
+
+    ``library_path``: where its libraries are first looked for (LD_LIBRARY_PATH).
+    """
 
     argv: tuple[str, ...]
     package: str
     address_space: int = 2 << 30
     pass_fds: tuple[int, ...] = ()
+    library_path: str = ""
 
     @property
     def tool(self) -> str:
@@ -120,6 +124,7 @@ class Process:
         limits = (f"--as={self._command.address_space}", "--core=0")
         wrapper = ("prlimit", *limits, "--", "setpriv", "--pdeathsig", "KILL", "--")
         here = self._directory.name
+        libraries = {"LD_LIBRARY_PATH": self._command.library_path} if self._command.library_path else {}
         return subprocess.Popen(  # noqa: S603  (no shell; arguments are ours)
             wrapper + self._command.argv,
             bufsize=0,
@@ -127,7 +132,7 @@ class Process:
             stdout=stdout,
             stderr=PIPE,
             cwd=here,
-            env={**_ENVIRONMENT, "HOME": here, "TMPDIR": here},
+            env={**_ENVIRONMENT, "HOME": here, "TMPDIR": here, **libraries},
             pass_fds=self._command.pass_fds,
             # Ctrl-C goes to the whole foreground group: only the worker shall act on it.
             start_new_session=True,

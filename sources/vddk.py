@@ -142,7 +142,11 @@ class VddkSource(base.Source):
         if self._location.vddk_config:
             parameters["config"] = str(Path(self._location.vddk_config).absolute())
         secrets = {"password": self._location.access.password}
-        return nbdkit.Plugin("vddk", parameters, secrets, debug=DEBUG, package="nbdkit-plugin-vddk")
+        # Else the plugin starts nbdkit again with it, and passes the password through a file in /tmp.
+        libraries = str(Path(self._location.vddk_libdir).resolve() / "lib64")
+        return nbdkit.Plugin(
+            "vddk", parameters, secrets, debug=DEBUG, package="nbdkit-plugin-vddk", library_path=libraries
+        )
 
 
 def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import devices, oracle, pods, processes, servers, uploads
+from tests import devices, oracle, pods, processes, servers, uploads, vmware
 from tests import disks as disks_module
 
 MiB = 1 << 20
@@ -156,6 +156,29 @@ def test_stopped_as_process_1(pod: pods.Pod, slow: str) -> None:
         assert running.wait(20) == 1
     assert pod.message == "Unable to process data: cancelled"
     oracle.unusable(pod.disk)
+
+
+def test_vddk(image: str, tmp_path: Path) -> None:
+    """Nbdkit's plugin and a library of another system's, where nothing else is allowed."""
+    estate = vmware.Estate(tmp_path / "vmware", 16 * MiB)
+    estate.take((0, os.urandom(MiB)), (9 * MiB, os.urandom(5000)))
+    del estate.settings["log"]
+    pod = pods.Pod(image, tmp_path / "pod")
+    datastores = tmp_path / "vmware/datastores"
+    pod.files = {datastores: str(datastores), estate.libdir: "/opt/vmware-vix-disklib-distrib"}
+    with estate.running():
+        done = pod.run(
+            IMPORTER_SOURCE="vddk",
+            IMPORTER_ENDPOINT=f"https://localhost:{estate.port}/sdk",
+            IMPORTER_UUID=vmware.INSTANCE_UUID,
+            IMPORTER_BACKING_FILE=estate.file(0),
+            IMPORTER_THUMBPRINT=estate.thumbprint,
+            IMPORTER_ACCESS_KEY_ID=vmware.USER,
+            IMPORTER_SECRET_KEY=vmware.PASSWORD,
+        )
+    assert done.returncode == 0, done.stderr
+    assert pod.told["vddkInfo"]["Version"]
+    oracle.same(pod.disk, estate.content(1))
 
 
 # -- node pull -------------------------------------------------------------------------------
