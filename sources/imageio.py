@@ -78,13 +78,14 @@ class ImageioSource(base.Source):
             self._pool = imageio_data.Pool(self.name, self._location.access, trusted)
             stack.callback(self._end, succeeded=False)
             self._begin()
-            self._extents = self._pool.extents()
-            self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
-            self.head = self._beginning()
+            # From here on: to list the extents of a large disk may already take longer than a ticket lives.
             renewing = threading.Thread(target=self._renew, name="renew-ticket", daemon=True)
             renewing.start()
             stack.callback(renewing.join, ovirt_engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
+            self._extents = self._pool.extents()
+            self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
+            self.head = self._beginning()
             self._open = stack.pop_all()
         log.info("source disk=%r size=%r identity=%r", self._location.disk_id, self.size, self.identity)
         return self
@@ -209,8 +210,8 @@ class ImageioSource(base.Source):
                 return
             try:
                 transfer.extend()
-                if seen == self._read and self.size:
-                    self._pool.read(0, memoryview(bytearray(min(512, self.size))))
+                if seen == self._read:
+                    self._pool.read(0, memoryview(bytearray(512)))
             except errors.Error as err:
                 log.debug("renew transfer=%r reason=%s", transfer.id, err)
             seen = self._read
