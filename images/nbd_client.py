@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from importer import errors
@@ -60,7 +60,7 @@ class Client:
             )
         return len(into)
 
-    def extents(self, parts: Iterable[tuple[int, int]] | None = None) -> Iterator[Extent] | None:
+    def extents(self, parts: Iterable[tuple[int, int]] | None = None) -> Generator[Extent] | None:
         """Return the runs of the disk in order, or of ``parts`` (start, end); None: the server does not tell.
 
         Over a connection of their own, ended with the iterator.
@@ -104,7 +104,7 @@ class Client:
                 self._connection = _Connection(self._connect())
             return self._connection
 
-    def _merged(self, handle: Any, parts: Iterable[tuple[int, int]]) -> Iterator[Extent]:
+    def _merged(self, handle: Any, parts: Iterable[tuple[int, int]]) -> Generator[Extent]:
         try:
             last = Extent(0, 0, zero=False)
             for extent in (each for part in parts for each in self._asked(handle, *part)):

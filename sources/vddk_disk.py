@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from images import nbd_client
 from importer import errors
@@ -18,10 +19,13 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 3
 #: Seconds to wait for the words that belong to a failure: they come through a pipe.
 WORDS = 0.3
+#: Seconds to wait for VDDK to let go of the host, which for a while counts what was only dropped.
+FAREWELL = 5.0
 
 _VERSION = re.compile(r"VMware VixDiskLib \((.*?)\) Release")
 _HOST = re.compile(r"Opened '.*@(.*?):.*' \(0x")
 _ERROR = re.compile(r"error: (.*)")
+_CONNECTIONS = {"VixDiskLib_AllocateConnectParams ": 1, "VixDiskLib_FreeConnectParams ": -1}
 _CAUSES = {
     r"incorrect user ?name or password|cannot login": "wrong user name or password",
     r"thumbprint": "the host's certificate has another thumbprint",
@@ -37,6 +41,7 @@ class Log:
         self.info: dict[str, str] = {}
         self._name = name
         self._errors: collections.deque[str] = collections.deque(maxlen=4)
+        self._connections = 0
         self._changed = threading.Condition()
 
     def line(self, line: str) -> None:
@@ -45,10 +50,17 @@ class Log:
         for key, pattern in (("Version", _VERSION), ("Host", _HOST)):
             if found := pattern.search(line):
                 self.info[key] = found[1]
-        if found := _ERROR.search(line):
-            with self._changed:
+        with self._changed:
+            if found := _ERROR.search(line):
                 self._errors.append(found[1])
-                self._changed.notify_all()
+            for call, change in _CONNECTIONS.items():
+                self._connections += change if call in line else 0
+            self._changed.notify_all()
+
+    def farewell(self) -> None:
+        """Wait until VDDK has closed what it has opened."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._connections, FAREWELL)
 
     def explained(self, error: errors.Error) -> errors.Error:
         """Return ``error`` with the words of VDDK, and without hope where they leave none."""
@@ -79,6 +91,7 @@ class Disk:
         self._lock = threading.Lock()
         self._busy = [0] * CONNECTIONS
         self._opening = [threading.Lock() for _ in range(CONNECTIONS)]
+        self._asking: list[Generator[base.Extent]] = []
         self._clients: list[nbd_client.Client | None] = [None] * CONNECTIONS
         try:
             self.size = self._client(0).size
@@ -104,17 +117,29 @@ class Disk:
             if client is not None:
                 client.interrupt()
 
-    close = interrupt
+    def close(self) -> None:
+        """End all connections and see VDDK do so, too."""
+        for asking in self._asking:
+            with contextlib.suppress(ValueError):  # another thread still waits for its answer
+                asking.close()
+        self.interrupt()
+        self._said.farewell()
 
     def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
         """Return what of the disk, or of parts of it, is data; all of it where VDDK does not tell."""
+        asking = self._extents(parts)
+        self._asking.append(asking)
+        return asking
+
+    def _extents(self, parts: Iterable[tuple[int, int]] | None) -> Generator[base.Extent]:
         try:
             found = self._client(0).extents(parts)
             if found is None:
                 ends = [(0, self.size)] if parts is None else parts
                 found = (nbd_client.Extent(start, end - start, zero=False) for start, end in ends)
-            for extent in found:
-                yield base.Extent(*extent)
+            with contextlib.closing(found):
+                for extent in found:
+                    yield base.Extent(*extent)
         except errors.Transient as err:
             raise self._said.explained(err) from err
 
