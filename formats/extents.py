@@ -37,9 +37,13 @@ Bytes: TypeAlias = "bytes | memoryview"
 
 
 class Encoder:
-    """Makes records. The same calls make the same bytes, so that a broken stream can be made again."""
+    """Makes records. The same calls make the same bytes, so that a broken stream can be made again.
+
+    ``compresses``: whether data is compressed where that saves something.
+    """
 
     def __init__(self) -> None:
+        self.compresses = True
         self._digest = hashlib.sha256()
         self._total = 0
         self._pause = 0
@@ -47,7 +51,8 @@ class Encoder:
     def copy(self) -> Encoder:
         """Return one that goes on from here."""
         made = Encoder()
-        made._digest, made._total, made._pause = self._digest.copy(), self._total, self._pause
+        made.compresses, made._total, made._pause = self.compresses, self._total, self._pause
+        made._digest = self._digest.copy()
         return made
 
     def zeros(self, length: int) -> bytes:
@@ -63,7 +68,7 @@ class Encoder:
         self._total += len(data)
         if self._pause:
             self._pause -= 1
-        else:
+        elif self.compresses:
             packed = zstd.compress(data, level=_LEVEL)
             if len(packed) < _PAYS * len(data):
                 return _HEADER.pack(_ZSTD, len(packed), len(data)), packed

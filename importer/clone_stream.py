@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,8 +14,10 @@ from importer import progress
 
 #: How far apart the places are that a stream can begin again from, and how many are kept: more than can be
 #: on the way between two machines.
-STEP = 64 << 20
+STEP = 16 << 20
 KEPT = 64
+#: Steps without compression until it is tried again.
+PAUSE = 32
 #: The longest run of zeros told at once: progress shall be seen.
 LONGEST_ZERO = 1 << 30
 
@@ -29,6 +32,41 @@ class Mark(NamedTuple):
     encoder: extents.Encoder
 
 
+class Pays:
+    """Does compression take less time than it saves? Asked at each step, of what the last one has shown."""
+
+    def __init__(self) -> None:
+        self._compresses = True
+        self._steps = 0
+        self._clear()
+
+    def encoded(self, length: int, packed: int, seconds: float) -> None:
+        """Count data and how much was made of it."""
+        self._saved += length - packed
+        self._packing += seconds
+
+    def sent(self, count: int, seconds: float) -> None:
+        """Count bytes that were sent, however long the other end made them wait."""
+        self._sent += count
+        self._sending += seconds
+
+    def decide(self) -> bool:
+        """Tell whether to compress in the next step."""
+        if self._compresses and self._sent:
+            # Without it, the bytes saved would have been sent in this time.
+            self._compresses = self._packing < self._saved * self._sending / self._sent
+            self._steps = 0
+        elif not self._compresses:
+            self._steps += 1
+            self._compresses = self._steps >= PAUSE
+        self._clear()
+        return self._compresses
+
+    def _clear(self) -> None:
+        self._saved = self._sent = 0
+        self._packing = self._sending = 0.0
+
+
 class Device:
     """A block device; ``length`` is None: how much is sent is known at the end."""
 
@@ -40,13 +78,18 @@ class Device:
         self._told = 0
         #: Bytes of the device between two places that the stream can begin again from.
         self.step = STEP
+        self._pays = Pays()
         self._marks = collections.deque([Mark(len(extents.MAGIC), 0, extents.Encoder())], KEPT)
         self._first = self._marks[0]
 
     def wire(self, offset: int) -> Wire:
         """Yield what follows ``offset``; see ``importer.upload_sender.Stream``."""
-        before = [mark for mark in self._marks if mark.sent <= offset]
-        mark = before[-1] if before else self._first
+        while self._marks and self._marks[-1].sent > offset:
+            # What was not received may be sent in another way.
+            self._marks.pop()
+        if not self._marks:
+            self._marks.append(self._first)
+        mark = self._marks[-1]
         at = mark.sent if offset >= mark.sent else 0
         parts = self._from(mark) if at else _chain(extents.MAGIC, self._from(mark))
         yield from _after(parts, offset - at)
@@ -65,14 +108,19 @@ class Device:
             if not zeros and piece.offset >= marked + self.step and piece.offset % volume.CHUNK == 0:
                 marked = piece.offset
                 if sent > self._marks[-1].sent:
+                    encoder.compresses = self._pays.decide()
                     self._marks.append(Mark(sent, marked, encoder.copy()))
             if is_zero:
                 zeros += length
             else:
                 assert isinstance(piece, volume.Piece)  # noqa: S101  (a hole is zero)
-                for part in encoder.data(piece.data):
-                    yield part
-                    sent += len(part)
+                started = time.perf_counter()
+                parts = encoder.data(piece.data)
+                self._pays.encoded(length, sum(map(len, parts)), time.perf_counter() - started)
+                started = time.perf_counter()
+                yield from parts
+                self._pays.sent(sum(map(len, parts)), time.perf_counter() - started)
+                sent += sum(map(len, parts))
             self._tell(piece.offset + length)
         if zeros:
             yield encoder.zeros(zeros)

@@ -19,6 +19,7 @@ from tests import (
     bench_measure,
     bench_ovirt,
     bench_report,
+    bench_upload,
     bench_vmware,
     containers,
     devices,
@@ -280,6 +281,7 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
         bench.blank,
     ):
         rows[single.__name__] = lambda single=single: single(file)  # type: ignore[misc]
+    rows |= bench_upload.Uploads(bench.directory, bench.raw, bench.rounds).rows()
     return rows
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from formats import snappy
+from formats import extents, readers, snappy
 from images import volume
 from importer import clone, clone_stream, contract, errors, progress
 from tests import devices, disks, oracle, processes, tls, uploads
@@ -305,16 +305,6 @@ def test_a_clone_goes_on_after_breaks(
     assert Path(paths.data, "disk.img").read_bytes() == noise.read_bytes()
 
 
-def test_a_stream_begins_again_from_anywhere(original: Path) -> None:
-    """With marks close to each other, the bytes after any offset are always the same."""
-    with volume.Volume(str(original)) as device:
-        stream = clone_stream.Device(device, progress.NullProgress())
-        stream.step = 3 * MIB
-        whole = b"".join(bytes(part) for part in stream.wire(0))
-        for offset in (*range(0, len(whole), 300_007), len(whole) - 1, len(whole)):
-            assert b"".join(bytes(part) for part in stream.wire(offset)) == whole[offset:]
-
-
 # -- the other end's streams
 
 
@@ -407,3 +397,36 @@ def test_a_source_that_is_killed(
         headers = {"x-cdi-content-type": "blockdevice-clone"}
         short = b"".join(snappy.frames([memoryview(b"short" * 1024)]))
         processes.wait_for(lambda: server.ask("POST", SYNC, short, headers).status == 200, "the next one")
+
+
+@pytest.mark.parametrize(
+    ("packed", "packing", "sending", "pays"),
+    [
+        (0.3, 1.0, 3.0, True),  # a slow network, or a slow volume at the other end
+        (0.3, 1.0, 0.1, False),  # a fast one
+        (1.0, 1.0, 9.0, False),  # nothing saved
+    ],
+)
+def test_compression_goes_on_where_it_pays(packed: float, packing: float, sending: float, pays: bool) -> None:
+    decision = clone_stream.Pays()
+    decision.encoded(10 * MIB, int(packed * 10 * MIB), packing)
+    decision.sent(int(packed * 10 * MIB), sending)
+    assert decision.decide() is pays
+    tried = [decision.decide() for _ in range(clone_stream.PAUSE)]
+    assert tried[-1], "never tried again"
+    assert all(tried) is pays
+
+
+@pytest.mark.parametrize("sending", [0.0, 1e9])
+def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: float) -> None:
+    """Whatever was decided for what was not received, the other end reads one whole stream."""
+    with volume.Volume(str(original)) as device:
+        stream = clone_stream.Device(device, progress.NullProgress())
+        stream.step = 2 * MIB
+        first = b"".join(bytes(part) for part in stream.wire(0))
+        for cut in (0, 15, 16, 17, *range(1, len(first), 250_007), len(first)):
+            stream._pays.sent(1, sending)
+            rest = b"".join(bytes(part) for part in stream.wire(cut))
+            runs = extents.Decoder(readers.Bytes(first[:cut] + rest))
+            assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
+            first = first[:cut] + rest
