@@ -57,8 +57,8 @@ class Place:
 
     @property
     def dd(self) -> str:
-        conv = "fsync" if self.block else "sparse,fsync"
-        return f"dd bs=1M iflag=fullblock conv={conv} status=none of={self.path}"
+        sparse = "" if self.block else "sparse,"
+        return f"dd bs=1M iflag=fullblock conv={sparse}fsync status=none of={self.path}"
 
 
 class Bench:
@@ -281,8 +281,7 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
         bench.blank,
     ):
         rows[single.__name__] = lambda single=single: single(file)  # type: ignore[misc]
-    rows |= bench_upload.Uploads(bench.directory, bench.raw, bench.rounds).rows()
-    return rows
+    return rows | bench_upload.Uploads(bench.directory, bench.raw, bench.rounds).rows()
 
 
 @contextlib.contextmanager
