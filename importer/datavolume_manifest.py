@@ -140,10 +140,11 @@ def template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -
 
 def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
     user = datavolume_pod.QEMU
-    # With several stages the kubelet starts the one that failed again, not those before it.
-    stages = sum(container["name"].startswith("stage-") for container in pod.before)
+    # The kubelet starts again what failed: not the stages before it, and beside the server of a node
+    # pull, which would keep a pod alive in which nothing else runs.
+    again = pod.beside or any(container["name"].startswith("stage-") for container in pod.before)
     spec: Object = {
-        "restartPolicy": "OnFailure" if stages else "Never",
+        "restartPolicy": "OnFailure" if again else "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

@@ -171,6 +171,14 @@ def test_stages_run_one_after_the_other() -> None:
     assert [container["name"] for container in later["initContainers"]] == ["vddk"]
 
 
+@pytest.mark.parametrize(("example", "again"), [("http", False), ("registry-node", True), ("imageio", True)])
+def test_what_failed_is_started_again_in_its_pod_only_where_it_has_to_be(example: str, again: bool) -> None:
+    """A policy for exit codes is not allowed there; elsewhere it ends what cannot succeed."""
+    item = made(example)[1]
+    assert item["spec"]["template"]["spec"]["restartPolicy"] == ("OnFailure" if again else "Never")
+    assert ("podFailurePolicy" in item["spec"]) != again
+
+
 def test_a_dollar_in_a_header_is_no_variable() -> None:
     env = {item["name"]: item.get("value") for item in job(made("headers"))["containers"][0]["env"]}
     assert env["IMPORTER_EXTRA_HEADER_1"] == "X-Another-Header: costs $$5"
@@ -214,6 +222,16 @@ def test_standard_input() -> None:
     example = (Path(__file__).parent / "datavolumes/pvc.yaml").read_bytes()
     done = subprocess.run(command, env=worker.ENVIRONMENT, input=example, capture_output=True, check=True)
     assert done.stdout.decode() == (GOLDEN / "pvc.yaml").read_text()
+
+
+def test_library_that_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise ImportError")
+    path = f"{tmp_path}:{worker.ROOT}"
+    done = worker.run("manifest", EXAMPLES[0], env={"PYTHONPATH": path})
+    assert done.status == 2
+    assert done.complaint == (
+        "reading manifests needs the Python package PyYAML: pip install 'cdi-worker[kubernetes]'"
+    )
 
 
 def test_what_only_controllers_can_do_is_said(tmp_path: Path) -> None:
