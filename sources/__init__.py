@@ -18,6 +18,7 @@ MODULES = {
     "s3": "sources.s3",
     "registry": "sources.registry",
     "vddk": "sources.vddk",
+    "volume": "sources.volume",
 }
 ENTRY_POINTS = "cdi_worker.sources"
 

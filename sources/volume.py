@@ -1,0 +1,15 @@
+"""Another volume's disk: raw, whatever its guest has written to it."""
+
+from __future__ import annotations
+
+import pathlib
+
+from sources import base, local
+
+
+def source(location: base.Location, _cancel: base.Cancel) -> local.LocalSource:
+    """Return the source for a device, for a disk's file, or for the directory of a volume."""
+    path = pathlib.Path(location.endpoint)
+    made = local.LocalSource(str(path / "disk.img" if path.is_dir() else path))
+    made.format = "raw"
+    return made
