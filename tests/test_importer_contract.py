@@ -187,3 +187,16 @@ def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) ->
     assert contract.certificate_files(str(tmp_path)) == (str(tmp_path / "ca.pem"),)
     assert contract.certificate_files("") == ()
     assert contract.certificate_files(str(tmp_path / "missing")) == ()
+
+
+def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> None:
+    paths = contract.Paths()
+    assert paths.vddk_libdir == "/opt/vmware-vix-disklib-distrib"
+    assert paths.vddk_config == "/vddk-args/vddk-config-file"
+    env = {"IMPORTER_SOURCE": "vddk", "IMPORTER_ENDPOINT": "https://v"}
+    config = tmp_path / "config"
+    paths = contract.Paths(data=str(tmp_path), vddk_libdir="/library", vddk_config=str(config))
+    assert contract.import_request(env, paths).location.vddk_config == ""
+    config.touch()
+    location = contract.import_request(env, paths).location
+    assert (location.vddk_libdir, location.vddk_config) == ("/library", str(config))

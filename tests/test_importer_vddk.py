@@ -303,6 +303,25 @@ def test_a_kill_at_any_stage_costs_nothing_but_time(tmp_path: Path, target: Path
             check(estate, target, stage)
 
 
+def test_a_killed_copy_goes_on(tmp_path: Path) -> None:
+    data = 48 * MiB
+    estate = vmware.Estate(tmp_path / "estate", 64 * MiB)
+    estate.take((4 * MiB, noise(1, data)))
+    estate.settings["delay"] = 200_000
+    target = tmp_path / "disk.img"
+    with estate.running():
+        with subprocess.Popen(
+            [sys.executable, "-c", STAGE, *arguments(estate, target, 0)], cwd=REPOSITORY
+        ) as first:
+            processes.wait_for(lambda: reads(estate) > 15, "most of it")
+            first.kill()
+        slow(estate, 0)
+        result = importer.run(wanted(estate, target, 0))
+        check(estate, target, 0)
+    assert result.resumed > 0
+    assert result.read < data
+
+
 def slow(estate: vmware.Estate, microseconds: int) -> None:
     estate.settings["delay"] = microseconds
     estate.save()

@@ -14,7 +14,6 @@ import os
 import shutil
 import ssl
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from sources import base
 from tests import processes, tls
 
 REPOSITORY = Path(__file__).parents[1]
-VCSIM = REPOSITORY / "build/vmware/vcsim"
+#: Where tools/vmware puts what it makes.
+MADE = REPOSITORY / "build/vmware"
 USER, PASSWORD = "administrator@vsphere.local", "secret of vSphere, a=b"
 UUID, INSTANCE_UUID = "4219c3b1-0000-4000-8000-00000000b105", "50193c1b-0000-4000-8000-0000000005ce"
 #: The unit of changed block tracking, in bytes.
@@ -36,18 +36,9 @@ Write = tuple[int, bytes | int]
 
 @functools.cache
 def need() -> None:
-    """Build vcsim and fetch nbdkit's plugin, which is quick when done; skip the test without the tools."""
+    """Make what stands in for VMware, which is quick when done; skip the test without the tools for it."""
     processes.need("go", "gcc", "nbdkit", "apt-get")
     processes.run(REPOSITORY / "tools/vmware", timeout=300)
-
-
-@functools.cache
-def library() -> Path:
-    """Return the stand-in for the VDDK library, compiled once."""
-    built = Path(tempfile.mkdtemp(prefix="vddk-")) / "libvixDiskLib.so.8"
-    source = REPOSITORY / "tests/dummy_vddk.c"
-    processes.run("gcc", "-shared", "-fPIC", "-O2", "-pthread", "-Wall", "-Werror", "-o", built, source)
-    return built
 
 
 def hole(path: Path, offset: int, length: int) -> None:
@@ -67,7 +58,7 @@ class Estate:
         self.disk_object_id = "52-2000"
         self.libdir = directory / "vddk"
         (self.libdir / "lib64").mkdir(parents=True)
-        shutil.copy(library(), self.libdir / "lib64")
+        shutil.copy(MADE / "libvixDiskLib.so.8", self.libdir / "lib64")
         self._folder = directory / "datastores/LocalDS_0/vm"
         self._folder.mkdir(parents=True)
         self._changes: list[list[tuple[int, int]]] = []
@@ -146,7 +137,7 @@ class Estate:
     def running(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run vcsim; ``options``: more of its."""
         self.save()
-        argv: list[str | Path] = [VCSIM, "-listen", f"127.0.0.1:{self.port}", "-user", USER]
+        argv: list[str | Path] = [MADE / "vcsim", "-listen", f"127.0.0.1:{self.port}", "-user", USER]
         argv += ["-password", PASSWORD, "-certificate", self.pair.certificate, "-key", self.pair.key]
         argv += ["-scenario", self.directory / "scenario.json", *options]
         log = self.directory / "vcsim.log"
