@@ -202,12 +202,10 @@ class _Arrived:
 
 
 def _shut(client: Any) -> None:
-    # The library has no call that ends a read another thread waits in.
-    connection = getattr(getattr(client, "_backend", None), "_con", None)
-    found = getattr(connection, "sock", None)
-    if found is not None:
-        with contextlib.suppress(OSError):
-            found.shutdown(socket.SHUT_RDWR)
+    # The library has no call that ends a read another thread waits in. Where that has ended meanwhile and
+    # closed the connection, what it leaves in its place answers every question with a ValueError.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        client._backend._con.sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
 
 
 def _place(url: str) -> str:

@@ -204,3 +204,31 @@ def test_reads_under_way_can_be_ended(server: Server, pool: imageio_data.Pool) -
     assert time.monotonic() - started < 5
     server.stall = False
     assert read(pool, 0, 1000) == DATA[:1000]
+
+
+def test_ending_reads_that_end_by_themselves(server: Server, pool: imageio_data.Pool) -> None:
+    """Whatever a connection is doing at that moment, also closing."""
+    pool.connect([server.url])
+    server.cut = 500
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                read(pool, 0, 1000)
+            except errors.Transient:
+                continue
+            except BaseException as err:  # noqa: BLE001
+                failures.append(err)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        pool.interrupt()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
