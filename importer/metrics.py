@@ -74,11 +74,15 @@ def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]
     told = Metrics(COUNTERS[role], owner_uid)
     over = threading.Event()
     # Libraries, key and certificate take a while that the import need not wait for.
-    threading.Thread(target=_serve, args=(told, port, over), name="metrics", daemon=True).start()
+    serving = threading.Thread(target=_serve, args=(told, port, over), name="metrics")
+    serving.start()
     try:
         yield told
     finally:
         over.set()
+        # Python ends threads that are left by unwinding their stacks, which those of other languages do not
+        # survive: a thread on its way through cryptography would take the whole process with it.
+        serving.join()
 
 
 def _serve(told: Metrics, port: int, over: threading.Event) -> None:

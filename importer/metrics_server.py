@@ -28,7 +28,7 @@ CONNECTIONS = 8
 #: Seconds that a client may be silent.
 PATIENCE = 10.0
 #: How late the end of the work is noticed, in seconds.
-TURN = 0.5
+TURN = 0.1
 #: Longer than any import; clients cannot verify it anyway.
 VALIDITY = dt.timedelta(days=365)
 

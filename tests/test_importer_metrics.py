@@ -203,3 +203,21 @@ def test_written_bytes_of_programs_count_while_they_run(tmp_path: Path) -> None:
         process.stdout.readline()
         assert running.bytes_written >= before + MiB
     assert running.bytes_written >= before + MiB
+
+
+@pytest.mark.parametrize("milliseconds", range(250, 650, 50))
+def test_an_end_at_any_moment_of_the_start(milliseconds: int) -> None:
+    """Threads that Python has to end itself may crash it."""
+    script = (
+        "import time; from importer import metrics\n"
+        f"with metrics.exposed('importer', 'x', {processes.free_port()}): time.sleep({milliseconds / 1000})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=worker.ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
