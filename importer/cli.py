@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import warnings
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -30,7 +31,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGINT, stop)
     # One line at the start says it; urllib3 would say it for every request.
     warnings.filterwarnings("ignore", message="Unverified HTTPS request")
-    sys.exit(_status(list(sys.argv[1:] if argv is None else argv), cancel))
+    sys.exit(_status(_arguments() if argv is None else list(argv), cancel))
+
+
+def _arguments() -> list[str]:
+    """Return the process's arguments; a name of one of CDI's programs is the sub-command."""
+    program = Path(sys.argv[0]).name
+    return [program, *sys.argv[1:]] if program in commands.PROGRAMS else sys.argv[1:]
 
 
 def set_up_logging(verbosity: int) -> None:

@@ -12,6 +12,7 @@ import click
 
 from images import retry
 from importer import (
+    cdi_commands,
     contract,
     datavolume_commands,
     errors,
@@ -214,5 +215,7 @@ def upload(obj: Context, /, file: str, url: str, token_file: str | None, style: 
     return 0
 
 
-cli.add_command(datavolume_commands.manifest)
-cli.add_command(datavolume_commands.run)
+for command in (datavolume_commands.manifest, datavolume_commands.run, *cdi_commands.PROGRAMS):
+    cli.add_command(command)
+#: Names by which CDI's controllers start the image for what is no role of the contract.
+PROGRAMS = frozenset(str(program.name) for program in cdi_commands.PROGRAMS)

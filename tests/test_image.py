@@ -117,6 +117,16 @@ def test_names_of_upstream_and_no_shell(pod: pods.Pod, web: servers.Web, disks: 
         check(pod, done, COMPLETE, disks.expected("vmdk"))
 
 
+def test_helpers_of_controllers(pod: pods.Pod) -> None:
+    """What CDI starts from the importer's image besides imports."""
+    pod.disk.write_bytes(bytes(4096))
+    done = pod.run("-image-path", "/data/disk.img", entrypoint="/usr/bin/cdi-image-size-detection")
+    assert (done.returncode, pod.message) == (0, "4096"), done.stderr
+    wanted = ("-ns", "a", "-cron", "b", "-url", "docker://localhost:1/x")
+    done = pod.run(*wanted, entrypoint="/usr/bin/cdi-source-update-poller")
+    assert (done.returncode, "KUBERNETES_SERVICE_HOST" in done.stderr) == (2, True)
+
+
 def test_more_than_the_memory(pod: pods.Pod, tmp_path: Path) -> None:
     """The page cache counts too; the disk is one and a half times what the pod has."""
     root = tmp_path / "www"
