@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -430,3 +431,27 @@ def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: flo
             runs = extents.Decoder(readers.Bytes(first[:cut] + rest))
             assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
             first = first[:cut] + rest
+
+
+def test_a_target_that_is_killed(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """The same source goes on with the pod that is started in its place."""
+    source = tmp_path / "noise"
+    source.write_bytes(random.Random(2).randbytes(SIZE))
+    with devices.slow(tmp_path, SIZE, bytes_per_second=16 * MIB) as target:
+        env = {"DESTINATION": str(target)}
+        first = uploads.Server(certificates, env, paths)
+        second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
+        second.port = first.port
+        argv = [sys.executable, "-m", "importer", "--termination-log=/dev/null"]
+        ready = functools.partial(processes.answers, first.port)
+        log = tmp_path / "log"
+        with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
+            sender = cloner(environment(first, "block", source), tmp_path / "message")
+            processes.wait_for(lambda: "transfer" in log.read_text(), "the clone to begin")
+            pod.kill()
+        with second, sender:
+            assert sender.wait(30) == 0
+            assert second.result().message == DONE
+        oracle.same(target, source)
