@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests import devices, oracle, pods, processes, servers, uploads, vmware
+from tests import devices, oracle, pods, processes, servers, uploads, vmware, worker
 from tests import disks as disks_module
 
 MiB = 1 << 20
@@ -125,6 +126,23 @@ def test_helpers_of_controllers(pod: pods.Pod) -> None:
     wanted = ("-ns", "a", "-cron", "b", "-url", "docker://localhost:1/x")
     done = pod.run(*wanted, entrypoint="/usr/bin/cdi-source-update-poller")
     assert (done.returncode, "KUBERNETES_SERVICE_HOST" in done.stderr) == (2, True)
+
+
+def test_job_of_a_manifest(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks) -> None:
+    """What `cdi-worker manifest` prints, as a node would run it."""
+    example = (worker.ROOT / "tests/datavolumes/http.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image("qcow2"))))
+    _, job = yaml.safe_load_all(worker.run("manifest", path, "--image", image).output)
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    env = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+    user = "{runAsUser}:{runAsGroup}".format(**spec["securityContext"])
+    pod = pods.Pod(container["image"], tmp_path / "pod", user=user, has_scratch=True)
+    check(pod, pod.run(*container["args"], **env), COMPLETE, disks.expected("qcow2"))
+    assert pod.disk.stat().st_size == 64 * MiB
+    done = pod.run(*container["args"], **env | {"IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"})
+    assert (done.returncode, "checksum mismatch" in pod.message) == (5, True)
 
 
 def test_more_than_the_memory(pod: pods.Pod, tmp_path: Path) -> None:
