@@ -222,6 +222,7 @@ def _place_ranges(job: Job) -> None:
     fetcher = job.fetcher(job.count)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
         image = qcow2.read_image(fetcher.read, fetcher.size)
+        _check_same_size(job, image.header)
         place.from_ranges(image, fetcher, out, noted, job.progress.advance)
         job.commit(out, size)
 
@@ -238,13 +239,17 @@ def _place_ordered(job: Job) -> None:
         with job.plain() as reader:
             ahead = peek.Peek(reader, qcow2_header.HEAD_SIZE)
             header = qcow2_header.parse(ahead.head)
-            if header.virtual_size != size:
-                raise errors.SourceChanged(
-                    url=job.source.name, what="virtual size", before=size, now=header.virtual_size
-                )
+            _check_same_size(job, header)
             passing = qcow2_stream.Passing(header)
             place_stream.from_stream(passing, ahead, out, cancel=job.cancel, spill=kept)
         job.commit(out, size)
+
+
+def _check_same_size(job: Job, header: qcow2_header.Header) -> None:
+    """Refuse another disk than the one the target was opened for: no identity may have told them apart."""
+    before, now = job.plan.virtual_size, header.virtual_size
+    if before != now:
+        raise errors.SourceChanged(url=job.source.name, what="virtual size", before=before, now=now)
 
 
 def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterator[fetch.Range]:
