@@ -76,12 +76,19 @@ class View:
 
     def tables(self, offsets: Iterable[int], length: int) -> Iterator[bytes]:
         """Yield many small tables of the same ``length``, in the file's order, with few reads."""
-        window, start = b"", 0
+        near: list[int] = []
         for offset in sorted(offsets):
-            if not start <= offset <= start + len(window) - length:
-                start = offset
-                window = self.at(start, min(max(length, _WINDOW), max(length, (self.size or 0) - start)))
-            yield window[offset - start : offset - start + length]
+            if near and offset + length - near[0] > _WINDOW:
+                yield from self._together(near, length)
+                near = []
+            near.append(offset)
+        if near:
+            yield from self._together(near, length)
+
+    def _together(self, offsets: list[int], length: int) -> Iterator[bytes]:
+        first = offsets[0]
+        data = self.at(first, offsets[-1] + length - first)
+        return (data[offset - first : offset - first + length] for offset in offsets)
 
 
 def entries(data: bytes, layout: str) -> array.array[int]:
