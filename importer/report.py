@@ -33,10 +33,10 @@ def complete(
     """Return the report of an import that is whole and on storage."""
     said: dict[str, object] = {} if blank else {"scratchSpaceRequired": False}
     said |= {"preallocationApplied": preallocated, "message": "Import Complete"}
-    if labels:
-        said["labels"] = dict(labels)
     if vddk_info:
         said["vddkInfo"] = dict(vddk_info)
+    if labels:
+        said["labels"] = _fitting(labels, said)
     return Report(_as_json(said), 0)
 
 
@@ -89,17 +89,36 @@ def write(report: Report, path: str) -> None:
         log.warning("cannot write the termination message path=%r error=%s", path, err.strerror)
 
 
+def _fitting(labels: Mapping[str, str], said: Mapping[str, object]) -> dict[str, str]:
+    """Return the labels that the message has room for: a cut one would be no JSON."""
+    kept: dict[str, str] = {}
+    for name, value in labels.items():
+        if len(_json({**said, "labels": {**kept, name: value}}).encode()) <= LIMIT:
+            kept[name] = value
+    if len(kept) < len(labels):
+        log.warning("labels without room in the termination message count=%d", len(labels) - len(kept))
+    return kept
+
+
 def _as_json(said: Mapping[str, object]) -> str:
     """Return compact JSON; the message is cut, never the structure."""
-    text = json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+    text = _json(said)
     if len(text.encode()) <= LIMIT:
         return text
-    room = LIMIT - len(json.dumps({**said, "message": ""}, separators=(",", ":")).encode())
+    room = LIMIT - len(_json({**said, "message": ""}).encode())
     # A character takes six bytes at most: as an escape of JSON.
-    cut = {**said, "message": str(said["message"])[: max(0, room // 6)]}
-    return json.dumps(cut, separators=(",", ":"), ensure_ascii=False)
+    return _json({**said, "message": str(said["message"])[: max(0, room // 6)]})
+
+
+def _json(said: Mapping[str, object]) -> str:
+    return _text(json.dumps(said, separators=(",", ":"), ensure_ascii=False))
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(_text(text).split())
     return line.encode()[:LIMIT].decode("utf-8", "ignore")
+
+
+def _text(words: str) -> str:
+    """Return words of others without halves of characters, which JSON can hold and UTF-8 cannot."""
+    return words.encode("utf-8", "replace").decode()

@@ -95,3 +95,21 @@ def test_written_in_one_line(tmp_path: Path) -> None:
     report.write(report.Report("said", 0), str(tmp_path / "log"))
     assert (tmp_path / "log").read_text() == "said"
     report.write(report.Report("said", 0), str(tmp_path / "missing" / "log"))
+
+
+def test_words_that_are_no_text() -> None:
+    """JSON of a server may hold half a character; it must not cost the report."""
+    assert report.failure(errors.ImageError(reason="\ud800"), "http").message.endswith(": ?")
+    assert report.internal(ValueError("\udcff")).message.endswith(": ?")
+    labels = {"kubevirt.io/a": "\ud800"}
+    told = json.loads(report.complete(blank=False, preallocated=False, labels=labels).message)
+    assert told["labels"] == {"kubevirt.io/a": "?"}
+
+
+def test_labels_beyond_the_limit_are_left_out() -> None:
+    labels = {f"kubevirt.io/{number}": "é" * 1000 for number in range(5)}
+    message = report.complete(blank=False, preallocated=True, labels=labels).message
+    assert len(message.encode()) <= report.LIMIT
+    told = json.loads(message)
+    assert told["message"] == "Import Complete"
+    assert list(told["labels"]) == ["kubevirt.io/0"]
