@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-import requests
-
 from importer import errors
 from sources import base, http, labels, session
 
@@ -29,17 +27,18 @@ class NodePullSource(http.HttpSource):
     """An HTTP source that waits for its server and tells it when it may go."""
 
     def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
-        self._location = location
+        # Between the containers of a pod there is no proxy, whatever the cluster's settings name.
+        access = dataclasses.replace(location.access, http_proxy="", https_proxy="")
+        self._location = dataclasses.replace(location, access=access)
         self._cancel = cancel
         self._labels: Mapping[str, str] = {}
-        super().__init__(location.endpoint, location.access)
+        super().__init__(location.endpoint, access)
 
     def __enter__(self) -> Self:
         name = self._wait()
         endpoint = self._location.endpoint
         if name and endpoint.endswith(DISK):
             endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
-        self._location = dataclasses.replace(self._location, endpoint=endpoint)
         super().__init__(endpoint, self._location.access)
         return super().__enter__()
 
@@ -59,14 +58,14 @@ class NodePullSource(http.HttpSource):
         """Return what ``GET /info`` tells; a disk is worth more than its labels."""
         url = urllib.parse.urljoin(self._location.endpoint, "/info")
         try:
-            with session.new_session(self._location.access) as fresh:
+            with session.new_session(self._location.access) as fresh, session.translated(url, first=False):
                 answer = fresh.get(url, timeout=session.TIMEOUT, allow_redirects=False, stream=True)
                 if answer.status_code != 200:
                     log.warning("no labels url=%r status=%d", url, answer.status_code)
                     return {}
-                text = answer.raw.read(LARGEST_INFO + 1)
-                info = json.loads(text) if len(text) <= LARGEST_INFO else {}
-        except (requests.exceptions.RequestException, ValueError) as err:
+                text = session.body(answer, LARGEST_INFO)
+            info = json.loads(text) if len(text) <= LARGEST_INFO else {}
+        except (errors.Error, ValueError, RecursionError) as err:
             log.warning("no labels url=%r error=%s", url, type(err).__name__)
             return {}
         variables = info.get("env") if isinstance(info, dict) else None

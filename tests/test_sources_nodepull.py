@@ -1,0 +1,70 @@
+"""Node pull from the importer's side: the hand-shake when not all goes well."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from importer import errors
+from sources import base, nodepull
+from tests import misbehave, proxy
+
+DATA = bytes(range(256)) * 16
+
+
+@pytest.fixture
+def server() -> Iterator[misbehave.Server]:
+    with misbehave.Server() as running:
+        yield running
+
+
+def pulled(
+    server: misbehave.Server, tmp_path: Path, name: str = "fedora.raw", access: base.Access | None = None
+) -> nodepull.NodePullSource:
+    (tmp_path / "ready").write_text(name)
+    location = base.Location(
+        server.url("/disk.img"),
+        access or base.Access(),
+        ready_file=str(tmp_path / "ready"),
+        done_file=str(tmp_path / "done"),
+    )
+    return nodepull.NodePullSource(location, threading.Event())
+
+
+def test_a_second_first_contact(server: misbehave.Server, tmp_path: Path) -> None:
+    """A name that ends like the placeholder is put in its place once."""
+    page = misbehave.Page(DATA)
+    server.serve("/my-disk.img", (misbehave.Page(status=503), 1), page)
+    source = pulled(server, tmp_path, "my-disk.img")
+    with pytest.raises(errors.Transient):
+        source.__enter__()
+    with source:
+        assert source.head == DATA
+
+
+def test_no_proxy_is_between_the_containers_of_a_pod(server: misbehave.Server, tmp_path: Path) -> None:
+    server.serve("/fedora.raw", misbehave.Page(DATA))
+    with proxy.Proxy() as between, pulled(server, tmp_path, access=base.Access(http_proxy=between.url)):
+        assert not between.requests
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        misbehave.Page(b'{"env": ["KUBEVIRT_IO_A=1"]}', missing=10),
+        misbehave.Page(b'{"env": ["KUBEVIRT_IO_A=1"]}', cut=5),
+        misbehave.Page(b"[" * 100_000),
+        misbehave.Page(b"{"),
+        misbehave.Page(status=500),
+    ],
+)
+def test_no_labels_are_no_failure(server: misbehave.Server, tmp_path: Path, page: misbehave.Page) -> None:
+    server.serve("/fedora.raw", misbehave.Page(DATA))
+    server.serve("/info", page)
+    with pulled(server, tmp_path) as source:
+        source.finish()
+        assert source.labels() == {}
+    assert (tmp_path / "done").exists()
