@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 import urllib.parse
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from importer import errors
 from sources import base
 
 HEAD_SIZE = 256 * 1024
+#: How late a cancel is noticed by who waits for a pipe, in seconds.
+TURN = 0.2
 
 
-def source(location: base.Location, _cancel: base.Cancel) -> LocalSource:
+def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
     """Return the source for a path or a ``file://`` URL."""
     endpoint = location.endpoint
     if endpoint.startswith("file:"):
@@ -23,26 +26,28 @@ def source(location: base.Location, _cancel: base.Cancel) -> LocalSource:
         if parts.netloc not in {"", "localhost"}:
             raise errors.RequestError(f"{endpoint}: a file URL names no other host")
         endpoint = urllib.parse.unquote(parts.path)
-    return LocalSource(endpoint)
+    return LocalSource(endpoint, cancel)
 
 
 class LocalSource(base.Source):
     """Bytes behind one descriptor, opened once and held."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, cancel: base.Cancel) -> None:
         self.name = path
+        self._cancel = cancel
         self._fd = -1
         self._seekable = False
         self._fresh = True
 
     def __enter__(self) -> Self:
         try:
-            self._fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe that nobody writes to yet would hold up the open, and any cancel with it.
+            self._fd = os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             info = os.fstat(self._fd)
             self._seekable = stat.S_ISREG(info.st_mode) or stat.S_ISBLK(info.st_mode)
             if self._seekable:
                 self.size = os.lseek(self._fd, 0, os.SEEK_END)
-                self.identity = f"inode {info.st_ino} changed {info.st_mtime_ns} size {self.size}"
+                self.identity = _identity(info)
                 self.head = os.pread(self._fd, HEAD_SIZE, 0)
         except OSError as err:
             self.close()
@@ -60,7 +65,13 @@ class LocalSource(base.Source):
             os.close(fd)
 
     def interrupt(self) -> None:
-        """Nothing to do: no read of a file waits for long."""
+        """Nothing to do: no read of a file waits for long, and that of a pipe looks for a cancel."""
+
+    def verify(self) -> None:
+        """Raise ``SourceChanged`` if a file was written to since it was opened."""
+        now = _identity(os.fstat(self._fd))
+        if now != self.identity:
+            raise errors.SourceChanged(url=self.name, what="file", before=self.identity, now=now)
 
     def ranges(self) -> base.RandomReader | None:
         return self if self._seekable else None
@@ -77,9 +88,7 @@ class LocalSource(base.Source):
         try:
             count = os.preadv(self._fd, [into], offset)
         except OSError as err:
-            raise errors.TransferFailed(
-                url=self.name, offset=offset, reason=os.strerror(err.errno or 0)
-            ) from err
+            raise self._broken(offset, err) from err
         if not count:
             raise errors.SourceChanged(url=self.name, what="size", before=self.size, now=offset)
         return count
@@ -110,14 +119,35 @@ class LocalSource(base.Source):
             return position
 
     def _read_head(self) -> None:
-        head = b""
-        while len(head) < HEAD_SIZE and (more := os.read(self._fd, HEAD_SIZE - len(head))):
-            head += more
-        self.head = head
+        head = memoryview(bytearray(HEAD_SIZE))
+        filled = 0
+        while filled < HEAD_SIZE and (count := self.read_next(head[filled:], filled)):
+            filled += count
+        self.head = bytes(head[:filled])
 
-    def read_next(self, into: memoryview) -> int:
-        """Read what a pipe gives next."""
-        return os.readv(self._fd, [into])
+    def read_next(self, into: memoryview, offset: int) -> int:
+        """Read what a pipe gives next, which is at ``offset``, once there is something."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not self._cancel.is_set():
+            try:
+                if poll.poll(TURN * 1000):
+                    return os.readv(self._fd, [into])
+            except BlockingIOError:
+                continue
+            except OSError as err:
+                raise self._broken(offset, err) from err
+        raise errors.Cancelled
+
+    def _broken(self, offset: int, err: OSError) -> errors.TransferFailed:
+        return errors.TransferFailed(url=self.name, offset=offset, reason=os.strerror(err.errno or 0))
+
+
+def _identity(info: os.stat_result) -> str | None:
+    """Return what names the bytes of a file; nothing does it for those of a device or a pipe."""
+    if not stat.S_ISREG(info.st_mode):
+        return None
+    return f"inode {info.st_ino} changed {info.st_mtime_ns} size {info.st_size}"
 
 
 class _LocalStream:
@@ -131,12 +161,12 @@ class _LocalStream:
             count = min(len(into), len(self._replay))
             into[:count] = self._replay[:count]
             self._replay = self._replay[count:]
-            return count
-        if self._source.size is None:
-            return self._source.read_next(into)
-        if self._offset >= self._source.size:
+        elif self._source.size is None:
+            count = self._source.read_next(into, self._offset)
+        elif self._offset >= self._source.size:
             return 0
-        count = self._source.read_range(self._offset, into)
+        else:
+            count = self._source.read_range(self._offset, into)
         self._offset += count
         return count
 

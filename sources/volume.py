@@ -7,9 +7,9 @@ import pathlib
 from sources import base, local
 
 
-def source(location: base.Location, _cancel: base.Cancel) -> local.LocalSource:
+def source(location: base.Location, cancel: base.Cancel) -> local.LocalSource:
     """Return the source for a device, for a disk's file, or for the directory of a volume."""
     path = pathlib.Path(location.endpoint)
-    made = local.LocalSource(str(path / "disk.img" if path.is_dir() else path))
+    made = local.LocalSource(str(path / "disk.img" if path.is_dir() else path), cancel)
     made.format = "raw"
     return made
