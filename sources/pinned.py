@@ -53,9 +53,12 @@ class Place:
             if response.status_code not in REDIRECTS or not location:
                 break
             self.drop(response)
-            url = urllib.parse.urljoin(url, location)
-            if urllib.parse.urlsplit(url).scheme not in {"http", "https"}:
-                raise errors.Unreachable(url=self.name, reason="redirected to something that is not http")
+            try:
+                url = urllib.parse.urljoin(url, location)
+                checked(url)
+            except (ValueError, errors.RequestError) as err:
+                reason = "redirected to something that is not http"
+                raise errors.Unreachable(url=self.name, reason=reason) from err
         else:
             raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
         if url != self.url:

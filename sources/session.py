@@ -109,9 +109,19 @@ class _Adapter(requests.adapters.HTTPAdapter):
         conn.cert_reqs = self._context.verify_mode
 
 
+class _Session(requests.Session):
+    """A session that sees no redirects.
+
+    Also when it is not to follow one, requests reads all of its body, to any length, and decodes it.
+    """
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
+
+
 def new_session(access: Access) -> requests.Session:
     """Return a session that takes nothing from the process's environment: no netrc, no proxies."""
-    session = requests.Session()
+    session = _Session()
     session.trust_env = False
     session.verify = not access.insecure
     if access.insecure:

@@ -211,6 +211,21 @@ def test_redirects_end(server: misbehave.Server) -> None:
         refused(server.serve("/file", misbehave.Page(to=("file:///etc/passwd",))))
 
 
+def test_the_page_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
+    """It may be endless, or grow without end when it is decoded."""
+    there = server.serve("/there", GOOD)
+    start = server.serve("/start", misbehave.Page(bytes(64 << 20), to=(there,), ranges=False))
+    with opened(start) as source:
+        assert source.head == DATA[: http.HEAD_SIZE]
+    assert server.sent("/start") < 16 << 20
+
+
+@pytest.mark.parametrize("to", ["http://[::1", "http://host:99999/", "http://@/", "//[x]/"])
+def test_redirects_to_no_address(server: misbehave.Server, to: str) -> None:
+    with pytest.raises(errors.Unreachable, match="redirected to"):
+        refused(server.serve("/odd", misbehave.Page(to=(to,))))
+
+
 @pytest.mark.parametrize(
     ("later", "kind"),
     [
