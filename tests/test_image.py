@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import devices, oracle, pods, processes, servers, uploads, vmware, worker
+from tests import devices, objectservers, oracle, pods, processes, servers, uploads, vmware, worker
 from tests import disks as disks_module
 
 MiB = 1 << 20
@@ -184,6 +184,19 @@ def test_stopped_as_process_1(pod: pods.Pod, slow: str) -> None:
         assert running.wait(20) == 1
     assert pod.message == "Unable to process data: cancelled"
     oracle.unusable(pod.disk)
+
+
+def test_s3(pod: pods.Pod, disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Amazon's library, without the descriptions that the image leaves out."""
+    with objectservers.seaweed(tmp_path) as store:
+        store.put("disk.qcow2", disks.image("qcow2").read_bytes())
+        done = pod.run(
+            IMPORTER_SOURCE="s3",
+            IMPORTER_ENDPOINT=store.url("disk.qcow2"),
+            IMPORTER_ACCESS_KEY_ID=objectservers.ACCESS_KEY,
+            IMPORTER_SECRET_KEY=objectservers.SECRET_KEY,
+        )
+    check(pod, done, COMPLETE, disks.expected("qcow2"))
 
 
 def test_vddk(image: str, tmp_path: Path) -> None:
