@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 SECTOR: Final = 512
 # Bounds what one write leaves dirty before the window sees it.
 _PIECE: Final = 4 << 20
-_LONGEST_ZERO: Final = 1 << 30
+# A device without an offload writes it all before anybody looks whether to stop.
+_LONGEST_ZERO: Final = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from sources import base
 log = logging.getLogger(__name__)
 
 #: Zeros asked for between two looks at whether to stop.
-ZERO_STEP = 1 << 30
+ZERO_STEP = 64 << 20
 
 
 def blank(job: Job) -> None:

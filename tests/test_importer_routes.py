@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +60,17 @@ def test_a_disk_that_changes_its_size_between_two_looks(server: misbehave.Server
 def qcow2_of(path: Path, size: int) -> bytes:
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", path, str(size))
     return path.read_bytes()
+
+
+def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
+    """A pod has 30 seconds from SIGTERM to its end."""
+    cancel = threading.Event()
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=100 * MIB) as device:
+        request = importer.Request(
+            source="none", location=importer.Location(""), target=str(device), preallocation=True, direct=True
+        )
+        threading.Timer(1, cancel.set).start()
+        started = time.monotonic()
+        with pytest.raises(errors.Cancelled):
+            importer.run(request, cancel=cancel)
+        assert time.monotonic() - started < 5
