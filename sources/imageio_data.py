@@ -49,6 +49,7 @@ class Pool:
         self._access = access
         self._authorities = authorities
         self._url = ""
+        self._answered = False
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
         self._allowed = 1
@@ -64,11 +65,12 @@ class Pool:
         for url in urls:
             self._url = url
             try:
-                client = self._connected(first=True)
+                client = self._connected(first=not self._answered)
             except errors.SourceError as err:
                 log.info("no data at %r reason=%s", _place(url), err)
                 failures.append(err)
                 continue
+            self._answered = True
             with self._changed:
                 self._allowed = max(1, min(client.max_readers, self._access.connections))
                 self._idle.append(client)

@@ -188,10 +188,13 @@ def test_extents_that_make_no_sense(
 
 def test_the_next_place_where_the_first_does_not_answer(server: Server, pool: imageio_data.Pool) -> None:
     dead = "http://127.0.0.1:1/images/ticket"
-    pool.connect([dead, server.url])
-    assert read(pool) == DATA
     with pytest.raises(errors.Unreachable, match="connection refused"):
         pool.connect([dead, dead])
+    pool.connect([dead, server.url])
+    assert read(pool) == DATA
+    # A host that has answered before is being restarted.
+    with pytest.raises(errors.Transient, match="connection refused"):
+        pool.connect([dead])
 
 
 def test_reads_under_way_can_be_ended(server: Server, pool: imageio_data.Pool) -> None:
