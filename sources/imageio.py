@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from typing import Self
 
 from importer import errors
-from sources import base, imageio_data, ovirt_engine, session
+from sources import base, extents, imageio_data, ovirt_engine, session
 
 log = logging.getLogger(__name__)
 
 #: What is read at first: what a qcow2 header and the name of its backing file need, and more.
 HEAD_SIZE = 256 * 1024
-#: A zero run between two data extents that costs more to leave out than to read.
-SHORTEST_ZERO = 128 * 1024
 #: Refusals of a ticket, one after the other, of a transfer that the engine takes for healthy.
 STRIKES = 3
 
@@ -106,7 +104,7 @@ class ImageioSource(base.Source):
     def extents(self) -> Iterator[base.Extent] | None:
         if self.format != "raw" or all(not extent.zero for extent in self._extents):
             return None
-        return iter(_coarse(self._extents))
+        return extents.coarse(self._extents)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
@@ -262,15 +260,3 @@ class _Ordered:
 
     def close(self) -> None:
         """Leave the connections to the source."""
-
-
-def _coarse(extents: list[base.Extent]) -> list[base.Extent]:
-    """Return extents without short zero runs: a request more costs more than their bytes."""
-    found: list[base.Extent] = []
-    for extent in extents:
-        zero = extent.zero and extent.length >= SHORTEST_ZERO
-        if found and found[-1].zero == zero:
-            found[-1] = dataclasses.replace(found[-1], length=found[-1].length + extent.length)
-        else:
-            found.append(base.Extent(extent.offset, extent.length, zero))
-    return found

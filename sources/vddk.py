@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Self
 
 from images import nbdkit
 from importer import errors
-from sources import base, session, vddk_disk, vsphere, vsphere_machine
+from sources import base, extents, session, vddk_disk, vsphere, vsphere_machine
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +20,6 @@ LONGEST = {True: 2 << 20, False: 32 << 20}
 TRANSPORTS = "nbdssl:nbd"
 #: What nbdkit says of each read is not wanted; without any of these it does not tell version and host.
 DEBUG = {"nbdkit.backend.datapath": 0, "vddk.datapath": 0}
-#: Allocation between areas nearer than this, in bytes, is asked for with theirs.
-NEAR = 1 << 30
 
 
 def source(location: base.Location, cancel: base.Cancel) -> VddkSource:
@@ -85,8 +82,9 @@ class VddkSource(base.Source):
 
     def extents(self) -> Iterator[base.Extent]:
         if self._areas is None:
-            return self._disk.extents(None)
-        return overlay(self._areas, self._disk.extents(pieces(self._areas)))
+            return extents.coarse(self._disk.extents(None))
+        runs = self._disk.extents(extents.pieces(self._areas))
+        return extents.coarse(extents.overlay(self._areas, runs))
 
     def info(self) -> Mapping[str, str]:
         return self._said.info
@@ -147,33 +145,3 @@ class VddkSource(base.Source):
         return nbdkit.Plugin(
             "vddk", parameters, secrets, debug=DEBUG, package="nbdkit-plugin-vddk", library_path=libraries
         )
-
-
-def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Return areas as (start, end), those that are near one another as one: each costs a question."""
-    first, last = areas[0] if areas else (0, 0)
-    last += first
-    for start, length in areas:
-        if start - last > NEAR:
-            yield first, last
-            first = start
-        last = start + length
-    if areas:
-        yield first, last
-
-
-def overlay(areas: list[tuple[int, int]], runs: Iterator[base.Extent]) -> Iterator[base.Extent]:
-    """Return the parts of ``runs`` inside ``areas``, both in order; every byte of these is in one of them."""
-    left = [*reversed(areas)]
-    for run in runs:
-        end = run.offset + run.length
-        while left and left[-1][0] < end:
-            start, length = left.pop()
-            if start < run.offset:
-                raise errors.SourceError(reason=f"no extents from byte {start} to {run.offset}")
-            stop = min(start + length, end)
-            yield dataclasses.replace(run, offset=start, length=stop - start)
-            if stop < start + length:
-                left.append((stop, start + length - stop))
-    if left:
-        raise errors.SourceError(reason=f"no extents from byte {left[-1][0]} on")
