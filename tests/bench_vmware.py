@@ -26,9 +26,9 @@ def delayed(directory: Path, target: Path, rounds: int) -> bench_report.Row:
 
 
 def undelayed(directory: Path, target: Path, rounds: int) -> bench_report.Row:
-    """Measure against nbdcopy at its best."""
+    """Measure against nbdcopy at its best: 0.9 of its speed is 1.11 of its time."""
     with _disk(directory, delay=0) as estate:
-        return _row("vddk", 1 / 0.9, estate, target, rounds, "")
+        return _row("vddk", 1.11, estate, target, rounds, "")
 
 
 @contextlib.contextmanager
