@@ -192,8 +192,7 @@ class Bench:
 
     def ovirt(self, place: Place) -> bench_report.Row:
         """Measure a full copy from oVirt, of storage that takes 5 ms for each read."""
-        disk = bench_inputs.noise(self.directory, 1024 * MIB)
-        return bench_ovirt.row(self.directory, disk, place.path, self.rounds)
+        return bench_ovirt.row(self.directory, self.raw, place.path, self.rounds)
 
     def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
         """Measure time and memory against the size of the image."""
