@@ -46,6 +46,7 @@ class Client:
         self._name = name
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
+        self._closed = False
         self.size: int = self._connected().size
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -75,7 +76,11 @@ class Client:
         """End the reads under way in other threads; later ones connect anew."""
         self._drop(self._connection)
 
-    close = interrupt
+    def close(self) -> None:
+        """End the reads under way and let none connect any more."""
+        with self._lock:
+            self._closed = True
+        self.interrupt()
 
     def _drop(self, connection: _Connection | None) -> None:
         """Close a connection, once, whoever else has made a new one meanwhile."""
@@ -100,6 +105,8 @@ class Client:
 
     def _connected(self) -> _Connection:
         with self._lock:
+            if self._closed:
+                raise errors.Transient(url=self._name, reason="closed")
             if self._connection is None or self._connection.dead:
                 self._connection = _Connection(self._connect())
             return self._connection

@@ -89,6 +89,7 @@ class Disk:
         self._said = said
         self._longest = longest
         self._lock = threading.Lock()
+        self._closed = False
         self._busy = [0] * CONNECTIONS
         self._opening = [threading.Lock() for _ in range(CONNECTIONS)]
         self._asking: list[Generator[base.Extent]] = []
@@ -122,7 +123,12 @@ class Disk:
         for asking in self._asking:
             with contextlib.suppress(ValueError):  # another thread still waits for its answer
                 asking.close()
-        self.interrupt()
+        self._closed = True
+        for number, opening in enumerate(self._opening):
+            with opening:
+                client = self._clients[number]
+            if client is not None:
+                client.close()
         self._said.farewell()
 
     def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
@@ -146,6 +152,8 @@ class Disk:
     def _client(self, number: int) -> nbd_client.Client:
         with self._opening[number]:
             client = self._clients[number]
+            if client is None and self._closed:
+                raise errors.Transient(url=self._name, reason="closed")
             if client is None:
                 client = self._clients[number] = nbd_client.Client(self._socket, self._name)
             return client

@@ -168,6 +168,14 @@ def test_an_interruption_ends_reads_and_later_ones_connect_anew() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_nobody_connects_after_the_end() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        client.close()
+        with pytest.raises(errors.Transient, match="disk: closed"):
+            read(client, 0, 512)
+
+
 def test_a_server_that_has_gone() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
         client = nbd_client.Client(socket, "disk")
