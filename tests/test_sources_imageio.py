@@ -304,14 +304,14 @@ def test_an_engine_that_goes_away_at_the_end(place: Place) -> None:
 
 
 class Then(progress.NullProgress):
-    """Does something when half of the data has come."""
+    """Does something when some data has come; zeros do not count, for they are not read."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act: Callable[[], object] | None = act
-        self._left = 2 * MIB
+        self._left = MIB
         self._lock = threading.Lock()
 
-    def advance(self, count: int) -> None:
+    def read(self, count: int) -> None:
         with self._lock:
             self._left -= count
             due, self._act = (self._act, None) if self._left < 0 else (None, self._act)
