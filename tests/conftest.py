@@ -21,6 +21,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_left_out else None
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name long bytes by their argument.
+
+    gzip writes the time into them, and names must be the same in every process that collects.
+    """
+    return argname if isinstance(val, bytes) and len(val) > 16 else None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     count = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"needs not met: {count} tests skipped")
