@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from formats import qcow2_header, qcow2_pieces
+from formats import qcow2_header
+from formats.pieces import Piece
 from importer import errors
-
-#: More than any file has.
-UNKNOWN = 1 << 63
 
 _SECTOR = 512
 
@@ -16,7 +14,7 @@ _SECTOR = 512
 class Claims:
     """The clusters spoken for so far.
 
-    ``size``: bytes of the file, ``UNKNOWN`` for a stream. One byte per cluster is kept, at most
+    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. One byte per cluster is kept, at most
     ``LIMIT``: 4 TiB of 64 KiB clusters.
     """
 
@@ -67,7 +65,12 @@ class Claims:
             self._taken.extend(bytes(end - len(self._taken)))
         return first, end
 
-    def take_pieces(self, pieces: Iterable[qcow2_pieces.Piece]) -> None:
+    def take_tables(self, tables: Iterable[Piece], /) -> None:
+        """Claim for the L2 tables."""
+        for table in tables:
+            self.take(table.host, table.length)
+
+    def take_pieces(self, found: Iterable[Piece], /) -> None:
         """Claim for data, given in the file's order.
 
         Subclusters of one cluster may be several pieces: they lie equally far from their place on
@@ -75,7 +78,7 @@ class Claims:
         earlier (specification, "Compressed Clusters Descriptor").
         """
         last_host = last_sector = last_cluster = shift = -1
-        for piece in pieces:
+        for piece in found:
             end = piece.host + piece.length
             if piece.packed:
                 if piece.host <= last_host or piece.host < last_sector:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from itertools import islice, pairwise
 
-from formats import qcow2_header, qcow2_pieces
-from formats.qcow2_pieces import Piece
+from formats import pieces, qcow2_header
+from formats.pieces import Piece
 from importer import errors
 
 _OFFSET = (1 << 56) - (1 << 9)
@@ -50,15 +50,15 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     count = min(header.table_entries, -(-(header.virtual_size - guest) // header.cluster_size))
     table = entries(data)
     if header.extended_l2:
-        found = qcow2_pieces.merge(_subclusters(header, table[: 2 * count], guest))
+        found = pieces.merge(_subclusters(header, table[: 2 * count], guest))
     else:
         found = _clusters(header, table[:count], guest)
-    pieces = list(found)
-    while pieces and pieces[-1].guest >= header.virtual_size:
-        pieces.pop()  # subclusters, of which the last cluster may have some behind the end
-    if pieces and pieces[-1].guest + pieces[-1].size > header.virtual_size:
-        pieces[-1] = _cut(pieces[-1], header.virtual_size)
-    return pieces
+    result = list(found)
+    while result and result[-1].guest >= header.virtual_size:
+        result.pop()  # subclusters, of which the last cluster may have some behind the end
+    if result and result[-1].guest + result[-1].size > header.virtual_size:
+        result[-1] = _cut(result[-1], header.virtual_size)
+    return result
 
 
 def _cut(piece: Piece, end: int) -> Piece:

@@ -1,6 +1,6 @@
-"""Puts the pieces of a qcow2 image where they belong on the target.
+"""Puts the pieces of a mapped image, qcow2 or vmdk, where they belong on the target.
 
-What the image is and how its clusters are inflated, ``formats.qcow2`` knows; its objects are handed
+What the image is and how its pieces are inflated, ``formats.mapped`` knows; its objects are handed
 in, because the folders do not import each other.
 """
 
@@ -21,11 +21,12 @@ _SHORT = 256 << 10
 
 _guest = attrgetter("guest")
 
-Inflate = Callable[[bytes | memoryview], bytes]
+#: What a packed piece makes, or more, of its bytes and of its offset on the disk.
+Inflate = Callable[[bytes | memoryview, int], bytes]
 
 
 class Piece(Protocol):
-    """See ``formats.qcow2_pieces.Piece``."""
+    """See ``formats.pieces.Piece``."""
 
     @property
     def host(self) -> int: ...
@@ -44,7 +45,7 @@ class Piece(Protocol):
 
 
 class Batch(Protocol):
-    """See ``formats.qcow2_pieces.Batch``."""
+    """See ``formats.pieces.Batch``."""
 
     @property
     def offset(self) -> int: ...
@@ -57,7 +58,7 @@ class Batch(Protocol):
 
 
 class Window(Protocol):
-    """See ``formats.qcow2.Window``."""
+    """See ``formats.mapped.Window``."""
 
     def tables(self) -> Iterator[Batch]: ...
 
@@ -71,7 +72,7 @@ class Window(Protocol):
 
 
 class Image(Protocol):
-    """See ``formats.qcow2.Image``."""
+    """See ``formats.mapped.Image``."""
 
     inflate: Inflate
 
@@ -186,7 +187,7 @@ class Placer:
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
             if piece.packed:
-                gathered.add(piece.guest, self._inflate(body)[: piece.size])
+                gathered.add(piece.guest, self._inflate(body, piece.guest)[: piece.size])
             elif piece.size < _SHORT:
                 gathered.add(piece.guest, body)
             else:

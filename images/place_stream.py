@@ -1,6 +1,6 @@
-"""Puts a qcow2 image that comes in order on the target, without a copy of it.
+"""Puts a mapped image that comes in order on the target, without a copy of it.
 
-What the bytes mean, ``formats.qcow2_stream`` knows; see ``images.place`` for why it is handed in.
+What the bytes mean, ``formats.passing`` knows; see ``images.place`` for why it is handed in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOBS = 4
 
 
 class Arrival(Protocol):
-    """See ``formats.qcow2_stream.Arrival``."""
+    """See ``formats.passing.Arrival``."""
 
     @property
     def ready(self) -> Sequence[place.Batch]: ...
@@ -36,7 +36,7 @@ class Arrival(Protocol):
 
 
 class Passing(Protocol):
-    """See ``formats.qcow2_stream.Passing``."""
+    """See ``formats.passing.Passing``."""
 
     inflate: place.Inflate
 

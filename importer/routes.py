@@ -13,11 +13,12 @@ from formats import (
     checksum,
     detect,
     facts,
+    mapped,
+    passing,
     peek,
     pinned,
     qcow2,
     qcow2_header,
-    qcow2_stream,
     safety,
     vhd,
 )
@@ -223,7 +224,7 @@ def _place_ranges(job: Job) -> None:
     fetcher = job.fetcher(job.count)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
         image = qcow2.read_image(fetcher.read, fetcher.size)
-        _check_same_size(job, image.header)
+        _check_same_size(job, image.layout)
         place.from_ranges(image, fetcher, out, noted, job.progress.advance)
         job.commit(out, size)
 
@@ -239,16 +240,15 @@ def _place_ordered(job: Job) -> None:
         out = stack.enter_context(job.open_target(size))
         with job.plain() as reader:
             ahead = peek.Peek(reader, qcow2_header.HEAD_SIZE)
-            header = qcow2_header.parse(ahead.head)
-            _check_same_size(job, header)
-            passing = qcow2_stream.Passing(header)
-            place_stream.from_stream(passing, ahead, out, cancel=job.cancel, spill=kept)
+            layout = qcow2.read_layout(ahead.head)
+            _check_same_size(job, layout)
+            place_stream.from_stream(passing.Passing(layout), ahead, out, cancel=job.cancel, spill=kept)
         job.commit(out, size)
 
 
-def _check_same_size(job: Job, header: qcow2_header.Header) -> None:
+def _check_same_size(job: Job, layout: mapped.Layout) -> None:
     """Refuse another disk than the one the target was opened for: no identity may have told them apart."""
-    before, now = job.plan.virtual_size, header.virtual_size
+    before, now = job.plan.virtual_size, layout.virtual_size
     if before != now:
         raise errors.SourceChanged(url=job.source.name, what="virtual size", before=before, now=now)
 

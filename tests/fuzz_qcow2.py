@@ -18,7 +18,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["formats"]):
-    from formats import qcow2, qcow2_header, qcow2_pieces
+    from formats import mapped, pieces, qcow2, qcow2_header
 
 from importer import errors
 from tests import qcow2_images, test_formats_qcow2_stream
@@ -49,7 +49,7 @@ def ranged(data: bytes) -> bytes:
         return data[offset : offset + length]
 
     image = qcow2.read_image(read, len(data))
-    disk = bytearray(b"\xff") * image.header.virtual_size
+    disk = bytearray(b"\xff") * image.layout.virtual_size
     covered = 0
     for window in image.windows():
         for batch in window.tables():
@@ -64,13 +64,13 @@ def ranged(data: bytes) -> bytes:
             for piece in batch.pieces:
                 disk[piece.guest : piece.guest + piece.size] = _content(image, piece, body, batch.offset)
                 covered += piece.size
-    assert covered == len(disk) == image.header.virtual_size
+    assert covered == len(disk) == image.layout.virtual_size
     return bytes(disk)
 
 
-def _content(image: qcow2.Image, piece: qcow2_pieces.Piece, body: bytes, offset: int) -> bytes:
+def _content(image: mapped.Image, piece: pieces.Piece, body: bytes, offset: int) -> bytes:
     part = body[piece.host - offset :][: piece.length]
-    return image.inflate(part)[: piece.size] if piece.packed else part
+    return image.inflate(part, piece.guest)[: piece.size] if piece.packed else part
 
 
 def one_input(data: bytes) -> None:

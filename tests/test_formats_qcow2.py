@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from formats import qcow2, qcow2_claims, qcow2_clusters, qcow2_header, qcow2_pieces, qcow2_tables
+from formats import mapped, pieces, qcow2, qcow2_claims, qcow2_clusters, qcow2_header, qcow2_tables
 from importer import errors
 from tests import disks as disks_module
 
@@ -234,7 +234,7 @@ def test_a_large_empty_disk_costs_nothing() -> None:
 
 def test_tables_of_a_large_disk_are_loaded_in_parts() -> None:
     """Each of the many tables maps one cluster, the last of its reach."""
-    count, reach, tables = qcow2.WINDOW // 64 + 10, 512 * 64, 1 << 20
+    count, reach, tables = mapped.WINDOW // 64 + 10, 512 * 64, 1 << 20
     head = header(bits=9, size=count * reach, l1=(count, 1024), refcounts=(512, 1))[:512]
     l1 = struct.pack(f">{count}Q", *range(tables, tables + 1024 * count, 1024))
     pairs = b"".join(struct.pack(">504xQ512x", tables + 1024 * n + 512) for n in range(count))
@@ -261,12 +261,12 @@ def test_claims_have_a_limit() -> None:
 
 
 def test_batches() -> None:
-    def piece(host: int, length: int) -> qcow2_pieces.Piece:
-        return qcow2_pieces.Piece(host, length, host, length, packed=False)
+    def piece(host: int, length: int) -> pieces.Piece:
+        return pieces.Piece(host, length, host, length, packed=False)
 
     far = 100 << 20
-    pieces = [piece(0, 9 << 20), piece((9 << 20) + 1000, 512), piece(far, 512)]
-    found = list(qcow2_pieces.batches(pieces, far + 100))
+    given = [piece(0, 9 << 20), piece((9 << 20) + 1000, 512), piece(far, 512)]
+    found = list(pieces.batches(given, far + 100))
     assert [batch[:2] for batch in found] == [
         (0, 4 << 20),
         (4 << 20, 4 << 20),
@@ -287,13 +287,15 @@ def test_clusters_of_the_wrong_size(disks: disks_module.Disks, compression: str)
     packed = [piece for batch in window.data() for piece in batch.pieces if piece.packed]
     longest = max(packed, key=lambda piece: piece.length)
     body = data[longest.host :][: longest.length]
-    assert len(source.inflate(body)) == CLUSTER
+    good = qcow2_clusters.inflater(compression, CLUSTER)
+    assert good(body) == source.inflate(body, longest.guest)
+    assert len(good(body)) == CLUSTER
     for inflate, wrong in (
         (qcow2_clusters.inflater(compression, CLUSTER // 2), body),
         (qcow2_clusters.inflater(compression, CLUSTER * 2), body),
-        (source.inflate, body[: len(body) // 2]),
-        (source.inflate, b""),
-        (source.inflate, b"\xff" * 600),
+        (good, body[: len(body) // 2]),
+        (good, b""),
+        (good, b"\xff" * 600),
     ):
         with pytest.raises(errors.Corrupt):
             inflate(wrong)

@@ -8,15 +8,15 @@ from pathlib import Path
 import hypothesis
 from hypothesis import strategies
 
-from formats import qcow2_header, qcow2_stream
+from formats import passing, qcow2, qcow2_header
 from tests import disks, processes, qcow2_images
 
 
 def passed(data: bytes, chunk: int, recent: int) -> bytes:
     """Return the disk; only what was kept and the ``recent`` last chunks can be read again."""
-    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
-    passing = qcow2_stream.Passing(header)
-    disk = bytearray(b"\xff") * header.virtual_size
+    layout = qcow2.read_layout(data[: qcow2_header.HEAD_SIZE])
+    follower = passing.Passing(layout)
+    disk = bytearray(b"\xff") * layout.virtual_size
     kept = bytearray(len(data))
     start = -chunk
 
@@ -28,13 +28,13 @@ def passed(data: bytes, chunk: int, recent: int) -> bytes:
     while start + chunk <= len(data):
         start += chunk
         end = min(start + chunk, len(data))
-        arrival = passing.arrive(start, end, read, last=start + chunk > len(data))
+        arrival = follower.arrive(start, end, read, last=start + chunk > len(data))
         for offset, length in arrival.holes:
             disk[offset : offset + length] = bytes(length)
         for piece in (piece for batch in arrival.ready for piece in batch.pieces):
             body = read(piece.host, min(piece.length, len(data) - piece.host))
             disk[piece.guest : piece.guest + piece.size] = (
-                passing.inflate(body)[: piece.size] if piece.packed else body
+                follower.inflate(body, piece.guest)[: piece.size] if piece.packed else body
             )
         for first, after in arrival.keep:
             assert start <= first < after <= end

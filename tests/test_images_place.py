@@ -92,7 +92,7 @@ def placed(data: bytes) -> bytes:
     """Return the disk that our own reader makes of a file's bytes."""
     source = fetcher(Bytes(data))
     image = qcow2.read_image(source.read, source.size)
-    target = Dirty(image.header.virtual_size)
+    target = Dirty(image.layout.virtual_size)
     place.from_ranges(image, source, target, unjournalled())
     assert all(target.covered), "left out"
     return bytes(target.data)
@@ -174,5 +174,5 @@ def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> Non
     steps: list[int] = []
     source = fetcher(Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
     image = qcow2.read_image(source.read, source.size)
-    place.from_ranges(image, source, Dirty(image.header.virtual_size), unjournalled(), steps.append)
-    assert sum(steps) == image.header.virtual_size
+    place.from_ranges(image, source, Dirty(image.layout.virtual_size), unjournalled(), steps.append)
+    assert sum(steps) == image.layout.virtual_size

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from formats import qcow2_header, qcow2_stream
+from formats import passing, qcow2, qcow2_header
 from images import passed, place_stream
 from importer import errors
 from scratch import spill
@@ -36,11 +36,11 @@ class Ordered:
 
 def streamed(data: bytes, scratch: spill.Spill | None = None) -> bytes:
     """Return the disk that comes of a file's bytes read once, in order."""
-    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
-    target = Dirty(header.virtual_size)
+    layout = qcow2.read_layout(data[: qcow2_header.HEAD_SIZE])
+    target = Dirty(layout.virtual_size)
     steps: list[int] = []
     length = place_stream.from_stream(
-        qcow2_stream.Passing(header),
+        passing.Passing(layout),
         Ordered(data),
         target,
         cancel=threading.Event(),
@@ -49,7 +49,7 @@ def streamed(data: bytes, scratch: spill.Spill | None = None) -> bytes:
     )
     assert length == len(data)
     assert all(target.covered), "left out"
-    assert sum(steps) == header.virtual_size
+    assert sum(steps) == layout.virtual_size
     return bytes(target.data)
 
 
@@ -123,10 +123,10 @@ def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
                 raise errors.TargetError(path="disk", reason="no space left on device")
             super().write(offset, data)
 
-    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
+    layout = qcow2.read_layout(data[: qcow2_header.HEAD_SIZE])
     with pytest.raises(errors.TargetError, match="no space"):
         place_stream.from_stream(
-            qcow2_stream.Passing(header), Ordered(data), Full(len(expected)), cancel=threading.Event()
+            passing.Passing(layout), Ordered(data), Full(len(expected)), cancel=threading.Event()
         )
 
 
@@ -134,8 +134,6 @@ def test_cancel(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     cancel = threading.Event()
     cancel.set()
-    header = qcow2_header.parse(data[: qcow2_header.HEAD_SIZE])
+    layout = qcow2.read_layout(data[: qcow2_header.HEAD_SIZE])
     with pytest.raises(errors.Cancelled):
-        place_stream.from_stream(
-            qcow2_stream.Passing(header), Ordered(data), Dirty(len(expected)), cancel=cancel
-        )
+        place_stream.from_stream(passing.Passing(layout), Ordered(data), Dirty(len(expected)), cancel=cancel)

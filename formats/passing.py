@@ -1,28 +1,28 @@
-"""A qcow2 image that comes once and in order: what to do with the bytes as they pass.
+"""A mapped image that comes once and in order: what to do with the bytes as they pass.
 
-QEMU's writers put an L2 table before the data it maps, so that data usually knows its place when it
-comes. What does not is to be kept until the table has passed.
+Most writers put a table before the data it maps, so that data usually knows its place when it comes.
+What does not is to be kept until the table has passed.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from formats import qcow2_claims, qcow2_clusters, qcow2_header, qcow2_pieces, qcow2_tables
-from formats.qcow2_pieces import Batch, Piece
+from formats import mapped, pieces
+from formats.pieces import Batch, Piece
 from importer import errors
 
 #: Tables and pieces that may be known before they come: some 50 MiB as objects.
 LIMIT = 256 << 10
+#: The size of a file that is not known: more than any has.
+UNKNOWN = 1 << 63
 
 _SECTOR = 512
 _host = attrgetter("host")
-
-Read = Callable[[int, int], bytes]
 
 
 class Arrival(NamedTuple):
@@ -41,10 +41,10 @@ class Arrival(NamedTuple):
 class Passing:
     """Follows one image whose header is known. Offsets are those of the file."""
 
-    def __init__(self, header: qcow2_header.Header) -> None:
-        self.inflate = qcow2_clusters.inflater(header.compression, header.cluster_size)
-        self._header = header
-        self._claims = qcow2_claims.Claims(header, qcow2_claims.UNKNOWN)
+    def __init__(self, layout: mapped.Layout) -> None:
+        self.inflate = layout.inflate
+        self._layout = layout
+        self._claims = layout.claims(UNKNOWN)
         self._tables: list[Piece] | None = None  # those still to come, the last one first
         self._expected: list[Piece] = []  # in the file's order
 
@@ -53,56 +53,55 @@ class Passing:
         """Whether all tables have passed: what is not expected now is not needed."""
         return self._tables is not None and not self._tables
 
-    def arrive(self, start: int, end: int, read: Read, *, last: bool) -> Arrival:
+    def arrive(self, start: int, end: int, read: mapped.Read, *, last: bool) -> Arrival:
         """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
 
-        Both are multiples of the cluster size, except at the end. ``read(offset, length)`` gives
+        Both are multiples of 512 and of the clusters' size, except at the end. ``read(offset, length)`` gives
         bytes that came now or were kept.
         """
         holes: list[tuple[int, int]] = []
         if self._tables is None:
-            self._read_l1(end, read, holes)
+            self._read_directory(end, read, holes)
         late, tables = self._read_tables(start, end, read, holes)
         now, waiting = self._sort_out(end, last=last)
         unknown: Iterable[tuple[int, int]] = ()
         if not self.mapped:
             known = [_span(piece) for piece in chain(tables, now, waiting)]
-            unknown = qcow2_pieces.gaps(sorted([*known, *self._fixed()]), start, end)
+            unknown = pieces.gaps(sorted([*known, *self._layout.fixed]), start, end)
         if last:
             self._check_end(end)
         first = bisect.bisect_left(now, start, key=_host)
         ready = [
-            *qcow2_pieces.batches(sorted(late + now[:first]), end, gap=0),
-            *qcow2_pieces.batches(now[first:], end),
+            *pieces.batches(sorted(late + now[:first]), end, gap=0),
+            *pieces.batches(now[first:], end),
         ]
         return Arrival(
             ready, holes, [_whole(span, start) for span in unknown if span[1] - span[0] >= _SECTOR]
         )
 
-    def _read_l1(self, end: int, read: Read, holes: list[tuple[int, int]]) -> None:
-        length = self._header.l1_needed * 8
-        if end < self._header.l1_offset + length:
+    def _read_directory(self, end: int, read: mapped.Read, holes: list[tuple[int, int]]) -> None:
+        offset, length = self._layout.directory
+        if end < offset + length:
             return
-        l1 = qcow2_tables.entries(read(self._header.l1_offset, length) if length else b"")
-        tables = _limited(qcow2_tables.tables(self._header, l1))
-        for table in tables:
-            self._claims.take(table.host, table.length)
-        holes.extend(qcow2_pieces.holes(tables, 0, self._header.virtual_size))
+        directory = self._layout.entries(read(offset, length) if length else b"")
+        tables = _limited(self._layout.tables(directory))
+        self._claims.take_tables(tables)
+        holes.extend(pieces.holes(tables, 0, self._layout.virtual_size))
         self._tables = sorted(tables, reverse=True)
 
     def _read_tables(
-        self, start: int, end: int, read: Read, holes: list[tuple[int, int]]
+        self, start: int, end: int, read: mapped.Read, holes: list[tuple[int, int]]
     ) -> tuple[list[Piece], list[Piece]]:
         """Read the tables that have come; return pieces that passed before, and these tables."""
         done: list[Piece] = []
         late: list[Piece] = []
         while self._tables and self._tables[-1].host + self._tables[-1].length <= end:
             table = self._tables.pop()
-            pieces = qcow2_tables.decode(self._header, read(table.host, table.length), table.guest)
-            holes.extend(qcow2_pieces.holes(pieces, table.guest, table.guest + table.size))
-            pieces.sort()
-            self._claims.take_pieces(pieces)
-            for piece in pieces:
+            found = self._layout.decode(read(table.host, table.length), table.guest)
+            holes.extend(pieces.holes(found, table.guest, table.guest + table.size))
+            found.sort()
+            self._claims.take_pieces(found)
+            for piece in found:
                 passed, coming = _cut(piece, start)
                 late.extend(passed)
                 self._expected.extend(coming)
@@ -125,20 +124,11 @@ class Passing:
         self._expected[:count] = waiting
         return ready, waiting
 
-    def _fixed(self) -> list[tuple[int, int]]:
-        header = self._header
-        cluster = header.cluster_size
-        refcounts = header.refcount_offset, header.refcount_offset + header.refcount_clusters * cluster
-        return [(0, cluster), refcounts, (header.l1_offset, header.l1_offset + header.l1_entries * 8)]
-
     def _check_end(self, size: int) -> None:
-        if self._tables is None:
-            required = self._header.l1_offset + self._header.l1_needed * 8
-        else:
-            required = self._claims.required
+        required = sum(self._layout.directory) if self._tables is None else self._claims.required
         if required > size or not self.mapped or self._expected:
             reason = f"the tables need {required} bytes, the file has {size}"
-            raise errors.Truncated(format="qcow2", reason=reason)
+            raise errors.Truncated(format=self._layout.format, reason=reason)
 
 
 def _span(piece: Piece) -> tuple[int, int]:
@@ -165,8 +155,8 @@ def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:
     return [Piece(host, first, guest, first, False)], [Piece(at, rest, guest + first, rest, False)]
 
 
-def _limited(pieces: Iterable[Piece]) -> list[Piece]:
-    found = list(islice(pieces, LIMIT + 1))
-    if len(found) > LIMIT:
+def _limited(found: Iterable[Piece]) -> list[Piece]:
+    limited = list(islice(found, LIMIT + 1))
+    if len(limited) > LIMIT:
         raise errors.ScratchRequired(reason="the image's mapping is too large to be held in memory")
-    return found
+    return limited
