@@ -8,17 +8,15 @@ Memory is bounded whatever the image says: what its ``Layout`` allows for the di
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
-from formats import pieces
+from formats import facts, pieces
 from formats.pieces import Batch, Piece
 
 #: Entries of one window. Its pieces, at worst one for each entry, take some 100 MiB as objects.
 WINDOW = 512 << 10
-
-Read = Callable[[int, int], bytes]
 
 
 class Claims(Protocol):
@@ -150,7 +148,7 @@ class Window:
         return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._claims.size)
 
 
-def read_image(layout: Layout, read: Read, size: int) -> Image:
+def read_image(layout: Layout, read: facts.Read, size: int) -> Image:
     """Read the directory of an image in a file of ``size`` bytes.
 
     ``read(offset, length)`` returns all of the bytes or raises.

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from formats import mapped, pieces
+from formats import facts, mapped, pieces
 from formats.pieces import Batch, Piece
 from importer import errors
 
@@ -53,7 +53,7 @@ class Passing:
         """Whether all tables have passed: what is not expected now is not needed."""
         return self._tables is not None and not self._tables
 
-    def arrive(self, start: int, end: int, read: mapped.Read, *, last: bool) -> Arrival:
+    def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> Arrival:
         """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
 
         Both are multiples of 512 and of the clusters' size, except at the end. ``read(offset, length)`` gives
@@ -79,7 +79,7 @@ class Passing:
             ready, holes, [_whole(span, start) for span in unknown if span[1] - span[0] >= _SECTOR]
         )
 
-    def _read_directory(self, end: int, read: mapped.Read, holes: list[tuple[int, int]]) -> None:
+    def _read_directory(self, end: int, read: facts.Read, holes: list[tuple[int, int]]) -> None:
         offset, length = self._layout.directory
         if end < offset + length:
             return
@@ -90,7 +90,7 @@ class Passing:
         self._tables = sorted(tables, reverse=True)
 
     def _read_tables(
-        self, start: int, end: int, read: mapped.Read, holes: list[tuple[int, int]]
+        self, start: int, end: int, read: facts.Read, holes: list[tuple[int, int]]
     ) -> tuple[list[Piece], list[Piece]]:
         """Read the tables that have come; return pieces that passed before, and these tables."""
         done: list[Piece] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 from collections.abc import Iterator
 
-from formats import mapped, qcow2_claims, qcow2_clusters, qcow2_header, qcow2_tables
+from formats import facts, mapped, qcow2_claims, qcow2_clusters, qcow2_header, qcow2_tables
 from formats.pieces import Piece
 
 
@@ -52,7 +52,7 @@ def read_layout(head: bytes) -> Layout:
     return Layout(qcow2_header.parse(head))
 
 
-def read_image(read: mapped.Read, size: int) -> mapped.Image:
+def read_image(read: facts.Read, size: int) -> mapped.Image:
     """Read header and L1 table of a file of ``size`` bytes.
 
     ``read(offset, length)`` returns all of the bytes or raises.
@@ -60,7 +60,7 @@ def read_image(read: mapped.Read, size: int) -> mapped.Image:
     return mapped.read_image(read_layout(read(0, min(size, qcow2_header.HEAD_SIZE))), read, size)
 
 
-def required_length(read: mapped.Read, size: int) -> int:
+def required_length(read: facts.Read, size: int) -> int:
     """Return how many bytes a file with these tables holds at least.
 
     Raises ``errors.Truncated`` if that is more than ``size``. (QEMU reads zeros where a cut file
