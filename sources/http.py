@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 HEAD_SIZE = 256 * 1024
 #: One read of the response's body; the work in Python is for each of these.
 READ_SIZE = 512 * 1024
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+#: No file has more digits in its size, and Python reads no number of thousands of them.
+CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+LENGTH = re.compile(r"[0-9]{1,19}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ class _HttpStream:
 
 def _length(response: requests.Response) -> int | None:
     value = response.headers.get("Content-Length", "")
-    return int(value) if value.isascii() and value.isdigit() else None
+    return int(value) if LENGTH.fullmatch(value) else None
 
 
 def _version(response: requests.Response, size: int | None) -> Version:

@@ -49,7 +49,7 @@ class Place:
         url = self._pinned
         for _ in range(session.MAX_REDIRECTS + 1):
             response = self.send(method, url, {"Range": byte_range} if byte_range else {})
-            location = response.headers.get("Location")
+            location = session.ascii_address(response.headers.get("Location", ""))
             if response.status_code not in REDIRECTS or not location:
                 break
             self.drop(response)
@@ -72,7 +72,8 @@ class Place:
         """Send one request; the origin's gets the secrets too."""
         auth: requests.auth.AuthBase = NO_AUTH
         if session.origin(url) == session.origin(self.url):
-            headers = {**headers, **dict(self.access.headers)}
+            own = {name: session.on_the_wire(value) for name, value in self.access.headers}
+            headers = {**headers, **own}
             auth = self.authorization()
         try:
             with session.translated(self.name, first=not self._answered):
@@ -100,7 +101,9 @@ class Place:
     def authorization(self) -> requests.auth.AuthBase:
         """Return what puts the credentials into a request to the origin."""
         if self.access.user and self.access.password:
-            return requests.auth.HTTPBasicAuth(self.access.user, self.access.password)
+            # RFC 7617, 2.1: most servers take these for UTF-8, as curl and Go send them.
+            user, password = self.access.user, self.access.password
+            return requests.auth.HTTPBasicAuth(session.on_the_wire(user), session.on_the_wire(password))
         return NO_AUTH
 
     def failure(self, response: requests.Response) -> errors.Error:
@@ -152,7 +155,9 @@ def checked(url: str) -> urllib.parse.SplitResult:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
     except ValueError as err:
-        raise errors.RequestError(f"{session.safe_url(url)}: malformed URL: {err}") from err
+        # The library's words may hold a part of a password.
+        said = "" if "@" in url else f": {err}"
+        raise errors.RequestError(f"{session.safe_url(url)}: malformed URL{said}") from err
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise errors.RequestError(f"{session.safe_url(url)}: malformed URL: wants http(s)://host/path")
     return parts

@@ -37,6 +37,9 @@ def safe_url(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
+        # A slash too few before a password, or one inside it, makes a path of it.
+        if "@" in url and (not host or (parts.port is None and ":" in host.rpartition("]")[2])):
+            return "(malformed URL)"
         query = "…" if parts.query else ""
         return urllib.parse.urlunsplit((parts.scheme, host, parts.path, query, ""))
     except ValueError:
@@ -48,6 +51,16 @@ def origin(url: str) -> tuple[str, str, int | None]:
     parts = urllib.parse.urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, (parts.hostname or "").lower(), port
+
+
+def on_the_wire(text: str) -> str:
+    """Return ``text`` so that it is sent as UTF-8: http.client sends each character as one byte."""
+    return text.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def ascii_address(received: str) -> str:
+    """Return an address of a header, where each character is one byte, with all but ASCII percent-encoded."""
+    return re.sub(r"[^!-~]", lambda found: f"%{ord(found[0]):02X}", received)
 
 
 def timeout(access: Access) -> tuple[float, float]:
@@ -169,7 +182,7 @@ def retry_after(value: str | None) -> float | None:
         return float(value)
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
@@ -221,7 +234,7 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
         yield
     except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:
         raise errors.RequestError(f"{url}: malformed URL") from err
-    except requests.exceptions.InvalidHeader as err:
+    except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
         raise errors.RequestError("malformed header") from err
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
         cause, final = _cause(err)

@@ -128,6 +128,16 @@ def test_malformed_urls(url: str) -> None:
         refused(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://me:s3/cret@h/x", "http:/me:s3cret@h/x", "https:me:s3cret@h/x", "http://me:s3#cret@h/x"]
+)
+def test_a_malformed_url_shows_no_password(url: str) -> None:
+    with pytest.raises(errors.RequestError, match="malformed URL") as caught:
+        refused(url)
+    assert "s3" not in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
 def test_unknown_host_and_refused_connection() -> None:
     with pytest.raises(errors.Unreachable, match="unknown host"):
         refused("http://no-such-host.invalid/disk")
@@ -164,6 +174,34 @@ def test_credentials_in_the_url_are_used_and_not_shown(server: misbehave.Server)
         assert whole(source) == DATA
         assert "p@ss" not in source.name
         assert "p%40ss" not in source.name
+
+
+def test_credentials_and_headers_are_sent_as_utf_8(server: misbehave.Server) -> None:
+    access = base.Access(user="zoë", password="pä€", headers=(("X-Token", "naïve €"), ("X-Raw", "\udcff")))
+    with opened(server.serve("/disk", changed(password="zoë:pä€")), access) as source:
+        assert whole(source) == DATA
+    sent = server.requests[0].headers
+    assert sent["x-token"].encode("latin-1").decode() == "naïve €"
+    assert sent["x-raw"] == "\xff"
+
+
+@pytest.mark.parametrize("to", ["/ü b.img", "/%C3%BC%20b.img"])
+def test_a_redirect_may_be_spelt_in_utf_8(server: misbehave.Server, to: str) -> None:
+    server.serve("/%C3%BC%20b.img", GOOD)
+    start = server.serve("/start", misbehave.Page(to=(to.encode().decode("latin-1"),)))
+    with opened(start) as source:
+        assert whole(source) == DATA
+
+
+def test_numbers_of_a_hostile_server_are_no_numbers(server: misbehave.Server) -> None:
+    many = "9" * 5000
+    page = changed(content_range="bytes {first}-{last}/" + many)
+    with opened(server.serve("/disk", (page, 1), changed(ranges=False))) as source:
+        assert source.ranges() is None
+        assert whole(source) == DATA
+    busy = {"Retry-After": "Mon, 1 Jan 99999999999999999999 00:00:00 GMT"}
+    with pytest.raises(errors.Transient, match="503"):
+        refused(server.serve("/busy", changed(status=503, headers=busy)))
 
 
 def test_one_redirect_serves_the_whole_run(server: misbehave.Server) -> None:
