@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from images import directio, target_base
+from images import cancelling, directio, target_base
 from importer import errors
 
 #: Measured onto ext4 and a loop device: 1 MiB costs more calls, 4 MiB leave the processor's cache.
@@ -25,16 +25,12 @@ class Reader(Protocol):
     def readinto(self, into: memoryview, /) -> int: ...
 
 
-class Cancel(Protocol):
-    def is_set(self) -> bool: ...
-
-
 def copy_ordered(
     reader: Reader,
     target: target_base.Target,
     *,
     limit: int,
-    cancel: Cancel,
+    cancel: cancelling.Cancel,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Write everything that comes, zeros as zeros, and return how many bytes it was.
@@ -69,7 +65,7 @@ def place(target: target_base.Target, offset: int, data: memoryview) -> None:
 class _Filler:
     """Reads ahead into a pool's buffers until the end, a failure or ``__exit__``."""
 
-    def __init__(self, reader: Reader, cancel: Cancel) -> None:
+    def __init__(self, reader: Reader, cancel: cancelling.Cancel) -> None:
         self.pool = directio.BufferPool(MEMORY, CHUNK)
         self._reader = reader
         self._cancel = cancel

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from images import process
+from images import cancelling, process
 from importer import errors
 
 # A plugin such as VDDK maps large libraries and has a stack for each of 16 threads.
@@ -41,7 +41,7 @@ class Follow:
     """
 
     on_line: Callable[[str], None] = lambda _line: None
-    cancel: process.Cancel = process.NEVER
+    cancel: cancelling.Cancel = cancelling.NEVER
     watch: process.Watch | None = None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Protocol, Self
 
-from images import copy, directio, passed, place, target_base
+from images import cancelling, copy, directio, passed, place, target_base
 from importer import errors
 
 #: Bytes taken at once: a multiple of every cluster size, as long as the longest compressed cluster.
@@ -51,7 +51,7 @@ def from_stream(
     reader: copy.Reader,
     target: target_base.Target,
     *,
-    cancel: copy.Cancel,
+    cancel: cancelling.Cancel,
     spill: passed.Spill | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:

@@ -19,8 +19,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
+from images import cancelling
 from importer import errors
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -35,22 +36,6 @@ _CHUNK = 64 << 10
 _TURN = 0.2
 # What a program gets between SIGTERM and SIGKILL, in seconds.
 _GRACE = 5.0
-
-
-class Cancel(Protocol):
-    """The part of ``threading.Event`` that says whether to stop."""
-
-    def is_set(self) -> bool: ...
-
-
-class Never:
-    """A cancel that nobody sets."""
-
-    def is_set(self) -> bool:
-        return False
-
-
-NEVER = Never()
 
 
 class Watch:
@@ -194,7 +179,9 @@ class Process:
         """Tell whether standard error is closed: all has been said."""
         return self._stderr is None
 
-    def output(self, *, cancel: Cancel = NEVER, watch: Watch | None = None) -> Iterator[bytes]:
+    def output(
+        self, *, cancel: cancelling.Cancel = cancelling.NEVER, watch: Watch | None = None
+    ) -> Iterator[bytes]:
         """Yield what the program writes until it ends; needs ``stdout=PIPE``.
 
         Raises ``errors.Cancelled`` and ``errors.NoProgress``. Output, and bytes that the program
@@ -271,7 +258,7 @@ def run(
     command: Command,
     on_output: Callable[[bytes], None] = lambda _chunk: None,
     *,
-    cancel: Cancel = NEVER,
+    cancel: cancelling.Cancel = cancelling.NEVER,
     watch: Watch | None = None,
 ) -> None:
     """Run a program to its end, handing on what it writes.

@@ -19,7 +19,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable
 
-from images import process
+from images import cancelling, process
 from importer import errors
 
 #: A node of qemu's block layer (``BlockdevOptions`` of its QMP reference).
@@ -45,7 +45,7 @@ class Follow:
     """How a long run is followed: ``advance`` gets virtual bytes, ``cancel`` and ``watch`` end it."""
 
     advance: Callable[[int], None] = lambda _count: None
-    cancel: process.Cancel = process.NEVER
+    cancel: cancelling.Cancel = cancelling.NEVER
     watch: process.Watch | None = None
 
 
