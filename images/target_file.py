@@ -69,7 +69,9 @@ class FileTarget(target_base.Target):
         os.ftruncate(self._fd, self._end)
         os.ftruncate(self._fd, size)
         if self._options.preallocate and not self._allocate(size):
-            zeroing.Ladder(self._fd, (), target_base.SECTOR, self._put).zero(self._end, size)
+            writing = zeroing.Ladder(self._fd, (), target_base.SECTOR, self._put)
+            for step in self._steps(self._end, size):
+                writing.zero(*step)
         os.fsync(self._fd)
         self._close_files()
         _rename(self.written_path, self.path)

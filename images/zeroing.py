@@ -10,9 +10,6 @@ from images import directio, kernel
 
 log = logging.getLogger(__name__)
 
-#: One call of the kernel covers at most this: a device without an offload writes it all within the call.
-_STEP: Final = 256 << 20
-
 Rung = Callable[[int, int, int], None]
 
 #: Gives storage back; what a device cannot unmap it writes.
@@ -44,8 +41,8 @@ class Ladder:
         first = min(end, -(-start // self._sector) * self._sector)
         last = max(first, end // self._sector * self._sector)
         self._write_zeros(start, first)
-        for offset in range(first, last, _STEP):
-            self._climb(offset, min(_STEP, last - offset))
+        if last > first:
+            self._climb(first, last - first)
         self._write_zeros(last, end)
 
     def _climb(self, offset: int, length: int) -> None:

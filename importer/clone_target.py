@@ -32,7 +32,9 @@ class Clone:
 
     @property
     def options(self) -> target.Options:
-        return target.Options(preallocate=self.wanted.preallocation, direct=self.wanted.direct)
+        return target.Options(
+            preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.cancel
+        )
 
     def commit(self, out: target.Target) -> None:
         """Make the disk usable: all of it has come."""

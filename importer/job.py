@@ -121,7 +121,9 @@ class Job:
     @property
     def options(self) -> target.Options:
         """Return how the target is to be written."""
-        return target.Options(preallocate=self.wanted.preallocation, direct=self.wanted.direct)
+        return target.Options(
+            preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.cancel
+        )
 
     def _key(self) -> str:
         """Name the bytes and this very job: its owner's UID is what no earlier user of a device knows."""

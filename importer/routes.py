@@ -30,7 +30,7 @@ from sources import base
 
 log = logging.getLogger(__name__)
 
-#: Zeros asked for between two looks at whether to stop.
+#: Zeros asked for between two words about progress.
 ZERO_STEP = 64 << 20
 
 
@@ -43,8 +43,6 @@ def blank(job: Job) -> None:
     job.progress.phase("transfer", size)
     with job.open_target(size) as out:
         for part in fetch.split(0, size, ZERO_STEP):
-            if job.cancel.is_set():
-                raise errors.Cancelled
             out.zero(*part)
             job.progress.advance(part.length)
         job.commit(out, size)

@@ -48,6 +48,30 @@ def test_zeros_are_given_back(tmp_path: Path) -> None:
     assert backing.stat().st_blocks * 512 <= 2 * MiB
 
 
+class Later:
+    """A cancel that is set after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_set(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.mark.parametrize("preallocate", [True, False])
+def test_one_long_zeroing_is_given_up_on_the_way(tmp_path: Path, preallocate: bool) -> None:
+    size = 96 * MiB
+    backing = devices.fill(tmp_path / "full", size)
+    with devices.attached(backing) as device:
+        options = target.Options(preallocate=preallocate, cancel=Later(2))
+        with target.open(device, size, options) as disk, pytest.raises(errors.Cancelled):
+            disk.zero(0, size)
+        # The second step may be twice as long as the first.
+        assert device.read_bytes()[64 * MiB :] == devices.DIRT * (size - 64 * MiB)
+        oracle.unusable(device)
+
+
 def test_a_small_image_leaves_the_rest_alone(block: Path) -> None:
     with target.open(block, 1000) as disk:
         disk.write(0, memoryview(b"x" * 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
@@ -74,3 +75,17 @@ def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
         with pytest.raises(errors.Cancelled):
             importer.run(request, cancel=cancel)
         assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_cancel_within_one_huge_hole(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+    cancel = threading.Event()
+    empty = qcow2_of(tmp_path / "empty", 600 * MIB)
+    url = server.serve("/disk", misbehave.Page(empty, ranges=ranges))
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=100 * MIB) as device:
+        request = dataclasses.replace(wanted(url, device), preallocation=True)
+        threading.Timer(1, cancel.set).start()
+        started = time.monotonic()
+        with pytest.raises(errors.Cancelled):
+            importer.run(request, cancel=cancel)
+        assert time.monotonic() - started < 3
