@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import urllib.parse
@@ -14,11 +15,15 @@ from formats import checksum
 from importer import errors, request, units
 from sources import base
 
+log = logging.getLogger(__name__)
+
 CONTENT_TYPES = ("kubevirt", "archive")
 #: Sources whose bytes may be an archive.
 ARCHIVE_SOURCES = frozenset({"http", "local"})
 #: A registry's folder of certificates may hold other files (containers-certs.d(5)).
 REGISTRY_CERTIFICATES = (".crt", ".pem")
+#: The labels that OpenSSL takes for one (PEM_read_bio_X509_AUX).
+CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 
@@ -133,20 +138,26 @@ def endpoint(address: str, env: Mapping[str, str]) -> str:
 
 
 def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:
-    """Return the certificate files of a mounted directory: regular files, no leading dot, by ``endings``."""
+    """Return the certificate files of a mounted directory: regular files, no leading dot, by ``endings``.
+
+    What else a ConfigMap holds is passed over, as upstream's workers do.
+    """
     if not directory:
         return ()
+    found = []
     try:
-        entries = sorted(Path(directory).iterdir())
+        for path in sorted(Path(directory).iterdir()):
+            if not path.is_file() or path.name.startswith(".") or not path.name.endswith(endings):
+                continue
+            if CERTIFICATE.search(path.read_bytes()):
+                found.append(str(path))
+            else:
+                log.warning("no certificates in path=%r", str(path))
     except FileNotFoundError:
         return ()
     except OSError as err:
-        raise errors.RequestError(f"{directory}: {os.strerror(err.errno or 0).lower()}") from err
-    return tuple(
-        str(path)
-        for path in entries
-        if path.is_file() and not path.name.startswith(".") and path.name.endswith(endings)
-    )
+        raise errors.RequestError(f"{err.filename}: {os.strerror(err.errno or 0).lower()}") from err
+    return tuple(found)
 
 
 def header_files(directory: str) -> tuple[tuple[str, str], ...]:

@@ -79,7 +79,8 @@ def test_secrets_stay_with_the_origin(
 def test_certificates(
     pod: worker.Pod, authority: tls.Authority, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    trusted = mounted(tmp_path / "certs", {"ca.crt": authority.certificate.read_text()})
+    files = {"ca.crt": authority.certificate.read_text(), "README": "not all that is mounted is PEM"}
+    trusted = mounted(tmp_path / "certs", files)
     with misbehave.Server(authority.issue()) as server:
         url = server.serve("/disk", page(disks))
         check_done(pod, pod.run(IMPORTER_ENDPOINT=url, IMPORTER_CERT_DIR=str(trusted)), disks)

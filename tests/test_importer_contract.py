@@ -180,13 +180,28 @@ def test_malformed_secret_header(paths: contract.Paths, text: bytes) -> None:
 
 
 def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) -> None:
-    mounted_secret(tmp_path, "ca.pem", b"x")
-    (tmp_path / ".hidden").touch()
+    mounted_secret(tmp_path, "ca.pem", PEM)
+    mounted_secret(tmp_path, "bundle", b"# Some CA\n" + PEM)
+    (tmp_path / ".hidden").write_bytes(PEM)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert contract.certificate_files(str(tmp_path)) == (str(tmp_path / "ca.pem"),)
+    names = ("bundle", "ca.pem")
+    assert contract.certificate_files(str(tmp_path)) == tuple(str(tmp_path / name) for name in names)
     assert contract.certificate_files("") == ()
     assert contract.certificate_files(str(tmp_path / "missing")) == ()
+
+
+def test_certificates_beside_something_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ConfigMaps hold more than certificates, and keys; a worker of upstream's only warns."""
+    others = {"README": b"the CA of the lab", "tls.key": b"-----BEGIN PRIVATE KEY-----\n", "empty": b""}
+    for name, text in others.items():
+        mounted_secret(tmp_path, name, text)
+    mounted_secret(tmp_path, "ca.crt", PEM)
+    assert contract.certificate_files(str(tmp_path)) == (str(tmp_path / "ca.crt"),)
+    assert [name for name in sorted(others) if f"/{name}'" in caplog.text] == sorted(others)
+
+
+PEM = b"-----BEGIN CERTIFICATE-----\n"
 
 
 def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> None:
