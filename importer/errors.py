@@ -103,6 +103,12 @@ class TransferFailed(SourceError):
     retryable = True
 
 
+class Withdrawn(SourceError):
+    """The source was reached, and refuses what comes after its first bytes."""
+
+    template = "{url}: refused after the first bytes: {reason}"
+
+
 class SourceChanged(SourceError):
     """The source is not the one that the transfer began with."""
 

@@ -93,7 +93,7 @@ def bring(
     if wanted.is_archive:
         # What an earlier attempt has left is not counted against this one.
         staging.remove_left_over(wanted.target)
-    with opened(unopened, wanted, progress, cancel) as source:
+    with opened(unopened, wanted, progress, cancel) as source, _reached():
         found = survey_module.survey(source, wanted, cancel)
         job = _carry_out(wanted, source, found, progress, cancel)
         source.finish()
@@ -150,6 +150,15 @@ def opened(
     finally:
         over.set()
         source.close()
+
+
+@contextlib.contextmanager
+def _reached() -> Iterator[None]:
+    """Tell a refusal after the first contact from one at it: controllers have a phrase for each."""
+    try:
+        yield
+    except errors.Unreachable as err:
+        raise errors.Withdrawn(url=err.fields["url"], reason=err.fields["reason"]) from err
 
 
 def _interrupt(source: base.Source, cancel: retry.Cancel, over: threading.Event) -> None:

@@ -5,12 +5,15 @@ Messages are compared as the controllers compare them: as strings.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from tests import contract, misbehave, oracle, servers, worker
+from tests import contract, misbehave, oracle, processes, servers, worker
 from tests import disks as disks_module
 
 MiB = 1 << 20
@@ -186,3 +189,65 @@ def test_changed_source_is_a_failed_pull(
     contract.check_failure(
         pod, pod.run(IMPORTER_ENDPOINT=url), "Unable to process data: ", "failed to pull image"
     )
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_refused_in_the_middle_is_a_failed_pull(
+    pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, status: int, ranges: bool
+) -> None:
+    """It gave the first bytes: nobody has to look for a wrong address."""
+    good = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
+    first = good if ranges else dataclasses.replace(good, cut=MiB)
+    url = server.serve("/disk", (first, 1), misbehave.Page(status=status))
+    done = pod.run(IMPORTER_ENDPOINT=url)
+    beginning = f"Unable to process data: failed to pull image: {url}: refused after the first bytes: "
+    contract.check_failure(pod, done, beginning, f"server answers {status}")
+    assert [*pod.data.iterdir()] == []
+
+
+def test_checksum_mismatch_of_an_archive(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """Nothing is unpacked into place before it is verified."""
+    image = disks.tar("gz")
+    env = {"IMPORTER_ENDPOINT": web.url(image), "IMPORTER_CONTENTTYPE": "archive"}
+    assert pod.run(**env, IMPORTER_CHECKSUM=f"sha512:{'0' * 128}").status == 0
+    assert pod.told["message"].startswith("Unable to process data: checksum mismatch: expected sha512:000")
+    assert [*pod.data.iterdir()] == []
+    right = f"sha512:{disks_module.digest(image, 'sha512')}"
+    assert pod.run(**env, IMPORTER_CHECKSUM=right).status == 0
+    assert {path.name for path in pod.data.iterdir()} == {path.name for path in disks.tree().iterdir()}
+
+
+@pytest.mark.parametrize(("value", "direct"), [("TRYNONE", True), ("", False)])
+def test_cache_mode_chooses_direct_writes(
+    pod: worker.Pod,
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    value: str,
+    direct: bool,
+) -> None:
+    pod.block = device
+    page = misbehave.Page(disks.raw("dense").read_bytes())
+    url = server.serve("/disk", (page, 1), dataclasses.replace(page, drip=(64 << 10, 0.1)))
+    env = {**pod.env, "IMPORTER_ENDPOINT": url, "CACHE_MODE": value}
+    with worker.started(*pod.arguments, env=env) as process:
+        processes.wait_for(lambda: server.sent("/disk") > MiB, "the transfer")
+        opened = flags(process.pid, device)
+        process.terminate()
+        assert process.wait(20)
+    assert opened
+    assert any(each & os.O_DIRECT for each in opened) is direct
+
+
+def flags(pid: int, path: Path) -> list[int]:
+    """Return the flags of each descriptor that a process has of a file, proc(5)."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if link.readlink() == path:
+                lines = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text().splitlines()
+                found += [int(line.split()[1], 8) for line in lines if line.startswith("flags:")]
+    return found

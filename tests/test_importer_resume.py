@@ -173,7 +173,7 @@ def test_a_failure_that_retrying_cannot_mend_leaves_nothing(server: misbehave.Se
     page = misbehave.Page(DATA)
     url = server.serve("/disk", (page, 6), dataclasses.replace(page, status=403))
     target = tmp_path / "disk.img"
-    with pytest.raises(errors.Unreachable, match="403"):
+    with pytest.raises(errors.Withdrawn, match="403"):
         importer.run(wanted(url, target))
     assert not list(tmp_path.glob("disk.img*"))
 
