@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 SERVER = "https://storage.googleapis.com"
 #: Reasons of a 403 that trying again can mend (cloud.google.com/storage/docs/json_api/v1/status-codes).
 TRANSIENT = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+#: Google's is a few KiB; what users may add to it is bounded to 8 KiB (cloud.google.com/storage/quotas).
+LARGEST_METADATA = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +31,17 @@ class Address:
     server: str
     bucket: str
     name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known of one generation. ``crc32c``: as stored, in base64; empty where there is none."""
+
+    generation: int
+    size: int
+    encoding: str
+    crc32c: str
+    crc: int | None
 
 
 def source(location: base.Location, _: base.Cancel) -> GcsSource:
@@ -71,12 +84,12 @@ class GcsSource(http.HttpSource):
         super().__init__(self._object.url, location.access, self._object)
 
     def __enter__(self) -> Self:
-        blob = self._object.describe()
+        found = self._object.describe()
         super().__enter__()
-        self.identity = f"generation {blob.generation} crc32c {blob.crc32c} size {blob.size}"
-        if self.size != blob.size:
-            raise errors.SourceChanged(url=self.name, what="size", before=blob.size, now=self.size)
-        self._stored = _number(blob.crc32c)
+        self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
+        if self.size != found.size:
+            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
+        self._stored = found.crc
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:
@@ -115,7 +128,7 @@ class _Object(pinned.Place):
         super().__init__(self._media, location.access)
         self.name = session.safe_url(location.endpoint)
 
-    def describe(self) -> Any:
+    def describe(self) -> Metadata:
         """Return the object's metadata; from now on its generation is asked for."""
         with gcp.importing():
             from google.auth import credentials
@@ -128,19 +141,33 @@ class _Object(pinned.Place):
             _http=_Transport(self),
         )
         blob = client.bucket(self._address.bucket).blob(self._address.name)
+        try:
+            self._load(blob)
+            found = Metadata(
+                generation=int(blob.generation),
+                size=int(blob.size),
+                encoding=str(blob.content_encoding or "identity"),
+                crc32c=str(blob.crc32c or ""),
+                crc=_number(blob.crc32c),
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError) as err:
+            reason = "the answer is no metadata of an object; is this an address of Google Cloud Storage?"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+        self._generation = found.generation
+        # What is stored compressed comes as it is stored only to those who could unpack it.
+        self._encoding = found.encoding
+        self.url = f"{self._media}&generation={found.generation}"
+        self.unpin()
+        return found
+
+    def _load(self, blob: Any) -> None:
         while True:
             try:
                 blob.reload(retry=None)
-                break
+                return
             except errors.Unreachable as err:
                 if err.fields.get("status") not in {401, 403} or not self._keys.look_around():
                     raise
-        self._generation = blob.generation
-        # What is stored compressed comes as it is stored only to those who could unpack it.
-        self._encoding = blob.content_encoding or "identity"
-        self.url = f"{self._media}&generation={blob.generation}"
-        self.unpin()
-        return blob
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})
@@ -191,11 +218,26 @@ class _Transport:
     def __init__(self, place: _Object) -> None:
         self._place = place
 
-    def request(self, *, method: str, url: str, **_: object) -> requests.Response:
+    def request(self, *, method: str, url: str, **_: object) -> _Answer:
         response = self._place.send(method, url, {})
         if response.status_code != 200:
             raise self._place.failure(response)
-        return response
+        try:
+            with session.translated(self._place.name, first=False):
+                return _Answer(session.body(response, LARGEST_METADATA))
+        finally:
+            self._place.drop(response)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Answer:
+    """What Google's client looks at of an answer."""
+
+    content: bytes
+    status_code: int = 200
+
+    def json(self) -> Any:
+        return json.loads(self.content)
 
 
 class _Watched:
@@ -218,7 +260,12 @@ class _Watched:
 
 def _number(stored: str | None) -> int | None:
     """Return the value of a stored CRC: base64 of four bytes, highest first."""
-    return int.from_bytes(base64.b64decode(stored)) if stored else None
+    if not stored:
+        return None
+    data = base64.b64decode(stored, validate=True)
+    if len(data) != 4:
+        raise ValueError("a CRC-32C has four bytes")
+    return int.from_bytes(data)
 
 
 def _words(text: str) -> tuple[str, set[str]]:
@@ -227,5 +274,5 @@ def _words(text: str) -> tuple[str, set[str]]:
         error = json.loads(text)["error"]
         reasons = {str(item.get("reason")) for item in error.get("errors", [])}
         return session.printable(str(error.get("message", ""))), reasons
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return session.printable("" if "<" in text else text), set()

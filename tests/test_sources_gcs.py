@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import gc
 import gzip
 import hashlib
 import json
@@ -199,6 +200,47 @@ def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
     with opened(url) as source:
         assert streamed(source) == DATA
         source.verify()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>log in</html>",
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 100_000,
+        b"{}",
+        b'{"generation": "7"}',
+        b'{"generation": "new", "size": "1"}',
+        b'{"generation": {}, "size": []}',
+        b'{"generation": "7", "size": "1", "crc32c": "!!!"}',
+        b'{"generation": "' + b"9" * 5000 + b'", "size": "1"}',
+        b'{"generation": "7", "size": "1", "metadata": {"a": "' + b"a" * (2 << 20) + b'"}}',
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_an_answer_that_is_no_metadata_is_named(server: misbehave.Server, body: bytes) -> None:
+    server.serve(METADATA, misbehave.Page(body, ranges=False))
+    gc.collect()  # finalizers find no room in a stack that is full of brackets
+    assert "the answer is no metadata of an object" in refusal(server.url("/b/o"))
+
+
+@pytest.mark.parametrize("fault", [{"cut": 5}, {"missing": 5}])
+def test_metadata_that_breaks_off_is_asked_for_again(server: misbehave.Server, fault: dict[str, Any]) -> None:
+    url = serve(server, media())
+    whole, _ = server.turn(METADATA, "HEAD")
+    server.serve(METADATA, (dataclasses.replace(whole, **fault), 1), whole)
+    with pytest.raises(errors.Transient), opened(url):
+        pass
+    with opened(url) as source:
+        assert source.size == len(DATA)
+
+
+def test_a_refusal_of_brackets_alone(server: misbehave.Server) -> None:
+    server.serve(METADATA, misbehave.Page(b"[" * 60_000, status=403))
+    gc.collect()
+    assert "access denied" in refusal(server.url("/b/o"))
 
 
 def test_a_refusal_names_its_cause(store: objectservers.Emulator, server: misbehave.Server) -> None:
