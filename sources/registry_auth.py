@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 LARGEST_ANSWER = 1 << 20
 CLIENT_ID = "cdi-worker"
-_SCHEME = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$)")
-_PARAMETER = re.compile(r'\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+# Possessive: a header of 64 KiB and more must not be gone through once for each of its characters.
+_SCHEME = re.compile(r"[\s,]*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)")
+_PARAMETER = re.compile(r'[\s,]*+([A-Za-z0-9_-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,15 @@ def test_any_challenge(header: str) -> None:
 
 
 # -- Docker's files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filling", [" ", ",", " ,", "\\", "a", 'a="b",', "a=", '"', "= "])
+def test_a_long_challenge_takes_no_time(filling: str) -> None:
+    """100 headers of 64 KiB may come; what takes a time of their length squared takes hours."""
+    header = 'Bearer a="b"' + filling * (4_000_000 // len(filling)) + "!"
+    started = time.monotonic()
+    registry_auth.parse_challenges(header)
+    assert time.monotonic() - started < 10
 
 
 def packed(user: str, password: str) -> dict[str, str]:
