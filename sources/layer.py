@@ -15,6 +15,9 @@ from sources import base
 FOLDER = "disk"
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
+#: What is remembered of /disk, where one file is expected: names of files, and names that are hidden.
+MOST_FILES, MOST_HIDDEN = 10, 1000
+LONGEST_NAME = 255  # NAME_MAX
 _MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
@@ -72,8 +75,7 @@ class Layer:
             self._look(entry)
         self._tar.drain()
         if len(self._disks) > 1:
-            some = ", ".join(f"/{FOLDER}/{name}" for name in self._disks[:10])
-            raise self._refused("one disk", f"{len(self._disks)} files in /{FOLDER}, one is expected: {some}")
+            raise self._several(str(len(self._disks)))
         if self._whiteouts & set(self._disks):
             raise self._refused("whiteout", f"{self.path} is both there and removed in the same layer")
 
@@ -96,7 +98,7 @@ class Layer:
             return False
         if parts and parts[-1].startswith(WHITEOUT):
             if len(parts) == 1:
-                self._whiteouts.add(parts[0].removeprefix(WHITEOUT))
+                self._hide(parts[0].removeprefix(WHITEOUT))
             return False
         if parts and parts[0] in self._hidden.names:
             return False
@@ -106,8 +108,21 @@ class Layer:
             raise self._refused("directory", f"{path}: one file is expected in /{FOLDER}, no directories")
         if entry.type != tar.FILE:
             raise self._refused("file type", f"{path} is no plain file")
+        if len(parts[0]) > LONGEST_NAME:
+            raise self._refused("name", f"{path[:80]}… has too long a name")
         self._disks.append(parts[0])
+        if len(self._disks) > MOST_FILES:
+            raise self._several(f"more than {MOST_FILES}")
         return len(self._disks) == 1
+
+    def _hide(self, name: str) -> None:
+        if len(name) > LONGEST_NAME or len(self._hidden.names) + len(self._whiteouts) >= MOST_HIDDEN:
+            raise self._refused("whiteout", f"more than {MOST_HIDDEN} names are removed, or too long a one")
+        self._whiteouts.add(name)
+
+    def _several(self, count: str) -> errors.Refused:
+        some = ", ".join(f"/{FOLDER}/{name}" for name in self._disks[:MOST_FILES])
+        return self._refused("one disk", f"{count} files in /{FOLDER}, one is expected: {some}")
 
     def _refused(self, rule: str, reason: str) -> errors.Refused:
         return errors.Refused(format="container image", rule=rule, reason=f"{self._name}: {reason}")

@@ -209,6 +209,27 @@ def test_headers_have_bounds() -> None:
         opened(containers.tar([Entry(name)])).find()
 
 
+def test_what_is_remembered_has_bounds() -> None:
+    """A megabyte of name costs a hostile layer next to nothing, and nothing in /disk is to be many."""
+    many = [Entry(f"disk/{number}", b"1") for number in range(50)]
+    found = opened(containers.tar(many))
+    assert found.find()
+    with pytest.raises(
+        errors.Refused, match="more than 10 files in /disk, one is expected: /disk/0, /disk/1,"
+    ):
+        found.finish()
+    with pytest.raises(errors.Refused, match="name") as caught:
+        opened(containers.tar([Entry("disk/" + "n" * 100_000, b"1")])).find()
+    assert len(str(caught.value)) < 300
+    with pytest.raises(errors.Refused, match="whiteout"):
+        opened(containers.tar([Entry("disk/.wh." + "n" * 100_000)])).find()
+    with pytest.raises(errors.Refused, match="whiteout"):
+        opened(containers.tar([Entry(f"disk/.wh.{number}") for number in range(1001)])).find()
+    hidden = layer.Hidden(frozenset(str(number) for number in range(990)))
+    with pytest.raises(errors.Refused, match="whiteout"):
+        opened(containers.tar([Entry(f"disk/.wh.x{number}") for number in range(20)]), hidden).find()
+
+
 def test_a_chain_of_long_names() -> None:
     block = bytearray(containers.tar([Entry("x" * 120)], tarfile.GNU_FORMAT)[:1024])
     with pytest.raises((errors.Refused, errors.Corrupt)):
