@@ -44,13 +44,19 @@ def open(  # noqa: A001 - read as layers.open
     """Take the compressions off ``reader``: return what it is, and a reader of it from its start.
 
     ``limit`` bounds the bytes of every layer; ``tool`` is that of ``decompress.open``. Closing the
-    result closes ``reader``.
+    result closes ``reader``; so does a failure, which would leave a tool running.
     """
     compressions: tuple[str, ...] = ()
-    top = peek.Peek(reader, detect.HEAD)
-    while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
-        compressions = _deeper(compressions, kind)
-        top = peek.Peek(decompress.open(kind, top, limit=limit, tool=tool), detect.HEAD)
+    opened = reader
+    try:
+        opened = top = peek.Peek(opened, detect.HEAD)
+        while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
+            compressions = _deeper(compressions, kind)
+            opened = decompress.open(kind, top, limit=limit, tool=tool)
+            opened = top = peek.Peek(opened, detect.HEAD)
+    except BaseException:
+        opened.close()
+        raise
     return Content(compressions, kind, top.head), top
 
 

@@ -6,10 +6,12 @@ import bz2
 import gzip
 import lzma
 import random
+import subprocess
 
 import pytest
 
 from formats import detect, layers, peek, readers
+from images import xz
 from importer import errors
 
 NOISE = random.Random(1).randbytes(1 << 20)
@@ -88,6 +90,22 @@ def test_four_layers_are_refused(work):
 def test_corrupt(work):
     with pytest.raises(errors.Corrupt):
         work(b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 1000)
+
+
+def test_a_failure_ends_the_tool():
+    """Some of a threaded xz is enough to start the tool, and too little to see what is inside."""
+    blocks = subprocess.run(
+        ["xz", "-T2", "--block-size=1MiB"], input=QCOW2 * 40, check=True, capture_output=True
+    )
+    started = []
+
+    def tool(reader):
+        started.append(xz.Reader(reader))
+        return started[0]
+
+    with pytest.raises(errors.Corrupt):
+        layers.open(readers.Bytes(blocks.stdout[:100] + b"?" * 100), tool=tool)
+    assert started[0]._process._popen.stdout.closed
 
 
 def test_limit_holds_for_every_layer():
