@@ -127,6 +127,10 @@ class Server:
         """Return how many bytes of bodies were sent for a path."""
         return sum(seen.sent for seen in self.gets(path))
 
+    def is_quiet(self) -> bool:
+        """Tell whether no answer is under way: one to a killed client ends when its connection does."""
+        return not self._busy
+
     def gets(self, path: str) -> list[Seen]:
         """Return the GETs of a path, in the order of arrival."""
         return [seen for seen in self.requests if seen.path == path and seen.method == "GET"]
@@ -242,8 +246,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         end = min(end for end in ends if end is not None)
         step, pause = page.drip or (256 * KiB, 0.0)
         for at in range(0, end, step):
-            self._send(data[at : min(at + step, end)], page)
+            # Counted first: who has read it all may look before this thread runs again.
             seen.sent += min(step, end - at)
+            self._send(data[at : min(at + step, end)], page)
             time.sleep(pause)
         if end == page.stall and end < len(data):
             self._stall()

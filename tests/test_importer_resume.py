@@ -79,6 +79,7 @@ def kill_midway(server: misbehave.Server, url: str, target: Path, scratch: Path 
         processes.wait_for(lambda: server.sent(f"/{path}") > 12 * MIB, "half of the disk")
         worker.send_signal(number)
     assert worker.returncode
+    processes.wait_for(server.is_quiet, "the connections of the killed")
 
 
 def start(target: Path) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import misbehave, tls
+from tests import misbehave, processes, tls
 
 DATA = bytes(range(256)) * 40
 GOOD = misbehave.Page(DATA)
@@ -61,6 +61,7 @@ def test_good_page_is_whole_and_in_ranges(server: misbehave.Server) -> None:
 def test_bytes_and_requests_are_counted(server: misbehave.Server) -> None:
     url = server.serve("/disk", GOOD)
     curl("--range", "0-99", url)
+    processes.wait_for(server.is_quiet, "the end of the first")
     curl(url)
     assert server.sent("/disk") == 100 + len(DATA)
     assert server.gets("/disk")[0].headers["range"] == "bytes=0-99"
