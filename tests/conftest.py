@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +18,17 @@ from tests import disks as disks_module
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
     parser.addoption("--image", help="the image that tests/test_image.py runs (make test-image)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep everything in one folder on a disk, and remove it with what killed programs left.
+
+    Debian 13 has /tmp in memory: its writes count nowhere, and it has no room for large disks.
+    """
+    if "TMPDIR" not in os.environ:
+        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="cdi-tests-", dir="/var/tmp")
+        Path(os.environ["TMPDIR"]).chmod(0o755)
+        config.add_cleanup(functools.partial(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -83,11 +83,30 @@ def _removed(directory: Path) -> bool:
     return not directory.exists()
 
 
+#: In mounts of its own: instead of a home that only its owner may enter, one that holds just the checkout.
+_LEAVE_HOME = """
+home=$1 checkout=$2; shift 2
+exec 3<"$checkout"
+mount -t tmpfs -o mode=755 tmpfs "$home"
+mkdir -p "$checkout"
+mount --no-canonicalize --bind /proc/self/fd/3 "$checkout"
+exec 3<&-
+cd "$checkout"
+exec "$@"
+"""
+
+
 def unprivileged(user: int = 107) -> tuple[str, ...]:
     """Return the command to put before another to run it as a user id without any privilege."""
     processes.need_root()
     processes.need("setpriv")
+    checkout = Path(__file__).parents[1]
+    closed = [path for path in checkout.parents if not path.stat().st_mode & 0o001]
+    prefix: tuple[str, ...] = ()
+    if closed:
+        prefix = ("unshare", "--mount", "sh", "-euc", _LEAVE_HOME, "sh", str(closed[-1]), str(checkout))
     return (
+        *prefix,
         "setpriv",
         f"--reuid={user}",
         f"--regid={user}",
