@@ -95,6 +95,8 @@ def _lines(stored: int, take: Take) -> Iterator[bytes]:
     for _ in range(stored // tar.BLOCK):
         *lines, rest = (rest + take(tar.BLOCK)).split(b"\n")
         yield from lines
+        if len(rest) > tar.BLOCK:
+            return  # no number is that long, and a line without an end takes all memory
 
 
 def _line(lines: Iterator[bytes]) -> tuple[int, int]:

@@ -424,6 +424,14 @@ def test_malformed_pax_map(text):
         unpacked(pax_sparse(text, 100, 20))
 
 
+def test_a_pax_map_of_one_endless_line_ends():
+    """It is not gathered: 64 MiB of it would take minutes, and a stream has no end."""
+    started = time.monotonic()
+    with pytest.raises(errors.Corrupt):
+        unpacked(pax_sparse(b"1" * (64 << 20), 100, 20), 1 << 20)
+    assert time.monotonic() - started < 20
+
+
 def test_good_maps_of_both_kinds():
     runs = [(0, 10), (50, 10), (100, 0)]
     found = unpacked(gnu_sparse(runs, 100, 20))["name"]
