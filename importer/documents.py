@@ -84,7 +84,8 @@ def _load(text: str, path: str) -> list[Any]:
         return list(yaml.load_all(text, Loader=_loader(yaml)))
     except yaml.MarkedYAMLError as err:
         raise errors.RequestError(f"{path}{_line(err.problem_mark)}: {err.problem}") from err
-    except (yaml.YAMLError, ValueError) as err:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as err:
+        # A tag such as !!bool on what is none ends in any of these.
         raise errors.RequestError(f"{path}: malformed YAML: {' '.join(str(err).split())}") from err
 
 
@@ -116,12 +117,11 @@ def _loader(library: Any) -> type[yaml.SafeLoader]:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
-                if key.value in seen:
-                    raise library.constructor.ConstructorError(
-                        None, None, f"key {str(key.value)!r} is there twice", key.start_mark
-                    )
-                if not isinstance(key.value, list):
-                    seen.add(key.value)
+                is_text = isinstance(key.value, str)
+                if not is_text or key.value in seen:
+                    problem = f"key {key.value!r} is there twice" if is_text else "a key is no text"
+                    raise library.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
             return made
 

@@ -9,6 +9,8 @@ from fractions import Fraction
 from importer import errors
 
 MIB = 1 << 20
+#: Of a quantity in characters: Python reads no numbers of thousands of digits.
+LONGEST = 100
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
 _SUFFIX = {
     "n": Fraction(1, 10**9),
@@ -26,8 +28,8 @@ def parse_quantity(text: str) -> int:
     Raises ``RequestError`` for anything else. Grammar: k8s.io/apimachinery, resource.Quantity.
     """
     found = _QUANTITY.fullmatch(text)
-    if not found:
-        raise errors.RequestError(f"{text!r} is not a quantity such as 10Gi, 500M or 1e9")
+    if not found or len(text) > LONGEST:
+        raise errors.RequestError(f"{text[:LONGEST]!r} is not a quantity such as 10Gi, 500M or 1e9")
     number, exponent, suffix = found.groups()
     if exponent and abs(int(exponent[1:])) > 30:
         raise errors.RequestError(f"{text!r} is out of range")

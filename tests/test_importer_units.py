@@ -38,7 +38,24 @@ def test_quantity(text: str, size: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " 1", "1 Gi", "1gi", "1GB", "Gi", "-1", "1e", "1e99999", "0x10", "1Gi\n", "8Ei", "1_0", "\u0661"],
+    [
+        "",
+        " 1",
+        "1 Gi",
+        "1gi",
+        "1GB",
+        "Gi",
+        "-1",
+        "1e",
+        "1e99999",
+        "0x10",
+        "1Gi\n",
+        "8Ei",
+        "1_0",
+        "\u0661",
+        "9" * 5000,
+        "1e" + "9" * 5000,
+    ],
 )
 def test_malformed_quantity(text: str) -> None:
     with pytest.raises(errors.RequestError):
