@@ -26,9 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Debian 13 has /tmp in memory: its writes count nowhere, and it has no room for large disks.
     """
     if "TMPDIR" not in os.environ:
-        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="cdi-tests-", dir="/var/tmp")
-        Path(os.environ["TMPDIR"]).chmod(0o755)
-        config.add_cleanup(functools.partial(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True))
+        # For our own process, which has looked at its environment already, and for those that it starts.
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="cdi-tests-", dir="/var/tmp")
+        Path(tempfile.tempdir).chmod(0o755)
+        config.add_cleanup(functools.partial(shutil.rmtree, tempfile.tempdir, ignore_errors=True))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
