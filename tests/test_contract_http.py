@@ -147,3 +147,29 @@ def test_node_pull(
     labels = {"kubevirt.io/foo-bar": "1", "instancetype.kubevirt.io/default-preference": "fedora"}
     assert pod.told == {**COMPLETE, "labels": labels}
     oracle.same(pod.disk, disks.raw())
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_node_pull_that_does_not_end_well(
+    pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, ready: bool
+) -> None:
+    """Stopped, while it waits for the ready file or later: the server is needed for the next attempt."""
+    env = {
+        "IMPORTER_PULL_METHOD": "node",
+        "IMPORTER_READY_FILE": str(tmp_path / "ready"),
+        "IMPORTER_DONE_FILE": str(tmp_path / "done"),
+        "IMPORTER_ENDPOINT": server.url("/disk.img"),
+    }
+    server.serve("/fedora.raw", page(disks, stall=100_000))
+    if ready:
+        (tmp_path / "ready").write_text("fedora.raw")
+    with worker.started(*pod.arguments, env={**pod.env, **env}) as process:
+        assert process.stderr is not None
+        assert any("waiting for the disk's server" in line for line in process.stderr)
+        if ready:
+            processes.wait_for(lambda: server.sent("/fedora.raw"), "the stall")
+        process.terminate()
+        assert process.wait(20) == 1
+    assert pod.message == "Unable to process data: cancelled"
+    assert not (tmp_path / "done").exists()
+    oracle.unusable(pod.disk)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import contract, devices, servers, worker
+from tests import contract, devices, processes, servers, worker
 from tests import disks as disks_module
 
 MiB = 1 << 20
@@ -71,6 +71,22 @@ def test_no_space_left(pod: worker.Pod, web: servers.Web, disks: disks_module.Di
             "no space left on device" in pod.message or "is larger than the reported available" in pod.message
         )
         assert not pod.disk.exists()
+
+
+@pytest.mark.parametrize("route", ["stream", "convert", "unpack"])
+def test_a_quota_that_is_exceeded(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, route: str
+) -> None:
+    """Free bytes do not tell of a quota: it shows in the middle."""
+    image = {"stream": disks.raw("dense"), "convert": disks.image("vmdk", "dense"), "unpack": disks.tar()}
+    with devices.filesystem("btrfs", pod.directory) as point:
+        processes.run("btrfs", "quota", "enable", point)
+        processes.run("btrfs", "qgroup", "limit", "1M" if route == "unpack" else "3M", point)
+        volume = worker.Pod(point, env=pod.env)
+        kind = "archive" if route == "unpack" else "kubevirt"
+        done = volume.run(IMPORTER_ENDPOINT=web.url(image[route]), IMPORTER_CONTENTTYPE=kind)
+        contract.check_failure(volume, done, "Unable to process data: ", "disk quota exceeded")
+        assert [*volume.data.iterdir()] == []
 
 
 def test_left_overs_do_not_count(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:

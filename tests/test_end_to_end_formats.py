@@ -6,6 +6,7 @@ Through the library, in this process: starting one for each would take longer th
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import importer
+from importer import errors
 from tests import devices, misbehave, oracle, servers
 from tests import disks as disks_module
 
@@ -207,6 +209,19 @@ def test_checksums(
     checksum = f"{algorithm}:{disks_module.digest(image, algorithm).upper()}"
     bring(web.url(image), tmp_path / "disk.img", scratch=scratch, checksum=checksum)
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
+
+
+def test_checksum_of_what_follows_a_compressed_disk(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Zeros may follow gzip's last member, and belong to the file all the same."""
+    packed = disks.wrapped("raw", "gz").read_bytes()
+    served = packed + bytes(700_000)
+    with misbehave.Server() as server:
+        url = server.serve("/disk", misbehave.Page(served))
+        with pytest.raises(errors.ChecksumMismatch):
+            bring(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(packed).hexdigest()}")
+        oracle.unusable(tmp_path / "disk.img")
+        bring(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(served).hexdigest()}")
+    oracle.same(tmp_path / "disk.img", disks.raw())
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vdi"])

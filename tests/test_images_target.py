@@ -199,6 +199,14 @@ def test_facts_count_left_overs_as_free(tmp_path: Path, kind: str) -> None:
         assert target.facts(path).available <= before.available - 5 * MiB + (64 << 10)
 
 
+def test_what_is_kept_for_root_is_not_available(tmp_path: Path) -> None:
+    """Tests run as root, pods do not."""
+    with devices.filesystem("ext4", tmp_path) as point:
+        room = os.statvfs(point)
+        assert room.f_bavail < room.f_bfree
+        assert target.facts(point / "disk.img").available == room.f_bavail * room.f_frsize
+
+
 def test_facts_leave_nothing_behind(tmp_path: Path) -> None:
     target.facts(tmp_path / "disk.img")
     assert os.listdir(tmp_path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -125,3 +126,26 @@ def test_a_failure_is_no_refusal(tmp_path: Path) -> None:
             zeroing.Ladder(fd, zeroing.SPARSE, 512, Written(fd)).zero(0, MiB)
     finally:
         os.close(fd)
+
+
+def test_a_refusal_far_into_a_long_run(tmp_path: Path) -> None:
+    """What was not zeroed when a way is refused is zeroed by the next one, all of it."""
+    size, middle = 1 << 30, 512 * MiB
+    spots = [0, 20 * MiB, middle - 512, middle, middle + 17 * MiB, 800 * MiB, size - 512]
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.truncate(size)
+        for spot in spots:
+            os.pwrite(file.fileno(), devices.DIRT * 512, spot)
+
+    def tired(fd: int, offset: int, length: int) -> None:
+        """Zero as a storage does that has had enough half way."""
+        if offset >= middle:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        kernel.punch_hole(fd, offset, length)
+
+    with ladder(path, (tired, kernel.zero_range), 512) as (climb, written):
+        climb.zero(0, size)
+    assert written.ranges == []
+    with path.open("rb") as file:
+        assert all(os.pread(file.fileno(), 512, spot) == bytes(512) for spot in spots)

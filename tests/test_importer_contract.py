@@ -74,6 +74,48 @@ def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
     assert "proxy:1" not in repr(made)
 
 
+def test_everything_said_of_the_source(paths: contract.Paths) -> None:
+    said = {
+        "IMPORTER_REGISTRY_IMAGE_ARCHITECTURE": "s390x",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/google/credentials.json",
+        "IMPORTER_DISK_ID": "disk",
+        "IMPORTER_UUID": "uuid",
+        "IMPORTER_BACKING_FILE": "[datastore] vm/disk.vmdk",
+        "IMPORTER_THUMBPRINT": "AB:CD",
+        "IMPORTER_PREVIOUS_CHECKPOINT": "one",
+        "IMPORTER_CURRENT_CHECKPOINT": "two",
+    }
+    made = contract.import_request({**HTTP, **said, "IMPORTER_FINAL_CHECKPOINT": "true"}, paths)
+    fields = (
+        "architecture",
+        "credentials_file",
+        "disk_id",
+        "uuid",
+        "backing_file",
+        "thumbprint",
+        "previous",
+        "current",
+    )
+    assert [getattr(made.location, name) for name in fields] == list(said.values())
+    assert made.location.final
+    assert made.is_delta
+    assert not contract.import_request(HTTP, paths).location.final
+
+
+def test_the_mounts_of_a_pod() -> None:
+    """What controllers mount there, nobody can configure."""
+    assert contract.Paths() == contract.Paths(
+        data="/data",
+        block="/dev/cdi-block-volume",
+        scratch="/scratch",
+        termination_log="/dev/termination-log",
+        extra_headers="/extraheaders",
+        metrics_port=8443,
+        vddk_libdir="/opt/vmware-vix-disklib-distrib",
+        vddk_config="/vddk-args/vddk-config-file",
+    )
+
+
 def test_all_faults_at_once(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError) as caught:
         contract.import_request(
@@ -122,7 +164,7 @@ def test_blank_archive(paths: contract.Paths) -> None:
         contract.import_request(env, paths)
 
 
-@pytest.mark.parametrize("source", ["registry", "imageio"])
+@pytest.mark.parametrize("source", ["registry", "imageio", "s3", "gcs", "vddk"])
 def test_sources_without_archives(paths: contract.Paths, source: str) -> None:
     env = {**HTTP, "IMPORTER_SOURCE": source, "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="archive"):

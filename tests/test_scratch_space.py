@@ -54,6 +54,13 @@ def test_left_overs_count_as_free(tmp_path: Path) -> None:
         assert other.available <= before.available - 5 * MiB
 
 
+def test_what_is_kept_for_root_is_not_available(tmp_path: Path) -> None:
+    with devices.filesystem("ext4", tmp_path) as point:
+        room = os.statvfs(point)
+        assert room.f_bavail < room.f_bfree
+        assert space.facts(point, "job") == space.ScratchFacts(room.f_bavail * room.f_frsize)
+
+
 def test_no_directory_no_scratch(tmp_path: Path) -> None:
     assert space.facts(None, "job") is None
     assert space.facts(tmp_path / "missing", "job") is None

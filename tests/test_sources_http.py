@@ -106,10 +106,13 @@ def test_stream_without_ranges_costs_one_request(server: misbehave.Server) -> No
         (403, errors.Unreachable),
         (404, errors.Unreachable),
         (410, errors.Unreachable),
+        # What curl --retry takes for passing.
         (408, errors.Transient),
         (429, errors.Transient),
         (500, errors.Transient),
+        (502, errors.Transient),
         (503, errors.Transient),
+        (504, errors.Transient),
     ],
 )
 def test_refusals(server: misbehave.Server, status: int, kind: type[errors.Error]) -> None:
@@ -143,6 +146,13 @@ def test_unknown_host_and_refused_connection() -> None:
         refused("http://no-such-host.invalid/disk")
     with pytest.raises(errors.Unreachable, match="connection refused"):
         refused("http://127.0.0.1:1/disk")
+
+
+@pytest.mark.parametrize("half", [base.Access(user="me"), base.Access(password="s3cret")])
+def test_half_of_the_credentials_is_none(server: misbehave.Server, half: base.Access) -> None:
+    with opened(server.serve("/disk", GOOD), half) as source:
+        assert whole(source) == DATA
+    assert all("authorization" not in seen.headers for seen in server.requests)
 
 
 def test_secrets_go_to_the_origin_only(server: misbehave.Server) -> None:

@@ -133,6 +133,8 @@ def test_the_default_is_this_machine() -> None:
         (None, "", True),
         (None, "amd64", False),
         (7, "amd64", False),
+        (containers.MACHINE, "", True),
+        ("s390x" if containers.MACHINE != "s390x" else "amd64", "", False),
     ],
 )
 def test_a_plain_image_has_to_fit_too(stated: object, wanted: str, fits: bool) -> None:
