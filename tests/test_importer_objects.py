@@ -16,7 +16,7 @@ import pytest
 
 import importer
 from importer import errors
-from tests import devices, misbehave, objectservers, oracle, processes
+from tests import devices, meters, misbehave, objectservers, oracle, processes
 from tests import disks as disks_module
 
 KEYS = importer.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
@@ -159,6 +159,18 @@ def test_resets_and_throttling_are_outlasted(
     target = tmp_path / "disk.img"
     importer.run(request(place.kind, place.url, target))
     oracle.same(target, disks.expected(variant))
+
+
+@pytest.mark.parametrize("variant", ["raw", "vmdk"])
+def test_progress_is_told_on_the_way(
+    place: Place, variant: str, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    disk = disks.image(variant, "dense").read_bytes()
+    serve(place, disk, last=dataclasses.replace(place.page, body=disk))
+    shown = meters.Percents()
+    importer.run(request(place.kind, place.url, tmp_path / "disk.img"), shown)
+    assert shown.finished
+    assert len(shown.between) > 3
 
 
 @pytest.mark.parametrize("place", ["gcs"], indirect=True)

@@ -17,10 +17,11 @@ import pytest
 
 import importer
 from importer import errors
-from tests import containers, devices, misbehave, oracle, processes, registries, tls
+from tests import containers, devices, meters, misbehave, oracle, processes, registries, tls
 from tests import disks as disks_module
 from tests.containers import Entry, Image
 
+MIB = 1 << 20
 REPOSITORY = Path(__file__).parents[1]
 #: What has to be whole before it can be converted goes through scratch.
 SPOOLED = frozenset({"vmdk", "vmdk-stream", "vdi", "vhd", "vhdx"})
@@ -220,6 +221,20 @@ def test_a_layer_is_fetched_once(
         serve(server, image, last=misbehave.Page(layer.data, ranges=ranges))
         importer.run(from_server(server, tmp_path / "disk.img"))
         assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + 1000
+
+
+def test_progress_is_told_on_the_way(disks: disks_module.Disks, tmp_path: Path) -> None:
+    image = image_of(disks.raw("dense"))
+    (layer,) = (blob for blob in image.layers if len(blob.data) > MIB)
+    shown = meters.Percents()
+    with misbehave.Server() as server:
+        serve(server, image, last=misbehave.Page())
+        for blob in image.layers:
+            page = misbehave.Page(blob.data, drip=(256 << 10, 0.01) if blob is layer else None)
+            server.serve(f"/v2/r/blobs/{blob.digest}", page)
+        importer.run(from_server(server, tmp_path / "disk.img"), shown)
+    assert shown.finished
+    assert len(shown.between) > 2
 
 
 @pytest.mark.parametrize("what", ["manifest", "config"])
