@@ -12,15 +12,18 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from images import kernel
+from images import kernel, target_file
 from importer import errors
 
 _NAME: Final = ".cdi-worker-unpacking"
+_DISK: Final = "disk.img"
 _IN_THE_WAY: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
 
 
 def remove_left_over(directory: str | os.PathLike[str]) -> None:
-    """Remove what a killed attempt left, so that its space counts as free."""
+    """Remove what a killed attempt left, at this or at a disk, so that its space counts as free."""
+    with _storage(pathlib.Path(directory), "remove"):
+        pathlib.Path(target_file.part(f"{directory}/{_DISK}")).unlink(missing_ok=True)
     path = pathlib.Path(directory, _NAME)
     with _storage(path, "remove"):
         if path.is_symlink() or path.is_file():
