@@ -17,7 +17,8 @@ class Error(Exception):
     Sub-classes set ``template``, filled with the keyword arguments, which stay readable in
     ``fields``. ``status`` is the exit status of the command line (docs/exit-status.md);
     ``retryable`` tells a controller whether the same call may succeed later without a change.
-    Messages never hold secrets: callers pass URLs through ``units.safe_url`` first.
+    Messages are one printable line and never hold secrets: callers pass URLs through
+    ``sources.session.safe_url`` first.
     """
 
     template: ClassVar[str] = "{reason}"
@@ -26,10 +27,21 @@ class Error(Exception):
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
-        super().__init__(self.template.format(**fields))
+        super().__init__(one_line(self.template.format(**fields)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.fields)
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` as one line that can be printed.
+
+    Names in images and archives are part of messages: they may be no UTF-8, and may steer a terminal.
+    """
+    if text.isprintable():
+        return text
+    odd = "\N{REPLACEMENT CHARACTER}"
+    return "".join(char if char.isprintable() else " " if char.isspace() else odd for char in text)
 
 
 def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:

@@ -129,7 +129,7 @@ def _table(rows: Mapping[str, object]) -> None:
     width = max(len(name) for name in rows)
     for name, value in rows.items():
         if value not in {"", None}:
-            click.echo(f"{name:>{width}}  {value}")
+            click.echo(f"{name:>{width}}  {errors.one_line(str(value))}")
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:

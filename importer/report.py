@@ -115,7 +115,7 @@ def _json(said: Mapping[str, object]) -> str:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(_text(text).split())
+    line = " ".join(errors.one_line(text).split())
     return line.encode()[:LIMIT].decode("utf-8", "ignore")
 
 

@@ -97,10 +97,18 @@ def test_written_in_one_line(tmp_path: Path) -> None:
     report.write(report.Report("said", 0), str(tmp_path / "missing" / "log"))
 
 
+def test_words_of_others_are_one_line_and_steer_no_terminal() -> None:
+    """Names of images and archives are in messages: a line break would make a line of ours of them."""
+    error = errors.Refused(format="tar", rule="link", reason="\x1b[2Ja  b\nDone.\u202e\udcff\t…é")
+    assert str(error) == "tar image refused (link): \ufffd[2Ja  b Done.\ufffd\ufffd …é"
+    assert str(errors.RequestError("a\r\nb", "c")) == "a  b; c"
+    assert report.internal(ValueError("\x1b[2J")).message.endswith(": \ufffd[2J")
+
+
 def test_words_that_are_no_text() -> None:
     """JSON of a server may hold half a character; it must not cost the report."""
-    assert report.failure(errors.ImageError(reason="\ud800"), "http").message.endswith(": ?")
-    assert report.internal(ValueError("\udcff")).message.endswith(": ?")
+    assert report.failure(errors.ImageError(reason="\ud800"), "http").message.endswith(": \ufffd")
+    assert report.internal(ValueError("\udcff")).message.endswith(": \ufffd")
     labels = {"kubevirt.io/a": "\ud800"}
     told = json.loads(report.complete(blank=False, preallocated=False, labels=labels).message)
     assert told["labels"] == {"kubevirt.io/a": "?"}

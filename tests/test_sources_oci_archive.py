@@ -13,7 +13,7 @@ import pytest
 
 from importer import errors
 from sources import base, registry
-from tests import containers, processes, registries, tls
+from tests import containers, processes, registries, tls, worker
 from tests.containers import Entry, Image
 
 DISK = random.Random(1).randbytes(2 << 20)
@@ -144,3 +144,15 @@ def test_no_file(tmp_path: Path) -> None:
         read(f"oci-archive:{tmp_path}/none.tar")
     with pytest.raises(errors.Unreachable, match="is a directory"):
         read(f"oci-archive:{tmp_path}")
+
+
+def test_titles_are_shown_as_text(tmp_path: Path) -> None:
+    """A title may be anything that JSON can hold, also what no terminal should be told."""
+    title = "disk\x1b[2J\ud800\nroute  none"
+    one = containers.titled(OTHER, title)
+    for number, layers in enumerate([(one,), (one, containers.titled(DISK, "b"))]):
+        archive = containers.archive(tmp_path / f"{number}.tar", {"": containers.Image(layers)})
+        done = worker.run("inspect", f"oci-archive:{archive}")
+        assert done.status == (4 if number else 0), done.errors
+        assert "disk\ufffd[2J\ufffd route  none" in (done.complaint if number else done.output)
+        assert "\x1b" not in done.output + done.errors
