@@ -71,9 +71,10 @@ static bool read_number(const char **text, long long *value)
     return *text > start;
 }
 
-/* One range of bytes. Others, and several, may be ignored (RFC 9110, 14.2). */
+/* One range of bytes. Others, and several, may be ignored (RFC 9110, 14.2); of two headers the last counts. */
 static void parse_range(const char *value, struct request *request)
 {
+    request->has_range = false;
     if (strncasecmp(value, "bytes=", 6) != 0)
         return;
     value += 6;

@@ -254,6 +254,16 @@ def test_ranges_that_make_no_sense_are_ignored(served: Container, asked: str) ->
         assert answer.body == DATA[1:3]
 
 
+@pytest.mark.parametrize("second", ["bytes=7-x", "bytes=9-2", "lines=1-2"])
+def test_of_two_ranges_the_last_counts(served: Container, second: str) -> None:
+    """Half of a second one must not be mixed with the first: a length below zero came of it."""
+    asked = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
+    answer = say(served.port, asked.encode())
+    assert status_of(answer) == 200
+    assert b"Content-Length: 300001\r\n" in answer
+    assert answer.endswith(DATA)
+
+
 def test_head(served: Container) -> None:
     whole = ask(served.port, "/disk.img", "HEAD")
     assert (whole.status, whole.body, whole.headers["content-length"]) == (200, b"", "300001")
