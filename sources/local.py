@@ -26,6 +26,8 @@ def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
         if parts.netloc not in {"", "localhost"}:
             raise errors.RequestError(f"{endpoint}: a file URL names no other host")
         endpoint = urllib.parse.unquote(parts.path)
+        if "\0" in endpoint:
+            raise errors.RequestError("a path has no zero byte")
     return LocalSource(endpoint, cancel)
 
 

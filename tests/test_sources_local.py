@@ -71,3 +71,8 @@ def test_cancel_ends_the_wait_for_a_pipe(tmp_path: Path, sent: int | None) -> No
         importer.run(wanted(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
     assert time.monotonic() - started < 5
     end.set()
+
+
+def test_a_path_has_no_zero_byte() -> None:
+    with pytest.raises(errors.RequestError, match="zero byte"):
+        local.source(base.Location("file:///tmp/%00x"), threading.Event())
