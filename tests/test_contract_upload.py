@@ -8,12 +8,14 @@ import datetime as dt
 import json
 import random
 import re
+import subprocess
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from formats import snappy
 from importer import contract, report, upload, upload_settings
 from tests import devices, disks, oracle, processes, uploads, worker
 from tests.test_importer_metrics import UID, scrape
@@ -230,6 +232,32 @@ def test_a_clone_over_what_a_killed_one_has_left(
             assert server.result() == report.uploaded(clone=True, preallocated=False)
         assert [path.name for path in point.iterdir()] == ["disk.img"]
         oracle.same(point / "disk.img", noise)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_disk_out_of_upstream_s_tar(
+    certificates: uploads.Certificates, paths: contract.Paths, block: Path, noise: Path, sparse: bool
+) -> None:
+    """What its source sends of a volume with a file system, to one that is a device."""
+    with noise.open("r+b") as stream:
+        stream.seek(2 * MIB)
+        stream.write(bytes(9 * MIB))
+    processes.run("fallocate", "--dig-holes", noise)
+    (noise.parent / "a-note").write_text("before the disk")
+    (noise.parent / "z-note").write_text("and behind it")
+    flags = ["--sparse"] if sparse else []
+    argv = ["tar", "--create", *flags, "--file=-", "./a-note", "./disk.img", "./z-note"]
+    made = subprocess.run(argv, cwd=noise.parent, check=True, capture_output=True).stdout
+    assert (len(made) < 9 * MIB) is sparse
+    stream = b"".join(
+        snappy.frames([memoryview(made)[at : at + 65_536] for at in range(0, len(made), 65_536)])
+    )
+    with uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server:
+        headers = {"x-cdi-content-type": "filesystem-clone"}
+        answer = server.ask("POST", PATHS[0], stream, headers)
+        assert answer.status == 200, answer.text
+        assert server.result() == report.uploaded(clone=True, preallocated=False)
+    oracle.same(block, noise, beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("fault", ["name", "authority", "no volume", "environment"])

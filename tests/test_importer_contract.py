@@ -243,6 +243,18 @@ def test_certificates_beside_something_else(tmp_path: Path, caplog: pytest.LogCa
     assert [name for name in sorted(others) if f"/{name}'" in caplog.text] == sorted(others)
 
 
+def test_certificates_of_a_registry_have_their_endings(paths: contract.Paths, tmp_path: Path) -> None:
+    """Other files of such a folder are a client's (containers-certs.d(5))."""
+    (tmp_path / "certs").mkdir()
+    for name in ("a.crt", "b.pem", "client.cert", "client.key"):
+        (tmp_path / "certs" / name).write_bytes(PEM)
+    env = {"IMPORTER_ENDPOINT": "docker://host/disk", "IMPORTER_CERT_DIR": str(tmp_path / "certs")}
+    for source, count in (("registry", 2), ("http", 4)):
+        made = contract.import_request({**env, "IMPORTER_SOURCE": source}, paths)
+        files = made.location.access.ca_files
+        assert [Path(path).name for path in files] == ["a.crt", "b.pem", "client.cert", "client.key"][:count]
+
+
 PEM = b"-----BEGIN CERTIFICATE-----\n"
 
 
