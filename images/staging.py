@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import pathlib
 import shutil
@@ -12,24 +13,46 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from images import kernel, target_file
+from images import kernel
 from importer import errors
 
+log = logging.getLogger(__name__)
+
 _NAME: Final = ".cdi-worker-unpacking"
-_DISK: Final = "disk.img"
+#: What a file system has by itself.
+_KEPT: Final = frozenset({"lost+found"})
 _IN_THE_WAY: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
 
 
 def remove_left_over(directory: str | os.PathLike[str]) -> None:
-    """Remove what a killed attempt left, at this or at a disk, so that its space counts as free."""
-    with _storage(pathlib.Path(directory), "remove"):
-        pathlib.Path(target_file.part(f"{directory}/{_DISK}")).unlink(missing_ok=True)
+    """Remove what a killed attempt left, so that its space counts as free."""
     path = pathlib.Path(directory, _NAME)
     with _storage(path, "remove"):
         if path.is_symlink() or path.is_file():
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
+
+
+def empty(volume: str | os.PathLike[str]) -> None:
+    """Remove everything on a volume that was mounted for this job alone: earlier attempts left it.
+
+    It may be all of an archive or clone, for which there is no room twice. In a folder that is no
+    mount point there may be things of others: of that only what ``remove_left_over`` removes.
+    """
+    remove_left_over(volume)
+    if not os.path.ismount(volume):
+        return
+    for path in pathlib.Path(volume).iterdir():
+        if path.name in _KEPT:
+            continue
+        log.info("left over path=%r", str(path))
+        if path.is_dir() and not path.is_symlink():
+            # What cannot be removed is missed, if at all, when room is counted.
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class Staging:

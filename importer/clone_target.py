@@ -51,7 +51,7 @@ def receive(
     cancel: retry.Cancel,
 ) -> None:
     """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``."""
-    clone = _begin(wanted, shown, cancel)
+    clone = _begin(wanted, kind, shown, cancel)
     with contextlib.closing(snappy.Reader(body)) as reader:
         if kind == BLOCK:
             _device(clone, reader)
@@ -68,7 +68,7 @@ def receive_extents(
     cancel: retry.Cancel,
 ) -> None:
     """Bring a clone to the target that comes as our own source sends it. Raises ``errors.Error``."""
-    clone = _begin(wanted, shown, cancel)
+    clone = _begin(wanted, kind, shown, cancel)
     with contextlib.closing(extents.Decoder(body)) as decoder:
         if kind == BLOCK:
             _extents(clone, decoder)
@@ -77,8 +77,10 @@ def receive_extents(
     shown.done()
 
 
-def _begin(wanted: request.Request, shown: progress.Progress, cancel: retry.Cancel) -> Clone:
-    if not pathlib.Path(wanted.target).is_block_device():
+def _begin(wanted: request.Request, kind: str, shown: progress.Progress, cancel: retry.Cancel) -> Clone:
+    if kind == FILESYSTEM and wanted.volume:
+        staging.empty(wanted.volume)
+    elif not pathlib.Path(wanted.target).is_block_device():
         staging.remove_left_over(pathlib.Path(wanted.target).parent)
     shown.phase("transfer", None)
     return Clone(wanted, survey.room(wanted), shown, cancel)

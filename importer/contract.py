@@ -70,6 +70,7 @@ def import_request(env: Mapping[str, str], paths: Paths) -> request.Request:
         source=source,
         location=_location(reading, paths),
         target=target,
+        volume=None if is_block else paths.data,
         content_type=content_type,
         scratch=paths.scratch if Path(paths.scratch).is_dir() else None,
         image_size=reading.quantity("IMPORTER_IMAGE_SIZE"),

@@ -21,13 +21,16 @@ class Request:
     ``source``: a name of ``sources.MODULES`` or of a third party's entry point. ``target``: a block
     device, the file to make, or, for an archive, the directory to fill. ``image_size``: the size
     asked for, None when the image's own will do. ``overhead``: the part of a file system to leave
-    free. ``direct``: bypass the page cache. ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
+    free. ``volume``: the file system that was mounted for this import alone, None for a target among
+    things of others. ``direct``: bypass the page cache. ``checksum``: ``ALGORITHM:HEX`` of the bytes as
+    served.
     ``connect_patience`` and ``journal_interval`` in seconds.
     """
 
     source: str
     location: base.Location
     target: str
+    volume: str | None = None
     content_type: str = "kubevirt"
     scratch: str | None = None
     image_size: int | None = None

@@ -40,6 +40,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         ciphers=env.get("TLS_CIPHERS", ""),
         minimum=env.get("TLS_MIN_VERSION", ""),
     )
+    target = _target(env, paths)
     settings = Settings(
         host=env.get("LISTEN_ADDRESS") or "0.0.0.0",
         port=_port(env.get("LISTEN_PORT") or "8443", faults),
@@ -49,7 +50,8 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         wanted=request.Request(
             source="upload",
             location=base.Location("upload"),
-            target=_target(env, paths),
+            target=target,
+            volume=paths.data if target == f"{paths.data}/disk.img" else None,
             scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
             image_size=reading.quantity("UPLOAD_IMAGE_SIZE"),
             overhead=reading.fraction("FILESYSTEM_OVERHEAD"),

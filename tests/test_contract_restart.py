@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import contract, limits, misbehave, oracle, processes, servers, worker
+from tests import contract, devices, limits, misbehave, oracle, processes, servers, worker
 from tests import disks as disks_module
+
+MiB = 1 << 20
 
 # -- killed, and started again ----------------------------------------------------------------
 
@@ -40,6 +42,49 @@ def test_killed_worker_starts_again(
     assert pod.run().status == 0
     assert pod.message == contract.COMPLETE
     contract.check_disk(pod, disks.expected(variant))
+
+
+def test_an_archive_once_more(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    """Killed after its end, or while things went into place: there is no room for both."""
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.tar("gz")), "IMPORTER_CONTENTTYPE": "archive"}
+    with devices.filesystem("tmpfs", tmp_path, 2 * MiB) as volume:
+        (volume / "lost+found").mkdir()
+        for _ in range(2):
+            done = worker.run(*pod.arguments, f"--data-dir={volume}", env=env)
+            assert (done.status, pod.message) == (0, contract.COMPLETE)
+            (volume / "old").mkdir()
+        names = {path.name for path in disks.tree().iterdir()} | {"lost+found", "old"}
+        assert {path.name for path in volume.iterdir()} == names
+
+
+def test_a_folder_is_not_emptied(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    """What is no volume, or not the pod's, may hold things of others."""
+    (pod.data / "precious").touch()
+    env = {"IMPORTER_ENDPOINT": web.url(disks.tar("gz")), "IMPORTER_CONTENTTYPE": "archive"}
+    assert pod.run(**env).status == 0
+    assert (pod.data / "precious").exists()
+    with devices.filesystem("tmpfs", tmp_path) as volume:
+        (volume / "precious").touch()
+        arguments = ("import", web.url(disks.tar("gz")), volume, "--content-type=archive")
+        assert worker.run(*arguments).status == 0
+        assert (volume / "precious").exists()
+
+
+def test_a_disk_after_an_archive_that_was_killed(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw("dense"))}
+    with devices.filesystem("tmpfs", tmp_path, 6 * MiB) as volume:
+        (volume / ".cdi-worker-unpacking").mkdir()
+        devices.fill(volume / ".cdi-worker-unpacking" / "x", 4 * MiB)
+        done = worker.run(*pod.arguments, f"--data-dir={volume}", env=env)
+        assert (done.status, pod.message) == (0, contract.COMPLETE)
+        oracle.same(volume / "disk.img", disks.raw("dense"))
+        assert [path.name for path in volume.iterdir()] == ["disk.img"]
 
 
 # -- rights -----------------------------------------------------------------------------------

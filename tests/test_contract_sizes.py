@@ -101,17 +101,17 @@ def test_left_overs_do_not_count(pod: worker.Pod, web: servers.Web, disks: disks
 
 
 def test_left_overs_do_not_count_for_an_archive(
-    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     """They are of an archive, or of a disk that was to be here before."""
-    with devices.filesystem("tmpfs", pod.directory, 4 * MiB) as small:
-        volume = worker.Pod(small, env=pod.env)
-        (volume.data / ".cdi-worker-unpacking").mkdir()
-        devices.fill(volume.data / ".cdi-worker-unpacking" / "x", MiB)
-        devices.fill(volume.data / "disk.img.part", 2 * MiB)
-        done = volume.run(IMPORTER_ENDPOINT=web.url(disks.tar()), IMPORTER_CONTENTTYPE="archive")
-        assert (done.status, volume.message) == (0, contract.COMPLETE)
-        assert {path.name for path in volume.data.iterdir()} == {path.name for path in disks.tree().iterdir()}
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.tar()), "IMPORTER_CONTENTTYPE": "archive"}
+    with devices.filesystem("tmpfs", tmp_path, 4 * MiB) as volume:
+        (volume / ".cdi-worker-unpacking").mkdir()
+        devices.fill(volume / ".cdi-worker-unpacking" / "x", MiB)
+        devices.fill(volume / "disk.img.part", 2 * MiB)
+        done = worker.run(*pod.arguments, f"--data-dir={volume}", env=env)
+        assert (done.status, pod.message) == (0, contract.COMPLETE)
+        assert {path.name for path in volume.iterdir()} == {path.name for path in disks.tree().iterdir()}
 
 
 # -- blank ------------------------------------------------------------------------------------

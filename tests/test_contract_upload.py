@@ -219,12 +219,14 @@ def noise(tmp_path: Path) -> Path:
 def test_a_clone_over_what_a_killed_one_has_left(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, noise: Path
 ) -> None:
-    """It fits only when the left-overs are gone before room is counted."""
+    """It fits only when the left-overs are gone before room is counted, the disk of one before included."""
     with devices.filesystem("tmpfs", tmp_path, 24 * MIB) as point:
         killed = dataclasses.replace(paths, data=str(point))
         (point / ".cdi-worker-unpacking").mkdir()
-        devices.fill(point / ".cdi-worker-unpacking" / "disk.img", 6 * MIB)
+        devices.fill(point / ".cdi-worker-unpacking" / "disk.img", 2 * MIB)
         devices.fill(point / "disk.img.part", 10 * MIB)
+        devices.fill(point / "disk.img", 10 * MIB)
+        (point / "of-the-last-clone").touch()
         with uploads.Server(certificates, {}, killed) as server:
             pod = worker.Pod(tmp_path / "source")
             done = pod.run(**source(server, "filesystem", noise.parent))
@@ -258,6 +260,17 @@ def test_a_disk_out_of_upstream_s_tar(
         assert answer.status == 200, answer.text
         assert server.result() == report.uploaded(clone=True, preallocated=False)
     oracle.same(block, noise, beyond=devices.DIRT)
+
+
+def test_an_upload_over_an_archive_that_was_killed(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    with devices.filesystem("tmpfs", tmp_path, 4 * MIB) as point:
+        (point / ".cdi-worker-unpacking").mkdir()
+        devices.fill(point / ".cdi-worker-unpacking" / "x", 3 * MIB)
+        with uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server:
+            assert server.ask("POST", PATHS[0], DATA).status == 200
+        assert [path.name for path in point.iterdir()] == ["disk.img"]
 
 
 @pytest.mark.parametrize("fault", ["name", "authority", "no volume", "environment"])
