@@ -46,8 +46,13 @@ def contact(
     """Open ``source``, trying again for a while what trying again can mend."""
     try:
         retry.patiently(source.__enter__, wanted.connect_patience, cancel, retried)
-    except errors.TransferFailed as err:
-        raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
+    except errors.SourceError as err:
+        if cancel.is_set():
+            # A wait that was interrupted looks like any other failure.
+            raise errors.Cancelled from err
+        if isinstance(err, errors.TransferFailed):
+            raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
+        raise
 
 
 def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> Survey:

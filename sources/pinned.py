@@ -11,7 +11,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, session
+from sources import base, connections, session
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -126,11 +126,12 @@ class Place:
         response.close()
 
     def interrupt(self) -> None:
-        """End the answers that other threads are reading."""
+        """End the answers that other threads are reading or waiting for."""
         with self._lock:
             live, self._live = self._live, set()
         for response in live:
             _shut(response)
+        connections.interrupt(self._session)
 
     def close(self) -> None:
         """End all connections, also those that other threads are reading from."""

@@ -12,7 +12,7 @@ import requests.auth
 
 from images import fetch, retry
 from importer import errors
-from sources import base, blobs, http, oci, oci_reference, pinned, registry_auth, session
+from sources import base, blobs, connections, http, oci, oci_reference, pinned, registry_auth, session
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class Registry:
         """End the reads under way in other threads."""
         for place in list(self._places):
             place.interrupt()
+        connections.interrupt(self.connection)
 
     def root(self) -> bytes:
         """Return the manifest or index that the reference names."""

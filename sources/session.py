@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 import requests
-import requests.adapters
 import urllib3
 import urllib3.exceptions
 
 from importer import errors
+from sources import connections
 from sources.base import Access
 
 USER_AGENT = "cdi-worker/0.1"
@@ -100,28 +99,6 @@ def authorities(access: Access) -> Iterator[str]:
         os.close(memory)
 
 
-class _Adapter(requests.adapters.HTTPAdapter):
-    """An adapter whose TLS context decides, alone, what is trusted.
-
-    requests would add its own list of authorities to the context otherwise.
-    """
-
-    def __init__(self, context: ssl.SSLContext, connections: int) -> None:
-        self._context = context
-        super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs, ssl_context=self._context)
-
-    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
-        return super().proxy_manager_for(
-            proxy, **kwargs, ssl_context=self._context, proxy_ssl_context=self._context
-        )
-
-    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        conn.cert_reqs = self._context.verify_mode
-
-
 class _Session(requests.Session):
     """A session that sees no redirects.
 
@@ -142,7 +119,7 @@ def new_session(access: Access) -> requests.Session:
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
-    adapter = _Adapter(tls_context(access), access.connections)
+    adapter = connections.Adapter(tls_context(access), access.connections)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     return session

@@ -1,0 +1,83 @@
+"""Connections of requests and urllib3, as far as they are ours: whom they trust, and how a wait ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from typing import Any
+
+import requests
+import requests.adapters
+import urllib3
+import urllib3.connection
+
+Waiting = set[urllib3.connection.HTTPConnection]
+
+
+class Adapter(requests.adapters.HTTPAdapter):
+    """An adapter whose TLS context decides, alone, what is trusted, and which can be interrupted.
+
+    requests would add its own list of authorities to the context otherwise.
+    """
+
+    def __init__(self, context: ssl.SSLContext, connections: int) -> None:
+        self._context = context
+        self._waiting: Waiting = set()
+        self._pools = _pools(self._waiting)
+        super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs, ssl_context=self._context)
+        self.poolmanager.pool_classes_by_scheme = self._pools
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(
+            proxy, **kwargs, ssl_context=self._context, proxy_ssl_context=self._context
+        )
+        manager.pool_classes_by_scheme = self._pools
+        return manager
+
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        conn.cert_reqs = self._context.verify_mode
+
+    def interrupt(self) -> None:
+        """End the waits of other threads for an answer to begin; what is asked later is not concerned."""
+        for connection in list(self._waiting):
+            sock = connection.sock
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+def interrupt(session: requests.Session) -> None:
+    """End the waits of other threads for an answer of this session."""
+    for adapter in session.adapters.values():
+        if isinstance(adapter, Adapter):
+            adapter.interrupt()
+
+
+def _pools(waiting: Waiting) -> dict[str, Any]:
+    """Return pools by scheme whose connections are in ``waiting`` until an answer begins.
+
+    The read of an answer that has begun can be ended through the answer; before, there is none.
+    """
+
+    class Plain(urllib3.connection.HTTPConnection):
+        def getresponse(self) -> Any:
+            waiting.add(self)
+            try:
+                return super().getresponse()
+            finally:
+                waiting.discard(self)
+
+    class Secure(Plain, urllib3.connection.HTTPSConnection):
+        pass
+
+    class PlainPool(urllib3.HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(urllib3.HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
