@@ -17,7 +17,7 @@ import click
 from importer import commands, errors
 
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
-_GO_FLAG = re.compile(r"-(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
+_GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -70,5 +70,9 @@ def _status(argv: list[str], cancel: threading.Event) -> int:
 
 
 def _long(argument: str) -> str:
-    """Turn a Go flag into the long option that click reads: ``-v=3`` into ``--v=3``."""
-    return f"-{argument}" if _GO_FLAG.fullmatch(argument) else argument
+    """Turn a Go flag into the long option that click reads: ``-v=3`` into ``--v=3``; switches lose theirs."""
+    found = _GO_FLAG.fullmatch(argument)
+    if not found:
+        return argument
+    name, value = found.groups(default="")
+    return f"--{name}" if name.endswith("logtostderr") else f"--{name}{value}"

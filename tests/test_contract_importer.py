@@ -43,7 +43,17 @@ def test_block_volume(
     assert not [*pod.data.iterdir()]
 
 
-@pytest.mark.parametrize("arguments", [["-alsologtostderr"], ["-v=5"], ["-v=3", "-alsologtostderr"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-alsologtostderr"],
+        ["-v=5"],
+        ["-v=3", "-alsologtostderr"],
+        # As Go reads them, too.
+        ["-v", "2", "-alsologtostderr=true", "-stderrthreshold=INFO"],
+        ["--v=4", "--logtostderr=false"],
+    ],
+)
 def test_flags_of_controllers(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, arguments: list[str]
 ) -> None:
