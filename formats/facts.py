@@ -91,9 +91,10 @@ class View:
         return (data[offset - first : offset - first + length] for offset in offsets)
 
 
-def entries(data: bytes, layout: str) -> array.array[int]:
+def entries(data: bytes | memoryview, layout: str) -> array.array[int]:
     """Decode a table. ``layout``: byte order and type of an entry as ``struct`` has them (``<I``)."""
-    table = array.array(layout[1], data)
+    table = array.array(layout[1])
+    table.frombytes(data)
     if layout[0] != ("<" if sys.byteorder == "little" else ">"):
         table.byteswap()
     return table

@@ -42,12 +42,16 @@ class Claims(Protocol):
 class Layout(Protocol):
     """How one image is laid out, as its header tells. Sizes and offsets in bytes.
 
-    ``directory``: offset and length of the table of the first level. ``fixed``: spans (start, end)
+    ``entry``: the form of a table's entries, for ``facts.entries``. ``directory``: offset and length of
+    the table of the first level. ``fixed``: spans (start, end)
     of the file that are neither tables of the second level nor data.
     """
 
     @property
     def format(self) -> str: ...
+
+    @property
+    def entry(self) -> str: ...
 
     @property
     def virtual_size(self) -> int: ...
@@ -63,9 +67,6 @@ class Layout(Protocol):
 
     def claims(self, size: int, /) -> Claims:
         """Return the claims of a file of ``size`` bytes before its tables are known."""
-
-    def entries(self, data: bytes | memoryview, /) -> array.array[int]:
-        """Read the entries of a table."""
 
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         """Yield the tables of the second level; ``guest`` and ``size`` are what each maps."""
@@ -155,4 +156,4 @@ def read_image(layout: Layout, read: facts.Read, size: int) -> Image:
     """
     layout.claims(size)  # the directory is within the file, or this raises
     offset, length = layout.directory
-    return Image(layout, layout.entries(read(offset, length) if length else b""), size)
+    return Image(layout, facts.entries(read(offset, length) if length else b"", layout.entry), size)

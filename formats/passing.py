@@ -7,10 +7,10 @@ What does not is to be kept until the table has passed.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from formats import facts, mapped, pieces
 from formats.pieces import Batch, Piece
@@ -34,14 +34,38 @@ class Arrival(NamedTuple):
     """
 
     ready: list[Batch]
-    holes: list[tuple[int, int]]
+    holes: Iterable[tuple[int, int]]
     keep: list[tuple[int, int]]
 
 
+class Follower(Protocol):
+    """Follows one image of ``virtual_size`` bytes. Offsets are those of the file.
+
+    ``mapped``: whether all tables have passed, so that what is not expected now is not needed.
+    ``inflate``: as ``mapped.Layout`` has it.
+    """
+
+    @property
+    def virtual_size(self) -> int: ...
+
+    @property
+    def mapped(self) -> bool: ...
+
+    inflate: Callable[[bytes | memoryview, int], bytes]
+
+    def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> Arrival:
+        """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
+
+        Both are multiples of 512 and of a cluster, except at the end. ``read(offset, length)`` gives
+        bytes that came now or were kept.
+        """
+
+
 class Passing:
-    """Follows one image whose header is known. Offsets are those of the file."""
+    """Follows one image whose layout is known; see ``Follower``."""
 
     def __init__(self, layout: mapped.Layout) -> None:
+        self.virtual_size = layout.virtual_size
         self.inflate = layout.inflate
         self._layout = layout
         self._claims = layout.claims(UNKNOWN)
@@ -50,15 +74,10 @@ class Passing:
 
     @property
     def mapped(self) -> bool:
-        """Whether all tables have passed: what is not expected now is not needed."""
         return self._tables is not None and not self._tables
 
     def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> Arrival:
-        """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
-
-        Both are multiples of 512 and of the clusters' size, except at the end. ``read(offset, length)`` gives
-        bytes that came now or were kept.
-        """
+        """See ``Follower``."""
         holes: list[tuple[int, int]] = []
         if self._tables is None:
             self._read_directory(end, read, holes)
@@ -83,7 +102,7 @@ class Passing:
         offset, length = self._layout.directory
         if end < offset + length:
             return
-        directory = self._layout.entries(read(offset, length) if length else b"")
+        directory = facts.entries(read(offset, length) if length else b"", self._layout.entry)
         tables = _limited(self._layout.tables(directory))
         self._claims.take_tables(tables)
         holes.extend(pieces.holes(tables, 0, self._layout.virtual_size))
@@ -114,8 +133,8 @@ class Passing:
         """Take from the expected pieces what has come whole; return it, and what has not, in part."""
         ready: list[Piece] = []
         waiting: list[Piece] = []
-        # Nobody pads the end of the file to a whole sector of compressed data.
-        slack = _SECTOR - 1 if last else 0
+        # How long compressed data is shows in itself: at the end of the file it may be shorter than said.
+        slack = pieces.BATCH if last else 0
         count = bisect.bisect_left(self._expected, end, key=_host)
         for piece in self._expected[:count]:
             whole, rest = _cut(piece, end + slack if piece.packed else end)

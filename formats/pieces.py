@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
+import operator
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 #: The most bytes that a batch asks for; the longest compressed cluster is this long.
@@ -82,6 +84,13 @@ def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
 def _joins(first: Piece, second: Piece) -> bool:
     ends = (first.host + first.length, first.guest + first.size)
     return ends == (second.host, second.guest) and not first.packed and not second.packed
+
+
+def steady(table: array.array[int], step: int) -> Iterator[tuple[int, int]]:
+    """Cut ``table`` where an entry is not the one before it plus ``step``: yield (first, end)."""
+    deltas = map(operator.sub, islice(table, 1, None), table)
+    cuts = [index for index, delta in enumerate(deltas, 1) if delta != step]
+    return pairwise([0, *cuts, len(table)])
 
 
 def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, int]]:

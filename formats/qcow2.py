@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 from collections.abc import Iterator
 
-from formats import facts, mapped, qcow2_claims, qcow2_clusters, qcow2_header, qcow2_tables
+from formats import facts, mapped, passing, qcow2_claims, qcow2_clusters, qcow2_header, qcow2_tables
 from formats.pieces import Piece
 
 
@@ -17,6 +17,7 @@ class Layout:
     """An image with this header; see ``mapped.Layout``."""
 
     format = "qcow2"
+    entry = qcow2_tables.ENTRY
 
     def __init__(self, header: qcow2_header.Header) -> None:
         self.header = header
@@ -33,9 +34,6 @@ class Layout:
 
     def claims(self, size: int, /) -> qcow2_claims.Claims:
         return qcow2_claims.Claims(self.header, size)
-
-    def entries(self, data: bytes | memoryview, /) -> array.array[int]:
-        return qcow2_tables.entries(data)
 
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         return qcow2_tables.tables(self.header, directory)
@@ -58,6 +56,11 @@ def read_image(read: facts.Read, size: int) -> mapped.Image:
     ``read(offset, length)`` returns all of the bytes or raises.
     """
     return mapped.read_image(read_layout(read(0, min(size, qcow2_header.HEAD_SIZE))), read, size)
+
+
+def follow(head: bytes) -> passing.Passing:
+    """Return what follows an image that comes in order and begins with ``head``."""
+    return passing.Passing(read_layout(head))
 
 
 def required_length(read: facts.Read, size: int) -> int:

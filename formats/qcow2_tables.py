@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import array
-import operator
-import sys
 from collections.abc import Iterator
-from itertools import islice, pairwise
 
-from formats import pieces, qcow2_header
+from formats import facts, pieces, qcow2_header
 from formats.pieces import Piece
 from importer import errors
+
+#: For ``facts.entries``.
+ENTRY = ">Q"
 
 _OFFSET = (1 << 56) - (1 << 9)
 _COPIED = 1 << 63
 _PACKED = 1 << 62
 _ZERO = 1
 _SECTOR = 512
-
-
-def entries(data: bytes | memoryview) -> array.array[int]:
-    """Read big-endian 64-bit entries."""
-    table = array.array("Q")
-    table.frombytes(data)
-    if sys.byteorder == "little":
-        table.byteswap()
-    return table
 
 
 def tables(header: qcow2_header.Header, l1: array.array[int]) -> Iterator[Piece]:
@@ -48,7 +39,7 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     What no piece covers reads as zeros.
     """
     count = min(header.table_entries, -(-(header.virtual_size - guest) // header.cluster_size))
-    table = entries(data)
+    table = facts.entries(data, ENTRY)
     if header.extended_l2:
         found = pieces.merge(_subclusters(header, table[: 2 * count], guest))
     else:
@@ -69,7 +60,7 @@ def _cut(piece: Piece, end: int) -> Piece:
 
 def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) -> Iterator[Piece]:
     cluster = header.cluster_size
-    for first, end in _steady(table, cluster):
+    for first, end in pieces.steady(table, cluster):
         start = first
         entry = table[first]
         if not entry & (_OFFSET | _PACKED):
@@ -87,13 +78,6 @@ def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) 
         if not entry & _ZERO:
             size = (end - start) * cluster
             yield Piece(entry & _OFFSET, size, guest + start * cluster, size, packed=False)
-
-
-def _steady(table: array.array[int], step: int) -> Iterator[tuple[int, int]]:
-    """Cut ``table`` where an entry is not the one before it plus ``step``."""
-    deltas = map(operator.sub, islice(table, 1, None), table)
-    cuts = [index for index, delta in enumerate(deltas, 1) if delta != step]
-    return pairwise([0, *cuts, len(table)])
 
 
 def _check(header: qcow2_header.Header, entry: int) -> None:

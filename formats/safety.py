@@ -11,7 +11,7 @@ import posixpath
 import struct
 from collections.abc import Callable
 
-from formats import detect, facts, qcow2, qcow2_header, vdi, vhd, vhdx, vmdk
+from formats import detect, facts, qcow2, qcow2_header, vdi, vhd, vhdx, vmdk, vmdk_header
 from formats.facts import Facts, Read, View
 from importer import errors
 
@@ -115,8 +115,8 @@ def _alone(read: Read) -> Read:
 
 def _vmdk(view: View, _: str | None) -> Facts:
     found = vmdk.check(view)
-    if found.complete:
-        _inspect("vmdk", view)
+    # Of one that ends with another header at least the descriptor can be inspected early.
+    _inspect("vmdk", view if found.complete else View(vmdk_header.without_footer(view.head)))
     return found
 
 
@@ -128,7 +128,7 @@ def _inspect(name: str, view: View) -> None:
     inspector = format_inspector.ALL_FORMATS[name]()
     inspector.eat_chunk(view.head)
     if view.random and (rest := (view.size or 0) - len(view.head)) > 0:
-        inspector.eat_chunk(view.tail(min(rest, vmdk.FOOTER)))
+        inspector.eat_chunk(view.tail(min(rest, vmdk_header.FOOTER)))
     inspector.finish()
     try:
         inspector.safety_check()

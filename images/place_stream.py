@@ -6,7 +6,7 @@ What the bytes mean, ``formats.passing`` knows; see ``images.place`` for why it 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Protocol, Self
 
@@ -29,7 +29,7 @@ class Arrival(Protocol):
     def ready(self) -> Sequence[place.Batch]: ...
 
     @property
-    def holes(self) -> Sequence[tuple[int, int]]: ...
+    def holes(self) -> Iterable[tuple[int, int]]: ...
 
     @property
     def keep(self) -> Sequence[tuple[int, int]]: ...

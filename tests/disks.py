@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
+import functools
 import gzip
 import hashlib
 import lzma
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import zstandard
 
-from tests import processes
+from tests import processes, vmdk_stream
 
 MiB = 1 << 20
 
@@ -32,6 +33,8 @@ class Format:
     driver: str
     options: str = ""
     flags: tuple[str, ...] = ()
+    #: Makes the image of the raw disk's bytes, instead of qemu-img.
+    write: Callable[[bytes], bytes] | None = None
 
 
 #: Every variant of every disk format that is made from a raw disk.
@@ -51,6 +54,10 @@ FORMATS = {
     "qcow2-full": Format("qcow2", "preallocation=full"),
     "vmdk": Format("vmdk", "subformat=monolithicSparse"),
     "vmdk-stream": Format("vmdk", "subformat=streamOptimized"),
+    "vmdk-zeros": Format("vmdk", "subformat=monolithicSparse,zeroed_grain=on"),
+    "vmdk-compat6": Format("vmdk", "subformat=monolithicSparse,compat6=on"),
+    "vmdk-tables-last": Format("vmdk", write=vmdk_stream.streamed),
+    "vmdk-tables-last-zeros": Format("vmdk", write=functools.partial(vmdk_stream.streamed, zeros=True)),
     "vdi": Format("vdi"),
     "vdi-static": Format("vdi", "static=on"),
     "vhd": Format("vpc", "subformat=dynamic,force_size=on"),
@@ -68,6 +75,7 @@ COMMON = (
     "qcow2-zstd",
     "vmdk",
     "vmdk-stream",
+    "vmdk-tables-last",
     "vdi",
     "vhd",
     "vhdx",
@@ -147,7 +155,10 @@ class Disks:
 
 
 def convert(source: Path, target: Path, to: Format) -> None:
-    """Let qemu-img make an image of a raw disk."""
+    """Make an image of a raw disk."""
+    if to.write is not None:
+        target.write_bytes(to.write(source.read_bytes()))
+        return
     processes.need("qemu-img")
     options = ("-o", to.options) if to.options else ()
     processes.run("qemu-img", "convert", "-f", "raw", "-O", to.driver, *to.flags, *options, source, target)

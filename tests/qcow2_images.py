@@ -27,9 +27,9 @@ class Recipe:
 
 def make(recipe: Recipe, path: Path) -> None:
     """Make an image. Steps that QEMU refuses (a bitmap in version 2) are left out."""
-    noise = path.with_name("noise")
-    if not noise.exists():
-        noise.write_bytes(_noise())
+    place = path.with_name("noise")
+    if not place.exists():
+        place.write_bytes(noise())
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", recipe.options, path, str(recipe.size))
     pending: list[str] = []
     for step in (*recipe.steps, "end"):
@@ -62,10 +62,10 @@ def sound(image: Path) -> bool:
     return True
 
 
-def read(image: Path, raw: Path) -> str:
+def read(image: Path, raw: Path, form: str = "qcow2") -> str:
     """Let qemu-img read an image; return its complaint, empty if it has none."""
     try:
-        disks.to_raw(image, "qcow2", raw)
+        disks.to_raw(image, form, raw)
     except AssertionError as err:
         return str(err)
     return ""
@@ -76,7 +76,7 @@ def elsewhere(complaint: str) -> bool:
     return any(word in complaint.lower() for word in ("snapshot", "bitmap"))
 
 
-def _noise() -> bytes:
+def noise() -> bytes:
     """Make bytes that compress well, badly and not at all, in turns."""
     dice = random.Random(11)
     blocks = [dice.randbytes(part) + bytes([part % 251]) * (1024 - part) for part in (7, 300, 900, 1024)]

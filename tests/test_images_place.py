@@ -1,4 +1,4 @@
-"""Placing qcow2 images: the bytes on a dirty target are those that qemu-img reads."""
+"""Placing qcow2 and vmdk images: the bytes on a dirty target are those that qemu-img reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from formats import qcow2
+from formats import placeable, qcow2
 from images import fetch, place
 from importer import errors
 from scratch import journal
@@ -88,24 +88,24 @@ def unjournalled() -> journal.Journal:
     return journal.Journal(None, "", 0)
 
 
-def placed(data: bytes) -> bytes:
+def placed(data: bytes, form: str = "qcow2") -> bytes:
     """Return the disk that our own reader makes of a file's bytes."""
     source = fetcher(Bytes(data))
-    image = qcow2.read_image(source.read, source.size)
+    image = placeable.FORMATS[form].read_image(source.read, source.size)
     target = Dirty(image.layout.virtual_size)
     place.from_ranges(image, source, target, unjournalled())
     assert all(target.covered), "left out"
     return bytes(target.data)
 
 
-VARIANTS = [name for name in disks_module.FORMATS if name.startswith("qcow2")]
+VARIANTS = [name for name in disks_module.FORMATS if name.startswith(("qcow2", "vmdk"))]
 
 
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
-    assert placed(image) == disks.expected(variant, content).read_bytes()
+    assert placed(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,44 @@
+"""The disk formats that are read by our own readers, so that a disk needs no other program.
+
+Each has a module that tells what reads its images at random, and what follows them as they pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from formats import facts, mapped, passing, qcow2, qcow2_header, vmdk_layout
+from importer import errors
+
+#: Bytes of a file's beginning that tell whether it can be placed and where.
+HEAD_SIZE = qcow2_header.HEAD_SIZE
+
+
+class Reader(NamedTuple):
+    """``unit``: what the format calls the pieces of a disk.
+
+    ``look(head)`` takes a file's beginning and raises ``errors.Unsupported`` for what another program may
+    be able to read; ``read_image(read, size)`` reads header and directory of a file of so many bytes.
+    """
+
+    unit: str
+    look: Callable[[bytes], object]
+    read_image: Callable[[facts.Read, int], mapped.Image]
+    follow: Callable[[bytes], passing.Follower]
+
+
+FORMATS: Mapping[str, Reader] = {
+    "qcow2": Reader("clusters", qcow2_header.parse, qcow2.read_image, qcow2.follow),
+    "vmdk": Reader("grains", vmdk_layout.look, vmdk_layout.read_image, vmdk_layout.follow),
+}
+
+
+def obstacle(form: str, head: bytes) -> str:
+    """Tell why our own reader cannot read an image that passed the checks; empty when it can."""
+    if form in FORMATS:
+        try:
+            FORMATS[form].look(head)
+        except errors.Unsupported as err:
+            return str(err)
+    return ""

@@ -1,0 +1,84 @@
+"""Stream-optimized VMDK images as VMware's programs write them: QEMU's have their tables first."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+SECTOR = 512
+GRAIN = 64 << 10
+#: What one grain table maps.
+REACH = 512 * GRAIN
+
+_HEADER = struct.Struct("<4sIIQQQQIQQQB4sH")
+_AT_END = (1 << 64) - 1
+
+
+def streamed(disk: bytes, *, zeros: bool = False) -> bytes:
+    """Return an image whose tables follow the grains, and whose directory follows all of them.
+
+    ``zeros``: grains of zeros are entered as such, instead of not at all.
+    """
+    disk = _padded(disk)
+    sectors = len(disk) // SECTOR
+    flags = 0x30001 | (4 if zeros else 0)
+    out = bytearray(_header(flags, sectors, _AT_END) + _descriptor(sectors)).ljust(128 * SECTOR, b"\0")
+    directory = []
+    for start in range(0, len(disk), REACH):
+        end = min(start + REACH, len(disk))
+        table = [_add_grain(out, disk, at, zeros=zeros) for at in range(start, end, GRAIN)]
+        if any(entry > 1 for entry in table) or zeros:
+            _add_marker(out, 4, 1)
+            directory.append(len(out) // SECTOR)
+            out += struct.pack(f"<{len(table)}I", *table).ljust(4 * SECTOR, b"\0")
+        else:
+            directory.append(0)
+    entries = struct.pack(f"<{len(directory)}I", *directory)
+    _add_marker(out, -(-len(entries) // SECTOR), 2)
+    footer = _header(flags, sectors, len(out) // SECTOR)
+    out += _padded(entries)
+    _add_marker(out, 1, 3)
+    out += footer
+    _add_marker(out, 0, 0)
+    return bytes(out)
+
+
+def _add_grain(out: bytearray, disk: bytes, at: int, *, zeros: bool) -> int:
+    grain = disk[at : at + GRAIN].ljust(GRAIN, b"\0")
+    if not any(grain):
+        return int(zeros)
+    body = zlib.compress(grain, 1)
+    where = len(out) // SECTOR
+    out += _padded(struct.pack("<QI", at // SECTOR, len(body)) + body)
+    return where
+
+
+def _add_marker(out: bytearray, length: int, kind: int) -> None:
+    out += struct.pack("<QII", length, 0, kind).ljust(SECTOR, b"\0")
+
+
+def _header(flags: int, sectors: int, directory: int) -> bytes:
+    fields = (3, flags, sectors, GRAIN // SECTOR, 1, 20, 512, 0, directory, 128, 0, b"\n \r\n", 1)
+    return _HEADER.pack(b"KDMV", *fields).ljust(SECTOR, b"\0")
+
+
+def _descriptor(sectors: int) -> bytes:
+    text = f"""# Disk DescriptorFile
+version=1
+CID=7e5b80a7
+parentCID=ffffffff
+createType="streamOptimized"
+
+# Extent description
+RW {sectors} SPARSE "disk.vmdk"
+
+# The Disk Data Base
+#DDB
+
+ddb.adapterType = "lsilogic"
+"""
+    return text.encode().ljust(20 * SECTOR, b"\0")
+
+
+def _padded(data: bytes) -> bytes:
+    return data.ljust(-(-len(data) // SECTOR) * SECTOR, b"\0")
