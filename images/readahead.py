@@ -1,8 +1,8 @@
 """Recent and coming parts of a source in memory, for clients that read in small pieces.
 
-qemu-img walks tables of 64 KiB and reads vmdk grain by grain; over HTTP each piece would cost a round trip.
-A lone read fetches one block. A read that goes on where a kept one ended fetches twice as much as that one,
-and, when first touched, what follows it, several fetches at a time: as the kernel does for files.
+qemu-img walks tables of 64 KiB and reads some formats piece by piece; over HTTP each piece would cost a round
+trip. A lone read fetches one block. A read that goes on where a kept one ended fetches twice as much as that
+one, and, when first touched, what follows it, several fetches at a time: as the kernel does for files.
 """
 
 from __future__ import annotations

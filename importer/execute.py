@@ -25,7 +25,7 @@ TURN = 0.2
 ROUTES: Mapping[plan.Route, Callable[[job_module.Job], None]] = {
     plan.Route.BLANK: routes.blank,
     plan.Route.EXTENTS: routes.extents,
-    plan.Route.PLACE: routes.place_qcow2,
+    plan.Route.PLACE: routes.place_mapped,
     plan.Route.STREAM: routes.stream,
     plan.Route.CONVERT: routes.convert,
     plan.Route.SPOOL: routes.spool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from formats import detect
+from formats import detect, placeable
 from importer import errors, request, units
 
 
@@ -38,7 +38,7 @@ class Content:
     """What the first bytes tell.
 
     ``virtual_size``: in bytes, None while unknown (a compressed raw disk tells at its end).
-    ``unplaceable``: why our own qcow2 reader cannot read it; empty when it can.
+    ``unplaceable``: why our own reader of the format cannot read it; empty when it can.
     """
 
     format: str = "raw"
@@ -111,10 +111,11 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
         if at_random:
             return Plan(Route.STREAM, "raw disk in parallel ranges, straight to the target", random=True)
         return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
-    if content.format == "qcow2" and not content.unplaceable:
+    if content.format in placeable.FORMATS and not content.unplaceable:
+        parts = f"{content.format} {placeable.FORMATS[content.format].unit}"
         if at_random:
-            return Plan(Route.PLACE, "qcow2 clusters fetched by range, put where they belong", random=True)
-        return Plan(Route.PLACE, f"qcow2 clusters put where they belong as they pass: {forward}", spill=True)
+            return Plan(Route.PLACE, f"{parts} fetched by range, put where they belong", random=True)
+        return Plan(Route.PLACE, f"{parts} put where they belong as they pass: {forward}", spill=True)
     why = f"{content.format}{': ' + content.unplaceable if content.unplaceable else ''}"
     if at_random:
         return Plan(Route.CONVERT, f"{why} read at random by qemu-img, no scratch", random=True)

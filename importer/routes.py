@@ -13,12 +13,9 @@ from formats import (
     checksum,
     detect,
     facts,
-    mapped,
-    passing,
     peek,
     pinned,
-    qcow2,
-    qcow2_header,
+    placeable,
     safety,
     vhd,
 )
@@ -65,8 +62,8 @@ def extents(job: Job) -> None:
         job.commit(out, size)
 
 
-def place_qcow2(job: Job) -> None:
-    """PLACE: our own qcow2 reader puts each cluster where it belongs."""
+def place_mapped(job: Job) -> None:
+    """PLACE: our own reader of the format puts each piece of the disk where it belongs."""
     if job.plan.random:
         _place_ranges(job)
         return
@@ -184,19 +181,12 @@ def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:
         writing = qemu_img.Writing(
             start=out.withheld,
             fresh=out.is_fresh,
-            direct=_direct(job),
+            # Past the page cache it took half of the time and a third of the CPU.
+            direct=target.facts(job.wanted.target).direct,
             sparse=not job.wanted.preallocation,
         )
         qemu_img.convert(image, out.written_path, size, writing, follow)
         job.commit(out, size)
-
-
-def _direct(job: Job) -> bool:
-    # Past the page cache it took half of the time and a third of the CPU; but vmdk comes in grains of 64 KiB,
-    # and a file system gives room for direct writes one at a time.
-    facts = target.facts(job.wanted.target)
-    in_grains = job.content.format == "vmdk" and facts.kind == "file"
-    return facts.direct and (job.wanted.direct or not in_grains)
 
 
 def _stream_ranges(job: Job) -> None:
@@ -221,8 +211,8 @@ def _place_ranges(job: Job) -> None:
     job.progress.phase("transfer", size)
     fetcher = job.fetcher(job.count)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        image = qcow2.read_image(fetcher.read, fetcher.size)
-        _check_same_size(job, image.layout)
+        image = placeable.FORMATS[job.content.format].read_image(fetcher.read, fetcher.size)
+        _check_same_size(job, image.layout.virtual_size)
         place.from_ranges(image, fetcher, out, noted, job.progress.advance)
         job.commit(out, size)
 
@@ -237,16 +227,16 @@ def _place_ordered(job: Job) -> None:
             kept = stack.enter_context(spill.Spill(room.path("spill")))
         out = stack.enter_context(job.open_target(size))
         with job.plain() as reader:
-            ahead = peek.Peek(reader, qcow2_header.HEAD_SIZE)
-            layout = qcow2.read_layout(ahead.head)
-            _check_same_size(job, layout)
-            place_stream.from_stream(passing.Passing(layout), ahead, out, cancel=job.cancel, spill=kept)
+            ahead = peek.Peek(reader, placeable.HEAD_SIZE)
+            follower = placeable.FORMATS[job.content.format].follow(ahead.head)
+            _check_same_size(job, follower.virtual_size)
+            place_stream.from_stream(follower, ahead, out, cancel=job.cancel, spill=kept)
         job.commit(out, size)
 
 
-def _check_same_size(job: Job, layout: mapped.Layout) -> None:
+def _check_same_size(job: Job, now: int) -> None:
     """Refuse another disk than the one the target was opened for: no identity may have told them apart."""
-    before, now = job.plan.virtual_size, layout.virtual_size
+    before = job.plan.virtual_size
     if before != now:
         raise errors.SourceChanged(url=job.source.name, what="virtual size", before=before, now=now)
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from fractions import Fraction
 
-from formats import detect, layers, peek, qcow2_header, safety, vhd
+from formats import detect, layers, peek, placeable, safety, vhd
 from images import fetch, retry, target
 from importer import errors, plan, request, units
 from scratch import space
@@ -96,7 +96,7 @@ def examine(
     size = facts.virtual_size
     if form in {"raw", "iso"}:
         size = None if seen.compressions or source.size is None else padded(source.size)
-    return plan.Content(form, seen.compressions, size, _unplaceable(form, seen.head))
+    return plan.Content(form, seen.compressions, size, placeable.obstacle(form, seen.head))
 
 
 def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.Content:
@@ -148,13 +148,3 @@ def _longer_head(source: base.Source) -> bytes:
     """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
     with contextlib.closing(source.stream()) as reader:
         return peek.sample(reader, BZ2_BLOCK)
-
-
-def _unplaceable(form: str, head: bytes) -> str:
-    if form != "qcow2":
-        return ""
-    try:
-        qcow2_header.parse(head)
-    except errors.Unsupported as err:
-        return str(err)
-    return ""

@@ -22,7 +22,7 @@ MiB = 1 << 20
 # -- done -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_file_system_volume(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
@@ -32,7 +32,7 @@ def test_file_system_volume(
     assert stat.filemode(pod.disk.stat().st_mode) == "-rw-rw----"
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_block_volume(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, variant: str
 ) -> None:
@@ -90,7 +90,7 @@ def test_archive(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -
 def test_scratch_is_asked_for_and_used(
     pod: worker.Pod, disks: disks_module.Disks, server: misbehave.Server
 ) -> None:
-    page = misbehave.Page(disks.image("vmdk").read_bytes(), ranges=False)
+    page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False)
     pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", page)
     done = pod.run()
     assert (done.status, pod.message) == (0, contract.NEEDS_SCRATCH)
@@ -98,7 +98,7 @@ def test_scratch_is_asked_for_and_used(
     pod.has_scratch = True
     done = pod.run()
     assert (done.status, pod.message) == (0, contract.COMPLETE)
-    contract.check_disk(pod, disks.expected("vmdk"))
+    contract.check_disk(pod, disks.expected("vhdx"))
     assert not [*pod.scratch.iterdir()]
 
 
@@ -114,7 +114,7 @@ def test_scratch_is_not_asked_for_a_block_volume_with_ranges(
 
 
 @pytest.mark.parametrize("volume", ["file", "block"])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_checksum_mismatch_is_final(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, volume: str, variant: str
 ) -> None:

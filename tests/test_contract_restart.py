@@ -17,7 +17,7 @@ MiB = 1 << 20
 
 @pytest.mark.parametrize("volume", ["file", "block"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_killed_worker_starts_again(
     pod: worker.Pod,
     server: misbehave.Server,
@@ -96,8 +96,8 @@ def test_without_rights(pod: worker.Pod, web: servers.Web, disks: disks_module.D
         processes.run("chown", "107:107", path)
     for path in [*pod.directory.parents][:-1]:
         path.chmod(path.stat().st_mode | 0o055)
-    pod.env["IMPORTER_ENDPOINT"] = web.url(disks.image("vmdk"))
+    pod.env["IMPORTER_ENDPOINT"] = web.url(disks.image("vhdx"))
     done = pod.run(prefix=limits.unprivileged())
     assert (done.status, pod.message) == (0, contract.COMPLETE), done.errors
-    contract.check_disk(pod, disks.expected("vmdk"))
+    contract.check_disk(pod, disks.expected("vhdx"))
     assert pod.disk.stat().st_uid == 107

@@ -78,7 +78,7 @@ def test_a_quota_that_is_exceeded(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, route: str
 ) -> None:
     """Free bytes do not tell of a quota: it shows in the middle."""
-    image = {"stream": disks.raw("dense"), "convert": disks.image("vmdk", "dense"), "unpack": disks.tar()}
+    image = {"stream": disks.raw("dense"), "convert": disks.image("vdi", "dense"), "unpack": disks.tar()}
     with devices.filesystem("btrfs", pod.directory) as point:
         processes.run("btrfs", "quota", "enable", point)
         processes.run("btrfs", "qgroup", "limit", "1M" if route == "unpack" else "3M", point)

@@ -239,7 +239,7 @@ def test_hostile_images_on_a_device(
 
 
 def test_scratch_is_needed(server: misbehave.Server, disks: disks_module.Disks, target: Path) -> None:
-    url = server.serve("/disk", misbehave.Page(disks.image("vmdk").read_bytes(), ranges=False))
+    url = server.serve("/disk", misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False))
     check_failure(worker.run("import", url, target), SCRATCH, "scratch space required", target)
 
 
@@ -247,14 +247,14 @@ def test_scratch_is_needed(server: misbehave.Server, disks: disks_module.Disks, 
 def test_scratch_is_too_small(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, target: Path, framing: str
 ) -> None:
-    page = misbehave.Page(disks.image("vmdk").read_bytes(), ranges=False, framing=framing)
+    page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False, framing=framing)
     with devices.filesystem("tmpfs", tmp_path, MiB) as small:
         done = worker.run("import", server.serve("/disk", page), target, f"--scratch={small}")
         check_failure(done, SCRATCH, "scratch", target)
         assert not [*small.iterdir()]
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 @pytest.mark.parametrize("compression", [None, "gz"])
 def test_no_space_left(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, scratch: Path, variant: str, compression: str
@@ -281,7 +281,7 @@ def test_read_only_file_system(web: servers.Web, disks: disks_module.Disks, tmp_
         check_failure(done, TARGET, "read-only file system", point / "disk.img")
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_device_that_fails(web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         device.fail()

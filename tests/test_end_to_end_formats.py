@@ -148,7 +148,7 @@ def test_file_systems(
 ) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         for direct in (False, True):
-            for variant in ("raw", "qcow2-zlib", "vmdk"):
+            for variant in ("raw", "qcow2-zlib", "vmdk", "vhdx"):
                 target = point / "disk.img"
                 devices.fill(target, 9 * MiB)
                 bring(web.url(disks.image(variant)), target, scratch=scratch, direct=direct)
@@ -158,7 +158,7 @@ def test_file_systems(
 
 
 @pytest.mark.parametrize("compression", [None, "zst"])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_preallocated_file_has_all_its_blocks(
     disks: disks_module.Disks,
     web: servers.Web,
@@ -173,7 +173,7 @@ def test_preallocated_file_has_all_its_blocks(
     assert target.stat().st_blocks * 512 >= target.stat().st_size
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_file_is_grown_to_the_requested_size(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
 ) -> None:
@@ -194,7 +194,7 @@ def test_no_scratch_with_ranges(
 
 @pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256", "sha512"])
 @pytest.mark.parametrize(
-    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("qcow2", None), ("vmdk", "xz")]
+    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("qcow2", None), ("vhdx", "xz")]
 )
 def test_checksums(
     disks: disks_module.Disks,

@@ -19,6 +19,7 @@ DISKS = [
     ("qcow2", None),
     ("qcow2-zlib", None),
     ("vmdk", None),
+    ("vhdx", None),
     ("raw", "gz"),
     ("qcow2", "zst"),
     ("vdi", "xz"),
@@ -124,7 +125,7 @@ def test_mirrors(
         assert len(server.requests) <= 10
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_server_without_identity(
     server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path, variant: str
 ) -> None:

@@ -69,13 +69,13 @@ def check(pod: pods.Pod, done: subprocess.CompletedProcess[str], message: str, e
 # -- the importer ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk"])  # ranges, our reader, qemu-img
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])  # ranges, our reader, qemu-img
 def test_import_to_a_file(pod: pods.Pod, web: servers.Web, disks: disks_module.Disks, variant: str) -> None:
     done = pod.run("-v=3", "-alsologtostderr", IMPORTER_ENDPOINT=web.url(disks.image(variant)))
     check(pod, done, COMPLETE, disks.expected(variant))
 
 
-@pytest.mark.parametrize("variant", ["qcow2", "vmdk"])
+@pytest.mark.parametrize("variant", ["qcow2", "vhdx"])
 def test_import_to_a_device(
     pod: pods.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, variant: str
 ) -> None:
@@ -86,17 +86,17 @@ def test_import_to_a_device(
 
 def test_import_through_scratch_and_xz(pod: pods.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     pod.has_scratch = True
-    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.wrapped("vmdk", "xz")))
-    check(pod, done, COMPLETE, disks.expected("vmdk"))
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.wrapped("vhdx", "xz")))
+    check(pod, done, COMPLETE, disks.expected("vhdx"))
     assert not [*pod.scratch.iterdir()]
 
 
 @pytest.mark.parametrize("user", ["107:107", "65534:4242", "1000660000:0"])
 def test_any_user(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks, user: str) -> None:
     pod = pods.Pod(image, tmp_path / "pod", user=user, env={"IMPORTER_SOURCE": "http"})
-    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vmdk")))
-    check(pod, done, COMPLETE, disks.expected("vmdk"))
-    assert disks.expected("vmdk").stat().st_size == pod.disk.stat().st_size
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
+    check(pod, done, COMPLETE, disks.expected("vhdx"))
+    assert disks.expected("vhdx").stat().st_size == pod.disk.stat().st_size
 
 
 def test_a_volume_over_opt(
@@ -105,17 +105,17 @@ def test_a_volume_over_opt(
     """CDI's controllers mount the volume with VMware's library over all of it."""
     (tmp_path / "opt").mkdir()
     pod.files = {tmp_path / "opt": "/opt"}
-    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vmdk")))
-    check(pod, done, COMPLETE, disks.expected("vmdk"))
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
+    check(pod, done, COMPLETE, disks.expected("vhdx"))
 
 
 def test_names_of_upstream_and_no_shell(pod: pods.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     pod.files = {Path("/dev/null"): "/usr/bin/dash"}
     assert pod.run("-c", "true", entrypoint="/bin/sh").returncode != 0
-    url = web.url(disks.image("vmdk"))
+    url = web.url(disks.image("vhdx"))
     for name in ("cdi-importer", "cdi-uploadserver", "cloner_startup.sh"):
         done = pod.run("-v=2", entrypoint=f"/usr/bin/{name}", IMPORTER_ENDPOINT=url)
-        check(pod, done, COMPLETE, disks.expected("vmdk"))
+        check(pod, done, COMPLETE, disks.expected("vhdx"))
 
 
 def test_helpers_of_controllers(pod: pods.Pod) -> None:

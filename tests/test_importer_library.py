@@ -97,7 +97,7 @@ def test_several_at_once_in_one_process(disks: disks_module.Disks, web: servers.
 def test_progress_counts_every_byte_and_ends_once(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path
 ) -> None:
-    for form in ("raw", "qcow2", "vmdk"):
+    for form in ("raw", "qcow2", "vmdk", "vhdx"):
         recorder = Recorder()
         result = importer.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), recorder)
         names = [name for name, _ in recorder.phases]
@@ -129,7 +129,7 @@ def test_inspect_reads_little_and_changes_nothing(
 def test_cancelled_before_it_began(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
     cancel = threading.Event()
     cancel.set()
-    for form in ("raw", "qcow2", "vmdk"):
+    for form in ("raw", "qcow2", "vmdk", "vhdx"):
         with pytest.raises(importer.Error, match="cancelled"):
             importer.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), cancel=cancel)
     assert not (tmp_path / "disk.img").exists()

@@ -161,11 +161,11 @@ def test_resets_and_throttling_are_outlasted(
     oracle.same(target, disks.expected(variant))
 
 
-@pytest.mark.parametrize("variant", ["raw", "vmdk"])
+@pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vdi", "mixed")])
 def test_progress_is_told_on_the_way(
-    place: Place, variant: str, disks: disks_module.Disks, tmp_path: Path
+    place: Place, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    disk = disks.image(variant, "dense").read_bytes()
+    disk = disks.image(variant, content).read_bytes()
     serve(place, disk, last=dataclasses.replace(place.page, body=disk))
     shown = meters.Percents()
     importer.run(request(place.kind, place.url, tmp_path / "disk.img"), shown)

@@ -41,11 +41,15 @@ ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
     (RANGES, disk("qcow2"), CHECKED, Route.PLACE, False, "checksum"),
     (RANGES, disk("qcow2", "gz"), {}, Route.PLACE, False, "compressed with gz"),
     (STREAM, disk("qcow2"), {}, Route.PLACE, False, "no byte ranges"),
+    (RANGES, disk("vmdk"), {}, Route.PLACE, True, "vmdk grains fetched by range"),
+    (RANGES, disk("vmdk"), CHECKED, Route.PLACE, False, "checksum"),
+    (STREAM, disk("vmdk", "gz"), {}, Route.PLACE, False, "vmdk grains put where they belong"),
+    (RANGES, disk("vmdk", unplaceable="long grains"), {}, Route.CONVERT, True, "long grains"),
     (RANGES, disk("qcow2", unplaceable="extended L2"), {}, Route.CONVERT, True, "extended L2"),
     (STREAM, disk("qcow2", unplaceable="extended L2"), {}, Route.SPOOL, False, "extended L2"),
-    *[(RANGES, disk(form), {}, Route.CONVERT, True, form) for form in ("vmdk", "vdi", "vhd", "vhdx")],
-    (RANGES, disk("vmdk"), CHECKED, Route.SPOOL, False, "checksum"),
-    (RANGES, disk("vmdk", "gz", "xz"), {}, Route.SPOOL, False, "gz, then xz"),
+    *[(RANGES, disk(form), {}, Route.CONVERT, True, form) for form in ("vdi", "vhd", "vhdx")],
+    (RANGES, disk("vdi"), CHECKED, Route.SPOOL, False, "checksum"),
+    (RANGES, disk("vdi", "gz", "xz"), {}, Route.SPOOL, False, "gz, then xz"),
     (STREAM, disk("vhdx"), {}, Route.SPOOL, False, "no byte ranges"),
     (EXTENTS, disk("raw"), DELTA, Route.UPDATE, True, "in place"),
 ]
@@ -74,7 +78,7 @@ def test_scratch_is_asked_for_only_by_what_needs_it() -> None:
 
 def test_scratch_too_small_is_found_before_the_transfer() -> None:
     with pytest.raises(errors.ScratchTooSmall, match="no space left on device"):
-        plan.plan(WANTED, STREAM, disk("vmdk"), FILE, GIB - 1)
+        plan.plan(WANTED, STREAM, disk("vdi"), FILE, GIB - 1)
 
 
 @pytest.mark.parametrize("space", [FILE, BLOCK])

@@ -276,7 +276,7 @@ def test_other_formats_need_scratch(
 ) -> None:
     Path(paths.scratch).rmdir()
     with uploads.Server(certificates, {}, paths) as server:
-        answer = server.ask("POST", SYNC, disks.image("vmdk").read_bytes())
+        answer = server.ask("POST", SYNC, disks.image("vhdx").read_bytes())
         assert (answer.status, "scratch space required" in answer.text) == (500, True)
 
 
@@ -445,7 +445,7 @@ def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
     assert not list(disk.parent.iterdir())
 
 
-@pytest.mark.parametrize("variant", ["raw", "vmdk"])
+@pytest.mark.parametrize("variant", ["raw", "vhdx"])
 def test_async_answers_before_the_processing(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -458,7 +458,7 @@ def test_async_answers_before_the_processing(
         with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
             body = disks.image(variant, "dense").read_bytes()
             assert server.ask("POST", "/v1beta1/upload-async", body).status == 200
-            if variant == "vmdk":
+            if variant == "vhdx":
                 assert server.ask("POST", SYNC, b"x").status == 503
             assert server.result().message == DONE
         oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)
