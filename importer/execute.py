@@ -109,7 +109,7 @@ def bring(
         read=job.read,
         resumed=job.resumed,
         seconds=seconds,
-        preallocated=wanted.preallocation,
+        preallocated=wanted.preallocates,
         labels=labels,
         vddk_info=info,
     )

@@ -48,6 +48,11 @@ class Request:
         return self.content_type == "archive"
 
     @property
+    def preallocates(self) -> bool:
+        """Whether every byte gets storage: files out of an archive are as sparse as it says."""
+        return self.preallocation and not self.is_archive
+
+    @property
     def is_delta(self) -> bool:
         """Whether this stage changes what an earlier stage has left on the target."""
         return bool(self.location.previous)

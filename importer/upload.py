@@ -38,8 +38,9 @@ async def serve(server: upload_server.Server) -> report.Report:
                 return report.deadline_passed()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.done.wait(), TURN)
-        is_clone = server.order is not None and bool(server.order.clone)
-        return report.uploaded(clone=is_clone, preallocated=settings.wanted.preallocation)
+        assert server.order is not None  # noqa: S101  (of what is done)
+        order = server.order
+        return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
 
 
 def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:

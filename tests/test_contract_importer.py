@@ -84,6 +84,15 @@ def test_archive(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -
     assert {path.name for path in pod.data.iterdir()} == {path.name for path in disks.tree().iterdir()}
 
 
+def test_an_archive_is_not_preallocated(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    """Its files are as it says, holes included: nothing else may be told."""
+    env = {"IMPORTER_ENDPOINT": web.url(disks.tar()), "IMPORTER_CONTENTTYPE": "archive"}
+    done = pod.run(**env, PREALLOCATION="true")
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    sparse = (pod.data / "sparse").stat()
+    assert sparse.st_blocks * 512 < sparse.st_size
+
+
 # -- scratch ----------------------------------------------------------------------------------
 
 

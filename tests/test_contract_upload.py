@@ -112,6 +112,14 @@ def test_every_path(server: uploads.Server, paths: contract.Paths, disks: disks.
         processes.run("diff", "-r", "--no-dereference", disks.tree(), paths.data)
 
 
+def test_an_archive_is_not_preallocated(
+    certificates: uploads.Certificates, paths: contract.Paths, disks: disks.Disks
+) -> None:
+    with uploads.Server(certificates, {"PREALLOCATION": "true"}, paths) as server:
+        assert server.ask("POST", "/v1beta1/upload-archive", disks.tar("xz").read_bytes()).status == 200
+        assert server.result() == report.uploaded(clone=False, preallocated=False)
+
+
 def test_nobody_else_gets_anywhere(server: uploads.Server, paths: contract.Paths) -> None:
     other = server.certificates.authority.issue(common_name="somebody", client=True)
     for path in PATHS:

@@ -158,6 +158,11 @@ def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
         contract.import_request({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
 
 
+def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
+    with pytest.raises(errors.RequestError, match="previous checkpoint without a current one"):
+        contract.import_request({**HTTP, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
+
+
 def test_blank_archive(paths: contract.Paths) -> None:
     env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="blank"):
