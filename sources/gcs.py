@@ -93,7 +93,11 @@ class GcsSource(http.HttpSource):
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return _Watched(super().stream(offset), self._seen, offset)
+        reader = super().stream(offset)
+        if not offset:
+            # Whatever was read before: from here on these are the bytes that are written.
+            self._seen = crc32c.Coverage()
+        return _Watched(reader, self._seen, offset)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         count = super().read_range(offset, into)

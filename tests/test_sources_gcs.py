@@ -192,6 +192,16 @@ def test_bytes_that_are_not_the_stored_ones_are_noticed(server: misbehave.Server
             source.verify()
 
 
+def test_a_reading_from_the_beginning_is_verified_anew(server: misbehave.Server) -> None:
+    """The fallback to one stream reads again what was read by ranges, and what it brings is written."""
+    url = serve(server, (media(), 2), media(b"?" + DATA[1:]))
+    with opened(url) as source:
+        part(source, 0, 1000)
+        drained(source.stream())
+        with pytest.raises(errors.ChecksumMismatch):
+            source.verify()
+
+
 def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
     busy = error(429, "slow down", "rateLimitExceeded")
     limited = error(403, "too many", "userRateLimitExceeded")
