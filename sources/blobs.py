@@ -187,7 +187,8 @@ class _Ahead:
     def close(self) -> None:
         self._free.put(None)
         self._reader.close()
-        self._thread.join()
+        # One that still waits for an answer can do no harm any more and ends with its time-out.
+        self._thread.join(fetch.LAST_WAIT)
 
     def _next(self) -> None:
         if self._failure is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import io
 import random
 import threading
+import time
 
 import pytest
 
@@ -91,6 +93,26 @@ def test_failures_cross_the_thread() -> None:
         with pytest.raises(errors.TransferFailed, match="gone"):
             reader.readinto(memoryview(bytearray(10)))
     reader.close()
+
+
+def test_closing_waits_for_no_answer() -> None:
+    """A read that cannot be ended, as the making of a connection, must not hold up a cancel."""
+    over = threading.Event()
+
+    class Deaf(Bytes):
+        def readinto(self, into: memoryview, /) -> int:
+            over.wait(60)
+            return 0
+
+    reader = blobs.Verified(descriptor(DATA), "x", b"", lambda _: Deaf(b""))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(content, reader)
+        time.sleep(0.1)
+        began = time.monotonic()
+        reader.close()
+        assert time.monotonic() - began < 5
+        over.set()
+        assert isinstance(reading.exception(), errors.DigestMismatch)
 
 
 def test_read_all_is_bounded() -> None:
