@@ -120,8 +120,6 @@ class _Object(pinned.Place):
 
     def __init__(self, location: base.Location) -> None:
         access = location.access
-        if bool(access.user) != bool(access.password):
-            raise errors.RequestError("an access key and a secret key belong together")
         self._address = parse(location.endpoint)
         self._keys = aws.Keys(access)
         self._region = location.region or self._default_region()

@@ -8,6 +8,7 @@ import datetime as dt
 import hashlib
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from images import fetch
 from importer import errors
@@ -301,6 +303,16 @@ def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
     url = server.serve("/b/k", (good, 1), (busy, 3), (torn, 5), (busy, 2), (torn, 3), good)
     with opened(url) as source:
         assert streamed(source) == DATA
+
+
+def test_a_compressed_refusal_is_not_inflated_without_a_bound(server: misbehave.Server) -> None:
+    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    bomb = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
+    headers = {"Content-Encoding": "zstd"}
+    url = server.serve("/b/k", misbehave.Page(bomb, status=403, ranges=False, headers=headers))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "403" in refusal(url)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
 def test_an_unknown_failure_keeps_the_servers_words(server: misbehave.Server) -> None:
