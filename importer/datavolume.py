@@ -107,7 +107,8 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
     annotations = metadata.strings("annotations")
     source = datavolume_source.parse(spec)
     if source.kind == "vddk" and not source.extra_arguments:
-        source = dataclasses.replace(source, extra_arguments=annotations.get(VDDK_ARGUMENTS, ""))
+        named = documents.Fields(annotations, "metadata.annotations", faults).name(VDDK_ARGUMENTS)
+        source = dataclasses.replace(source, extra_arguments=named)
     volume = DataVolume(
         name=name,
         namespace=metadata.name("namespace"),

@@ -159,6 +159,14 @@ def test_bad_top_is_named_by_its_path() -> None:
     assert "status" not in "".join(faults(status={"phase": "Succeeded"}))
 
 
+def test_an_annotation_names_no_path() -> None:
+    """`run` looks below --secrets for the ConfigMap that it names."""
+    name = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
+    metadata = {"name": "x", "annotations": {name: "../../etc"}}
+    found = faults({"source": {"vddk": {"url": "https://v.invalid"}}}, metadata=metadata)
+    assert any(one.startswith(f"metadata.annotations.{name}: '../../etc' is no name") for one in found), found
+
+
 def test_all_faults_at_once() -> None:
     found = faults({"source": {"http": {"url": "x"}}, "storage": {}, "contentType": "tar", "extra": 1})
     assert len(found) == 4
