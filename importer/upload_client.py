@@ -67,14 +67,12 @@ class Client:
     def __init__(
         self, url: str, tls: ssl.SSLContext, cancel: retry.Cancel, headers: Headers | None = None
     ) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise errors.RequestError(f"{url}: is no http(s) address")
+        parts, port = _parsed(url)
         self.url = urllib.parse.urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
         )
         self.path = parts.path
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = parts.hostname or "", port
         self._tls = tls if parts.scheme == "https" else None
         self._cancel = cancel
         self._headers = dict(headers or {})
@@ -161,6 +159,15 @@ class Client:
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
                 return
+
+
+def _parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
+    """Return the parts of an http(s) URL, and its port. An error does not repeat it: it may hold secrets."""
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in {"http", "https"} and parts.hostname:
+            return parts, parts.port
+    raise errors.RequestError("the address to upload to is no http(s)://host[:port]/path")
 
 
 def context(authority: str, certificate: str = "", key: str = "") -> ssl.SSLContext:

@@ -281,12 +281,13 @@ def test_an_upload_over_an_archive_that_was_killed(
         assert [path.name for path in point.iterdir()] == ["disk.img"]
 
 
-@pytest.mark.parametrize("fault", ["name", "authority", "no volume", "environment"])
+@pytest.mark.parametrize("fault", ["name", "authority", "address", "no volume", "environment"])
 def test_a_failed_clone(server: uploads.Server, tmp_path: Path, noise: Path, fault: str) -> None:
     other = server.certificates.authority.issue(common_name="somebody", client=True)
     changes = {
         "name": {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()},
         "authority": {"SERVER_CA_CERT": other.certificate.read_text()},
+        "address": {"UPLOAD_URL": "https://me:PRIVATE KEY@host:port/v1beta1/upload"},
         "no volume": {"MOUNT_POINT": str(tmp_path / "missing")},
         "environment": {"CLIENT_KEY": "", "VOLUME_MODE": "tape"},
     }

@@ -177,6 +177,8 @@ def test_without_a_command_or_a_role() -> None:
         ("inspect", "gopher://h/x"),
         ("blank", "y", "-1"),
         ("digest", "http://h/x"),
+        ("upload", __file__, "https://h:port/"),
+        ("upload", __file__, "ftp://h/"),
     ],
 )
 def test_what_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...]) -> None:
