@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import importer
+from importer import errors
 from tests import disks as disks_module
-from tests import processes, servers
+from tests import misbehave, processes, servers
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,6 +113,17 @@ def test_a_failure_is_not_done(tmp_path: Path, web: servers.Web) -> None:
         importer.run(request(web.url("missing"), tmp_path / "disk.img"), recorder)
     assert not recorder.finished
     assert (caught.value.status, caught.value.retryable) == (3, False)
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"cut": 0}])
+def test_a_source_that_never_answers_well_is_out_of_reach(
+    server: misbehave.Server, tmp_path: Path, fault: dict[str, int]
+) -> None:
+    """It was tried again for a while; controllers tell this from a transfer that broke."""
+    url = server.serve("/disk", misbehave.Page(bytes(4096), **fault))  # type: ignore[arg-type]
+    with pytest.raises(errors.Unreachable):
+        importer.run(request(url, tmp_path / "disk.img", connect_patience=0.5))
+    assert len(server.requests) > 1
 
 
 def test_inspect_reads_little_and_changes_nothing(
