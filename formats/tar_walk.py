@@ -30,13 +30,24 @@ class Entry(NamedTuple):
 
 
 class Walk:
-    """Reads a tar; ``next`` passes over what was not read of the entry before."""
+    """Reads a tar; ``next`` passes over what was not read of the entry before.
 
-    def __init__(self, reader: readers.Reader) -> None:
-        self._stream = io.BufferedReader(readers.Raw(reader), BUFFER)
+    In a file that is given instead of a reader it leaps, also beyond the end: who reads data has to look.
+    """
+
+    def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
+        if isinstance(reader, io.BufferedReader):
+            self._stream = reader
+        else:
+            self._stream = io.BufferedReader(readers.Raw(reader), BUFFER)
         self._left = 0
         self._padding = 0
         self._at = 0
+
+    @property
+    def at(self) -> int:
+        """Return where in the archive, in bytes, it has come to: after ``next`` to an entry's data."""
+        return self._at
 
     def next(self) -> Entry | None:
         """Go to the next entry; None at the end of the archive, marked or not."""
@@ -106,6 +117,10 @@ class Walk:
         return data
 
     def _pass(self, count: int) -> None:
+        if self._stream.seekable():
+            self._stream.seek(count, io.SEEK_CUR)
+            self._at += count
+            return
         scrap = memoryview(bytearray(min(count, BUFFER)))
         while count:
             got = self._stream.readinto1(scrap[:count])

@@ -5,10 +5,10 @@ OCI image specification, "Image Layout"; containers-transports(5), oci-archive.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tarfile
-from typing import BinaryIO
 
+from formats import tar, tar_walk
 from importer import errors
 from sources import blobs, oci, oci_reference
 
@@ -16,6 +16,8 @@ INDEX = "index.json"
 HEAD_SIZE = 1 << 18
 #: Blobs beyond this many are no image.
 MOST_BLOBS = 100_000
+#: ``blobs/sha512/`` and 128 digits are shorter.
+LONGEST_NAME = 255
 
 
 class Archive:
@@ -26,7 +28,7 @@ class Archive:
         self.name = str(reference)
         self._places: dict[str, tuple[int, int]] = {}
         try:
-            self._file: BinaryIO = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
+            self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as err:
             raise self._unreachable(os.strerror(err.errno or 0).lower()) from err
         try:
@@ -64,7 +66,8 @@ class Archive:
 
     def manifest(self, descriptor: oci.Descriptor) -> bytes:
         """Return the manifest that an index names, verified."""
-        return blobs.read_all(self.blob(descriptor), oci.LARGEST_MANIFEST, self.name)
+        with contextlib.closing(self.blob(descriptor)) as reader:
+            return blobs.read_all(reader, oci.LARGEST_MANIFEST, self.name)
 
     def digest(self) -> str:
         """Return the digest of what the reference names."""
@@ -95,22 +98,19 @@ class Archive:
     def _find_blobs(self) -> None:
         """Note where each file of the tar lies; only headers are read."""
         end = os.fstat(self._file.fileno()).st_size
-        at = -1
+        walk = tar_walk.Walk(self._file)
         try:
-            with tarfile.TarFile(fileobj=self._file) as tar:
-                while member := tar.next():
-                    tar.members = []  # type: ignore[attr-defined]
-                    if (
-                        member.offset <= at
-                        or member.offset_data + member.size > end
-                        or len(self._places) > MOST_BLOBS
-                    ):
-                        raise self._unreachable("truncated, or no OCI archive")
-                    at = member.offset
-                    if member.isreg() and not member.issparse():
-                        self._places[member.name.removeprefix("./")] = member.offset_data, member.size
-        except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as err:
+            while entry := walk.next():
+                if walk.at + entry.size > end or len(self._places) > MOST_BLOBS:
+                    raise self._unreachable("truncated, or no OCI archive")
+                if entry.type == tar.FILE and len(entry.name) <= LONGEST_NAME:
+                    self._places[entry.name.removeprefix("./")] = walk.at, entry.size
+        except errors.ImageError as err:
+            if isinstance(err, errors.Truncated) and walk.at >= tar.BLOCK:
+                raise self._unreachable("truncated, or no OCI archive") from err
             raise self._unreachable("not a tar archive (a compressed one has to be unpacked first)") from err
+        except OSError as err:
+            raise self._unreachable(os.strerror(err.errno or 0).lower()) from err
 
     def _unreachable(self, reason: str) -> errors.Unreachable:
         return errors.Unreachable(url=self.name, reason=reason)

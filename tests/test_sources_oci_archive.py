@@ -6,6 +6,8 @@ import dataclasses
 import gzip
 import os
 import random
+import resource
+import tarfile
 import threading
 from pathlib import Path
 
@@ -137,6 +139,19 @@ def test_other_files(data: bytes, reason: str, tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(errors.Unreachable, match=reason):
         read(f"oci-archive:{path}")
+
+
+def test_a_long_header_is_not_read(tmp_path: Path) -> None:
+    """A sparse file of any size costs nothing, and its size in memory was once taken for a header's."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 30
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT))
+    os.truncate(path, 2 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(errors.Unreachable):
+        read(f"oci-archive:{path}")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
 def test_no_file(tmp_path: Path) -> None:
