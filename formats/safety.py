@@ -7,9 +7,15 @@ refusal, and so is doubt.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import posixpath
 import struct
+import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from formats import detect, facts, qcow2, qcow2_header, vdi, vhd, vhdx, vmdk, vmdk_header
 from formats.facts import Facts, Read, View
@@ -122,9 +128,7 @@ def _vmdk(view: View, _: str | None) -> Facts:
 
 def _inspect(name: str, view: View) -> None:
     """Let the inspector of oslo.utils see the head and the tail, and ask it."""
-    # A third of the time that this program takes to start, for a check that raw disks do without.
-    from oslo_utils.imageutils import format_inspector
-
+    format_inspector = _format_inspector()
     inspector = format_inspector.ALL_FORMATS[name]()
     inspector.eat_chunk(view.head)
     if view.random and (rest := (view.size or 0) - len(view.head)) > 0:
@@ -135,6 +139,28 @@ def _inspect(name: str, view: View) -> None:
     except format_inspector.SafetyCheckFailed as err:
         rule, reason = next(iter(err.failures.items()))
         raise facts.refuse(name, rule, str(reason)) from err
+
+
+@functools.cache
+def _format_inspector() -> Any:
+    """Import the inspectors when they are needed, and without what their package imports beside them.
+
+    That compiles hundreds of patterns which hide passwords in logs: a fifth of the time to start.
+    """
+    import oslo_utils
+
+    package = "oslo_utils.imageutils"
+    if package in sys.modules:
+        return importlib.import_module(f"{package}.format_inspector")
+    bare = types.ModuleType(package)
+    bare.__path__ = [str(Path(folder) / "imageutils") for folder in oslo_utils.__path__]
+    sys.modules[package] = bare
+    try:
+        return importlib.import_module(f"{package}.format_inspector")
+    finally:
+        # Whoever else imports it gets all of it.
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 _CHECKS: dict[str, Callable[[View, str | None], Facts]] = {

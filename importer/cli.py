@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -31,7 +32,19 @@ def main(argv: list[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGINT, stop)
     # One line at the start says it; urllib3 would say it for every request.
     warnings.filterwarnings("ignore", message="Unverified HTTPS request")
-    sys.exit(_status(_arguments() if argv is None else list(argv), cancel))
+    _leave(_status(_arguments() if argv is None else list(argv), cancel))
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process at once: to take its modules apart one by one would take Python another 25 ms."""
+    logging.shutdown()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        # Python says so in its own way, and with its own status.
+        sys.exit(status)
+    os._exit(status)
 
 
 def _arguments() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import requests
@@ -18,28 +19,34 @@ Waiting = set[urllib3.connection.HTTPConnection]
 class Adapter(requests.adapters.HTTPAdapter):
     """An adapter whose TLS context decides, alone, what is trusted, and which can be interrupted.
 
-    requests would add its own list of authorities to the context otherwise.
+    requests would add its own list of authorities to the context otherwise. ``context`` is not asked for
+    one before it is needed: to read the system's authorities takes 20 ms, of which plain http has no use.
     """
 
-    def __init__(self, context: ssl.SSLContext, connections: int) -> None:
+    def __init__(self, context: Callable[[], ssl.SSLContext], connections: int) -> None:
         self._context = context
         self._waiting: Waiting = set()
         self._pools = _pools(self._waiting)
         super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs, ssl_context=self._context)
+        super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = self._pools
 
+    def get_connection_with_tls_context(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_secure(request.url):
+            self.poolmanager.connection_pool_kw["ssl_context"] = self._context()
+        return super().get_connection_with_tls_context(request, *args, **kwargs)
+
     def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
-        manager = super().proxy_manager_for(
-            proxy, **kwargs, ssl_context=self._context, proxy_ssl_context=self._context
-        )
+        context = self._context()
+        manager = super().proxy_manager_for(proxy, **kwargs, ssl_context=context, proxy_ssl_context=context)
         manager.pool_classes_by_scheme = self._pools
         return manager
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        conn.cert_reqs = self._context.verify_mode
+        if _is_secure(url):
+            conn.cert_reqs = self._context().verify_mode
 
     def interrupt(self) -> None:
         """End the waits of other threads for an answer to begin; what is asked later is not concerned."""
@@ -48,6 +55,10 @@ class Adapter(requests.adapters.HTTPAdapter):
             if sock is not None:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+
+
+def _is_secure(url: str) -> bool:
+    return url.lower().startswith("https:")
 
 
 def interrupt(session: requests.Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
@@ -119,7 +120,7 @@ def new_session(access: Access) -> requests.Session:
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
-    adapter = connections.Adapter(tls_context(access), access.connections)
+    adapter = connections.Adapter(functools.cache(lambda: tls_context(access)), access.connections)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     return session

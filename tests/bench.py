@@ -244,6 +244,7 @@ def main() -> None:
     given = parser.parse_args()
     directory = given.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
+    bench_inputs.bytecode()
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(_nginx(directory, "plain", servers.Settings()))
         bench = Bench(directory, web, given.rounds)
