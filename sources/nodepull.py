@@ -24,13 +24,16 @@ LARGEST_INFO = 1 << 20
 
 
 class NodePullSource(http.HttpSource):
-    """An HTTP source that waits for its server and tells it when it may go."""
+    """An HTTP source that waits for its server, ``patience`` seconds, and tells it when it may go."""
 
-    def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
+    def __init__(
+        self, location: base.Location, cancel: base.Cancel, patience: float = READY_PATIENCE
+    ) -> None:
         # Between the containers of a pod there is no proxy, whatever the cluster's settings name.
         access = dataclasses.replace(location.access, http_proxy="", https_proxy="")
         self._location = dataclasses.replace(location, access=access)
         self._cancel = cancel
+        self._patience = patience
         self._labels: Mapping[str, str] = {}
         super().__init__(location.endpoint, access)
 
@@ -75,7 +78,7 @@ class NodePullSource(http.HttpSource):
         """Return the disk's name from the ready file, once that is there."""
         path = Path(self._location.ready_file)
         log.info("waiting for the disk's server ready_file=%r", str(path))
-        deadline = time.monotonic() + READY_PATIENCE
+        deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             try:
                 return path.read_text(encoding="utf-8").strip()
@@ -85,4 +88,4 @@ class NodePullSource(http.HttpSource):
                 raise errors.Unreachable(url=str(path), reason="unreadable ready file") from err
             if self._cancel.wait(TURN):
                 raise errors.Cancelled
-        raise errors.Unreachable(url=str(path), reason=f"no ready file within {READY_PATIENCE:.0f} s")
+        raise errors.Unreachable(url=str(path), reason=f"no ready file within {self._patience:.0f} s")

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import parser
 
 from importer import errors, metrics, progress
@@ -171,6 +173,14 @@ def test_failures_of_libraries_are_told_apart(told: tuple[metrics.Metrics, int])
     assert numbers["cdi_worker_errors_total", "ConnectionResetError"] == 2
     assert numbers["cdi_worker_errors_total", "Transient"] == 1
     assert numbers["cdi_worker_retries_total", ""] == 3
+
+
+def test_the_key_is_one_that_is_made_at_once(told: tuple[metrics.Metrics, int]) -> None:
+    """To look for the primes of RSA takes a good part of a small import."""
+    text = ssl.get_server_certificate(("127.0.0.1", told[1]))
+    certificate = x509.load_pem_x509_certificate(text.encode())
+    assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
+    assert certificate.issuer == certificate.subject
 
 
 def test_only_one_path(told: tuple[metrics.Metrics, int]) -> None:

@@ -34,6 +34,19 @@ def pulled(
     return nodepull.NodePullSource(location, threading.Event())
 
 
+def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server, tmp_path: Path) -> None:
+    """A large image takes the node longer than the minute after which upstream gives up."""
+    assert nodepull.READY_PATIENCE > 600
+    server.serve("/fedora.raw", misbehave.Page(DATA))
+    ready = tmp_path / "late"
+    location = base.Location(server.url("/disk.img"), ready_file=str(ready), done_file=str(tmp_path / "done"))
+    with pytest.raises(errors.Unreachable, match="late: no ready file within 1 s"):
+        nodepull.NodePullSource(location, threading.Event(), 1.0).__enter__()
+    threading.Timer(0.5, ready.write_text, ("fedora.raw",)).start()
+    with nodepull.NodePullSource(location, threading.Event(), 20.0) as source:
+        assert source.head == DATA
+
+
 def test_a_second_first_contact(server: misbehave.Server, tmp_path: Path) -> None:
     """A name that ends like the placeholder is put in its place once."""
     page = misbehave.Page(DATA)
