@@ -93,6 +93,8 @@ def read_image(read: facts.Read, size: int) -> mapped.Image:
     """
     header = vmdk.parse(read(0, min(size, vmdk_header.HEAD_SIZE)))
     if header.directory == vmdk_header.AT_END:
+        if size % SECTOR:
+            raise errors.Truncated(format="vmdk", reason=f"its footer is not the last of {size} bytes")
         length = min(size, vmdk_header.FOOTER)
         header = vmdk_header.parse_footer(header, read(size - length, length))
     return mapped.read_image(Layout(header), read, size)

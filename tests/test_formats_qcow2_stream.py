@@ -8,15 +8,14 @@ from pathlib import Path
 import hypothesis
 from hypothesis import strategies
 
-from formats import passing, qcow2, qcow2_header
+from formats import placeable, qcow2_header
 from tests import disks, processes, qcow2_images
 
 
-def passed(data: bytes, chunk: int, recent: int) -> bytes:
+def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
     """Return the disk; only what was kept and the ``recent`` last chunks can be read again."""
-    layout = qcow2.read_layout(data[: qcow2_header.HEAD_SIZE])
-    follower = passing.Passing(layout)
-    disk = bytearray(b"\xff") * layout.virtual_size
+    follower = placeable.FORMATS[form].follow(data[: placeable.HEAD_SIZE])
+    disk = bytearray(b"\xff") * follower.virtual_size
     kept = bytearray(len(data))
     start = -chunk
 

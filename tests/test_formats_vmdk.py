@@ -337,8 +337,11 @@ def test_cut_anywhere() -> None:
             followed(good[:length])
         with pytest.raises(errors.ImageError):
             test_images_place.placed(good[:length], "vmdk")
-    with pytest.raises(errors.ImageError):
-        followed(good + b"x")
+    shifted = good[:65536] + b"x" + good[65536:]
+    for bad in (good + b"x", shifted):
+        for way in (test_images_place.placed, test_images_place_stream.streamed):
+            with pytest.raises(errors.ImageError):
+                way(bad, form="vmdk")
 
 
 def test_memory_is_bounded_whatever_the_markers_say() -> None:

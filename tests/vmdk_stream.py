@@ -22,7 +22,7 @@ def streamed(disk: bytes, *, zeros: bool = False) -> bytes:
     disk = _padded(disk)
     sectors = len(disk) // SECTOR
     flags = 0x30001 | (4 if zeros else 0)
-    out = bytearray(_header(flags, sectors, _AT_END) + _descriptor(sectors)).ljust(128 * SECTOR, b"\0")
+    out = bytearray(_header(flags, sectors, _AT_END) + descriptor(sectors)).ljust(128 * SECTOR, b"\0")
     directory = []
     for start in range(0, len(disk), REACH):
         end = min(start + REACH, len(disk))
@@ -62,7 +62,7 @@ def _header(flags: int, sectors: int, directory: int) -> bytes:
     return _HEADER.pack(b"KDMV", *fields).ljust(SECTOR, b"\0")
 
 
-def _descriptor(sectors: int) -> bytes:
+def descriptor(sectors: int) -> bytes:
     text = f"""# Disk DescriptorFile
 version=1
 CID=7e5b80a7
