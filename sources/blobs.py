@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from formats import peek
 from images import fetch, resume
 from importer import errors
 from sources import base, http, oci
@@ -217,9 +218,7 @@ class _Ahead:
 def read_all(reader: base.Reader, limit: int, name: str) -> bytes:
     """Return everything up to the end, of at most ``limit`` bytes."""
     into = memoryview(bytearray(limit + 1))
-    done = 0
-    while done < len(into) and (count := reader.readinto(into[done:])):
-        done += count
+    done = peek.fill(reader, into)
     if done > limit:
         raise errors.Unsupported(reason=f"{name}: more than {limit} bytes where a small document belongs")
     return bytes(into[:done])

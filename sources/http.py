@@ -9,6 +9,7 @@ from typing import Self
 
 import requests
 
+from formats import peek
 from importer import errors
 from sources import base, pinned, session
 
@@ -167,7 +168,7 @@ class HttpSource(base.Source):
         self.identity = _identity(self._version)
         reader = _HttpStream(self._place, response)
         head = bytearray(self.head_size)
-        self.head = bytes(head[: _fill(reader, memoryview(head))])
+        self.head = bytes(head[: peek.fill(reader, memoryview(head))])
         reader.replay = self.head
         self._first = reader
 
@@ -252,13 +253,3 @@ def _identity(version: Version) -> str | None:
     if version.modified and version.size is not None:
         return f"modified {version.modified} size {version.size}"
     return None
-
-
-def _fill(reader: base.Reader, into: memoryview) -> int:
-    done = 0
-    while done < len(into):
-        count = reader.readinto(into[done:])
-        if not count:
-            break
-        done += count
-    return done

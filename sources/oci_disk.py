@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
+from formats import peek
 from importer import errors
 from sources import blobs, layer, oci
 
@@ -52,11 +53,8 @@ class Disk:
 
     def look(self) -> None:
         """Read the head."""
-        head = memoryview(bytearray(min(HEAD_SIZE, self.size)))
-        done = 0
-        while done < len(head) and (count := self.read_on(head[done:])):
-            done += count
-        self.head = bytes(head[:done])
+        head = bytearray(min(HEAD_SIZE, self.size))
+        self.head = bytes(head[: peek.fill(self, memoryview(head))])
 
     def read_on(self, into: memoryview) -> int:
         """Read what follows the head."""
