@@ -375,9 +375,10 @@ def test_an_unusable_credentials_file(tmp_path: Path, text: str, fault: str) -> 
 
 
 READ = """
-import sys, threading, hashlib
+import os, sys, threading, hashlib
 from sources import base, gcs
-with gcs.source(base.Location(endpoint=sys.argv[1]), threading.Event()) as source:
+access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
+with gcs.source(base.Location(endpoint=sys.argv[1], access=access), threading.Event()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 
@@ -393,12 +394,22 @@ def run(script: str, *argv: str, **variables: str) -> subprocess.CompletedProces
 def test_ambient_credentials_are_looked_for_where_anonymous_is_refused(
     guard: objectservers.Service, tmp_path: Path
 ) -> None:
-    url = f"{guard.url}/images/disk.img"
     file = service_account(tmp_path, f"{guard.url}/token")
-    done = run(READ, url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
-    assert done.stdout.strip() == hashlib.sha256(DATA[: 256 * 1024]).hexdigest(), done.stderr
-    done = run(READ, url)
-    assert "access denied without credentials: Anonymous caller does not have access" in done.stderr
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=guard.url) as between:
+        google = (READ, "gs://images/disk.img", str(authority.certificate))
+        done = run(*google, PROXY=between.url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
+        assert done.stdout.strip() == hashlib.sha256(DATA[: 256 * 1024]).hexdigest(), done.stderr
+        done = run(*google, PROXY=between.url)
+        assert "access denied without credentials: Anonymous caller does not have access" in done.stderr
+
+
+def test_ambient_credentials_are_not_shown_to_others(guard: objectservers.Service, tmp_path: Path) -> None:
+    """A token is good for whoever has it: a server that refuses must not be given this machine's."""
+    file = service_account(tmp_path, f"{guard.url}/token")
+    done = run(READ, f"{guard.url}/images/disk.img", GOOGLE_APPLICATION_CREDENTIALS=str(file))
+    assert "access denied without credentials" in done.stderr
+    assert not guard.asked
 
 
 def test_without_the_library_the_error_says_what_to_install() -> None:
