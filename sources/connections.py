@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import requests.adapters
 import urllib3
 import urllib3.connection
 
-Waiting = set[urllib3.connection.HTTPConnection]
+Waiting = set["urllib3.connection.HTTPConnection | _Attempt"]
 
 
 class Adapter(requests.adapters.HTTPAdapter):
@@ -50,11 +51,12 @@ class Adapter(requests.adapters.HTTPAdapter):
 
     def interrupt(self) -> None:
         """End the waits of other threads for an answer to begin; what is asked later is not concerned."""
-        for connection in list(self._waiting):
-            sock = connection.sock
-            if sock is not None:
+        for waiting in list(self._waiting):
+            if isinstance(waiting, _Attempt):
+                waiting.leave()
+            elif waiting.sock is not None:
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                    waiting.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _is_secure(url: str) -> bool:
@@ -75,6 +77,14 @@ def _pools(waiting: Waiting) -> dict[str, Any]:
     """
 
     class Plain(urllib3.connection.HTTPConnection):
+        def connect(self) -> None:
+            attempt = _Attempt(super().connect, self.close)
+            waiting.add(attempt)
+            try:
+                attempt.run()
+            finally:
+                waiting.discard(attempt)
+
         def getresponse(self) -> Any:
             waiting.add(self)
             try:
@@ -92,3 +102,42 @@ def _pools(waiting: Waiting) -> dict[str, Any]:
         ConnectionCls = Secure
 
     return {"http": PlainPool, "https": SecurePool}
+
+
+class _Attempt:
+    """A connect in a thread that can be left behind, to ``close`` what it comes to.
+
+    Nothing else ends the wait for a name server, and a socket is known only after the handshakes.
+    """
+
+    def __init__(self, connect: Callable[[], None], close: Callable[[], None]) -> None:
+        self._connect = connect
+        self._close = close
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        threading.Thread(target=self._work, name="connect", daemon=True).start()
+        self._over.wait()
+        if self._is_left:
+            raise ConnectionAbortedError("given up")
+        if self._failure is not None:
+            raise self._failure
+
+    def leave(self) -> None:
+        with self._lock:
+            if not self._over.is_set():
+                self._is_left = True
+                self._over.set()
+
+    def _work(self) -> None:
+        try:
+            self._connect()
+        except BaseException as err:  # noqa: BLE001  (raised again in the thread that waits)
+            self._failure = err
+        with self._lock:
+            self._over.set()
+        if self._is_left:
+            self._close()

@@ -62,8 +62,11 @@ class Page:
     #: Reset the connection after so many bytes of an answer / on reaching this byte of the whole body.
     cut: int | None = None
     cut_at: int | None = None
-    #: Send nothing more after so many bytes, but keep the connection.
+    #: Send nothing more after so many bytes / on reaching this byte of the whole body, but keep the
+    #: connection; ``silent``: not even a status.
     stall: int | None = None
+    stall_at: int | None = None
+    silent: bool = False
     #: Bytes at a time, and seconds to wait after each.
     drip: tuple[int, float] | None = None
 
@@ -201,6 +204,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         seen = Seen(self.command, self.path, headers)
         with owner.noting(seen):
             page, number = owner.turn(self.path, self.command)
+            if page.silent:
+                self._stall()
+                return
             page = _forbidden(page, headers) or page
             span = _span(page, headers)
             if self.command == "HEAD" and page.head != 200:
@@ -241,7 +247,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         shift = page.shift if span else 0
         data = memoryview(page.body)[first + shift : last + 1 + shift]
         data = memoryview(bytes(data) + b"+" * page.extra) if page.extra else data
-        ends = [len(data), page.cut, page.stall]
+        stall = page.stall
+        if page.stall_at is not None and first <= page.stall_at <= last:
+            stall = page.stall_at - first
+        ends = [len(data), page.cut, stall]
         ends.append(page.cut_at - first if page.cut_at is not None and page.cut_at >= first else None)
         end = min(end for end in ends if end is not None)
         step, pause = page.drip or (256 * KiB, 0.0)
@@ -250,7 +259,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             seen.sent += min(step, end - at)
             self._send(data[at : min(at + step, end)], page)
             time.sleep(pause)
-        if end == page.stall and end < len(data):
+        if end == stall and end < len(data):
             self._stall()
         elif end < len(data):
             self._reset()

@@ -1,0 +1,81 @@
+"""A server that keeps silent holds nothing up."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import importer
+from importer import errors
+from tests import misbehave, worker
+
+MIB = 1 << 20
+NOISE = random.Random(7).randbytes(16 * MIB)
+#: Seconds until the end; the limits without progress are minutes.
+SOON = 3.0
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+@pytest.fixture
+def server() -> Iterator[misbehave.Server]:
+    with misbehave.Server() as running:
+        yield running
+
+
+@pytest.fixture(params=["accepts no connection", "answers no handshake", "answers no request"])
+def silent(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the address of a server that says nothing at all."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as stack:
+        if request.param == "accepts no connection":
+            # The kernel drops what asks for one while its queue is full.
+            for _ in range(2):
+                filling = stack.enter_context(socket.socket())
+                filling.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    filling.connect(listening.getsockname())
+        scheme = "https" if request.param == "answers no handshake" else "http"
+        yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}/disk"
+
+
+def wanted(url: str, target: Path) -> importer.Request:
+    return importer.Request(source="http", location=importer.Location(url), target=str(target))
+
+
+def test_cancel_before_the_first_answer(silent: str, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    with within(SOON), pytest.raises(errors.Cancelled):
+        importer.run(wanted(silent, tmp_path / "disk.img"), cancel=cancel)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_before_the_first_answer(silent: str, tmp_path: Path) -> None:
+    with worker.started("import", silent, tmp_path / "disk.img") as process:
+        time.sleep(1.5)
+        with within(SOON):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == errors.Cancelled.status
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_cancel_before_a_later_answer(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+    page = misbehave.Page(NOISE, ranges=ranges, cut=MIB)
+    url = server.serve("/disk", (page, 1), misbehave.Page(silent=True))
+    cancel = threading.Event()
+    threading.Timer(1, cancel.set).start()
+    with within(SOON), pytest.raises(errors.Cancelled):
+        importer.run(wanted(url, tmp_path / "disk.img"), cancel=cancel)
