@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final, Protocol
 
 
@@ -19,3 +20,37 @@ class Never:
 
 
 NEVER: Final = Never()
+
+
+class Waitable(Cancel, Protocol):
+    """More of ``threading.Event``."""
+
+    def wait(self, timeout: float | None = None, /) -> bool: ...
+
+
+class Stop:
+    """A cancel of one's own that also heeds the one above."""
+
+    #: How late the one above is noticed, in seconds.
+    TURN = 0.2
+
+    def __init__(self, above: Waitable) -> None:
+        self._above = above
+        self._own = threading.Event()
+
+    def set(self) -> None:
+        self._own.set()
+
+    def clear(self) -> None:
+        """Take ``set`` back; the one above stays as it is."""
+        self._own.clear()
+
+    def is_set(self) -> bool:
+        return self._own.is_set() or self._above.is_set()
+
+    def wait(self, timeout: float | None = None, /) -> bool:
+        left = float("inf") if timeout is None else timeout
+        while not self.is_set() and left > 0:
+            self._own.wait(min(left, self.TURN))
+            left -= self.TURN
+        return self.is_set()

@@ -32,14 +32,16 @@ def copy_ordered(
     limit: int,
     cancel: cancelling.Cancel,
     advance: Callable[[int], object] = lambda _: None,
+    give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Write everything that comes, zeros as zeros, and return how many bytes it was.
 
     Raises ``errors.TooLarge`` as soon as more than ``limit`` bytes come, before the piece that goes
-    over is written. The reader stays the caller's to close.
+    over is written. The reader stays the caller's to close. ``give_up`` is called where the read that is
+    under way is wanted no more: it ends that soon.
     """
     total = 0
-    with _Filler(reader, cancel) as filler:
+    with _Filler(reader, cancel, give_up) as filler:
         while filled := filler.next():
             buffer, length = filled
             if cancel.is_set():
@@ -65,10 +67,12 @@ def place(target: target_base.Target, offset: int, data: memoryview) -> None:
 class _Filler:
     """Reads ahead into a pool's buffers until the end, a failure or ``__exit__``."""
 
-    def __init__(self, reader: Reader, cancel: cancelling.Cancel) -> None:
+    def __init__(self, reader: Reader, cancel: cancelling.Cancel, give_up: Callable[[], None]) -> None:
         self.pool = directio.BufferPool(MEMORY, CHUNK)
         self._reader = reader
         self._cancel = cancel
+        self._give_up = give_up
+        self._ended = False
         self._filled: queue.SimpleQueue[tuple[directio.Buffer, int] | BaseException | None] = (
             queue.SimpleQueue()
         )
@@ -82,11 +86,14 @@ class _Filler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.pool.close()
+        if not self._ended:
+            self._give_up()
         self._thread.join()
 
     def next(self) -> tuple[directio.Buffer, int] | None:
         """Return the next buffer and how much of it is filled, None at the end."""
         filled = self._filled.get()
+        self._ended = not isinstance(filled, tuple)
         if isinstance(filled, BaseException):
             raise filled
         return filled

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
+from types import TracebackType
 from typing import Protocol, Self
 
 from images import cancelling, copy, directio, passed, place, target_base
@@ -54,18 +55,20 @@ def from_stream(
     cancel: cancelling.Cancel,
     spill: passed.Spill | None = None,
     advance: Callable[[int], object] = lambda _: None,
+    give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Place a whole image that comes in order; return how long the file was.
 
     The reader is read to its end, whatever the file holds after its last used cluster. ``advance`` is
     told, from several threads, of bytes of the disk. Raises ``errors.ScratchRequired`` where more
     would have to be kept than memory allows and there is no ``spill``, and where the image cannot be
-    placed in one pass at all.
+    placed in one pass at all. ``give_up`` is called, from another thread, where the read that is under way
+    is wanted no more: it ends that soon, with ``errors.Cancelled``.
     """
     pool = directio.BufferPool((passed.RECENT + 2 + JOBS) * CHUNK, CHUNK)
     behind = passed.Passed(spill)
     start, last = 0, False
-    with _Crew(place.Placer(passing.inflate, target), advance) as crew:
+    with _Crew(place.Placer(passing.inflate, target), advance, give_up) as crew:
         while not last:
             if cancel.is_set():
                 raise errors.Cancelled
@@ -92,17 +95,25 @@ def from_stream(
 class _Crew:
     """Places batches in threads; the first failure is raised by a later call."""
 
-    def __init__(self, placer: place.Placer, advance: Callable[[int], object]) -> None:
+    def __init__(
+        self, placer: place.Placer, advance: Callable[[int], object], give_up: Callable[[], None]
+    ) -> None:
         self._placer = placer
         self._advance = advance
+        self._give_up = give_up
+        self._failure: BaseException | None = None
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._executor.shutdown(cancel_futures=True)
+        if self._failure is not None and isinstance(error, errors.Cancelled):
+            raise self._failure
 
     def submit(self, batch: place.Batch, source: passed.Chunk | bytes) -> None:
         """Place a batch, whose bytes are in a chunk or given."""
@@ -127,5 +138,10 @@ class _Crew:
             chunk.release()
 
     def _put(self, batch: place.Batch, data: memoryview) -> None:
-        self._placer.put(batch, data)
+        try:
+            self._placer.put(batch, data)
+        except BaseException as err:
+            self._failure = self._failure or err
+            self._give_up()
+            raise
         self._advance(place.size(batch))

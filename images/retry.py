@@ -6,8 +6,9 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from images import cancelling
 from importer import errors
 
 log = logging.getLogger(__name__)
@@ -20,12 +21,8 @@ LONGEST_DELAY = 20.0
 LONGEST_RETRY_AFTER = 300.0
 
 
-class Cancel(Protocol):
-    """Tells a worker to stop; ``threading.Event`` is one."""
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None, /) -> bool: ...
+#: Tells a worker to stop; ``threading.Event`` is one.
+Cancel = cancelling.Waitable
 
 
 class Patience:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from images import process
@@ -29,11 +30,20 @@ class Reader:
 
     ``memory`` in bytes bounds both what threads may take (else one thread is used) and the dictionary
     that a stream may ask for (else ``errors.Refused``). Ends like any other reader of a format:
-    ``errors.Truncated``, ``errors.Corrupt``; an error of ``source`` comes out as it is.
+    ``errors.Truncated``, ``errors.Corrupt``; an error of ``source`` comes out as it is. ``give_up`` is
+    called where a read of ``source`` is wanted no more: it ends that soon.
     """
 
-    def __init__(self, source: Source, *, threads: int = 2, memory: int = 128 << 20) -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        threads: int = 2,
+        memory: int = 128 << 20,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
         self._source = source
+        self._give_up = give_up
         limits = (f"--memlimit-decompress={memory}", f"--memlimit-mt-decompress={memory}")
         argv = ("xz", "--decompress", "--stdout", f"--threads={threads}", *limits)
         command = process.Command(argv, package="xz-utils", address_space=memory + (1 << 30))
@@ -43,6 +53,7 @@ class Reader:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
         self._failure: BaseException | None = None
+        self._finished = False
         self._feeder = threading.Thread(target=self._feed, name="xz-feeder", daemon=True)
         self._feeder.start()
 
@@ -62,12 +73,15 @@ class Reader:
     def close(self) -> None:
         """End the tool, then close the source, after the one read of it that may be under way."""
         self._process.end()
+        if not self._finished:
+            self._give_up()
         self._feeder.join()
         self._process.stop()
         self._source.close()
 
     def _finish(self) -> None:
         self._feeder.join()
+        self._finished = True
         if self._failure is not None:
             raise self._failure
         try:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import sources
-from images import retry, staging
+from images import cancelling, retry, staging
 from importer import contract, errors, merge, plan, request, routes, update
 from importer import job as job_module
 from importer import progress as progress_module
@@ -76,18 +76,21 @@ def run(
     made again without cleaning up.
     """
     progress = progress or progress_module.NullProgress()
-    cancel = cancel or threading.Event()
+    stop = cancelling.Stop(cancel or threading.Event())
     contract.check(wanted)
-    return bring(sources.find(wanted.source)(wanted.location, cancel), wanted, progress, cancel)
+    return bring(sources.find(wanted.source)(wanted.location, stop), wanted, progress, stop)
 
 
 def bring(
     unopened: base.Source,
     wanted: request.Request,
     progress: progress_module.Progress,
-    cancel: retry.Cancel,
+    cancel: cancelling.Stop,
 ) -> Result:
-    """Import a disk, as ``run`` does, from a source that is already made and not yet opened."""
+    """Import a disk, as ``run`` does, from a source that is already made and not yet opened.
+
+    A failure that leaves a read of the source under way sets ``cancel`` to end it.
+    """
     started = time.monotonic()
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     with opened(unopened, wanted, progress, cancel) as source, _reached():
@@ -180,7 +183,7 @@ def _carry_out(
     source: base.Source,
     found: survey_module.Survey,
     progress: progress_module.Progress,
-    cancel: retry.Cancel,
+    cancel: cancelling.Stop,
 ) -> job_module.Job:
     """Run the planned route; once more in order if the source does not keep to its ranges."""
     for ranges in (True, False) if found.offer.ranges else (False,):
@@ -204,4 +207,5 @@ def _carry_out(
                 raise
             log.warning("falling back to one ordered stream reason=%s", err)
             progress.retry(err)
+            cancel.clear()
     raise AssertionError

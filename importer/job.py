@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from formats import checksum, layers
-from images import copy, fetch, resume, retry, target, xz
+from images import cancelling, copy, fetch, resume, target, xz
 from importer import errors, plan, progress, request
 from scratch import journal
 from sources import base
@@ -34,7 +34,7 @@ class Job:
     plan: plan.Plan
     limit: int
     progress: progress.Progress
-    cancel: retry.Cancel
+    cancel: cancelling.Stop
     ranges: bool = True
     read: int = 0
     size: int = 0
@@ -164,11 +164,14 @@ class Job:
             if self.source.format is not None:
                 yield served
                 return
-            content, reader = layers.open(served, limit=limit, tool=xz.Reader)
+            content, reader = layers.open(served, limit=limit, tool=self._xz)
             with contextlib.closing(reader):
                 self._check_same(content)
                 yield reader
                 self.drain(reader)
+
+    def _xz(self, packed: base.Reader) -> base.Reader:
+        return xz.Reader(packed, give_up=self.cancel.set)
 
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
         if self.ranges and self.source.ranges() is not None and self.source.size is not None:

@@ -73,6 +73,7 @@ def place_mapped(job: Job) -> None:
         if not job.wanted.scratch:
             raise
         log.info("spool reason=%r", str(err))
+        job.cancel.clear()
         spool(job)
 
 
@@ -150,7 +151,9 @@ def download(job: Job, path: str) -> int:
     with target.open(path, None) as out:
         try:
             with job.plain(limit=available) as reader:
-                size = copy.copy_ordered(reader, out, limit=available, cancel=job.cancel)
+                size = copy.copy_ordered(
+                    reader, out, limit=available, cancel=job.cancel, give_up=job.cancel.set
+                )
         except errors.TooLarge as err:
             # Of the volume's size nothing is known here: it is scratch that has to be larger.
             needs = f"more than {available}"
@@ -202,7 +205,9 @@ def _stream_ordered(job: Job) -> None:
     # Whether the last sector is the disk's or the footer of a fixed VHD shows at the end.
     with job.open_target(None) as out:
         with job.plain() as reader:
-            size = copy.copy_ordered(vhd.WithoutFooter(reader), out, limit=job.limit, cancel=job.cancel)
+            size = copy.copy_ordered(
+                vhd.WithoutFooter(reader), out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set
+            )
         job.commit(out, size)
 
 
@@ -230,7 +235,9 @@ def _place_ordered(job: Job) -> None:
             ahead = peek.Peek(reader, placeable.HEAD_SIZE)
             follower = placeable.FORMATS[job.content.format].follow(ahead.head)
             _check_same_size(job, follower.virtual_size)
-            place_stream.from_stream(follower, ahead, out, cancel=job.cancel, spill=kept)
+            place_stream.from_stream(
+                follower, ahead, out, cancel=job.cancel, spill=kept, give_up=job.cancel.set
+            )
         job.commit(out, size)
 
 

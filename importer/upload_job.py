@@ -7,7 +7,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 
-from images import retry
+from images import cancelling, retry
 from importer import clone_target, errors, execute, progress, request
 from sources import base, upload
 
@@ -69,4 +69,4 @@ def carry_out(
         receive = clone_target.receive_extents if what.extents else clone_target.receive
         receive(what.wanted, what.clone, body, shown, cancel)
         return
-    execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancel)
+    execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancelling.Stop(cancel))

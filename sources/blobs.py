@@ -8,36 +8,13 @@ import threading
 from collections.abc import Callable
 
 from formats import peek
-from images import fetch, resume
+from images import cancelling, fetch, resume
 from importer import errors
 from sources import base, http, oci
 
 PIECE = 1 << 20
 #: Pieces that are hashed ahead of the reader.
 AHEAD = 4
-
-
-class Stop:
-    """A ``Cancel`` of one's own that also heeds the one above."""
-
-    TURN = 0.2
-
-    def __init__(self, above: base.Cancel) -> None:
-        self._above = above
-        self._own = threading.Event()
-
-    def set(self) -> None:
-        self._own.set()
-
-    def is_set(self) -> bool:
-        return self._own.is_set() or self._above.is_set()
-
-    def wait(self, timeout: float | None = None, /) -> bool:
-        left = float("inf") if timeout is None else timeout
-        while not self.is_set() and left > 0:
-            self._own.wait(min(left, self.TURN))
-            left -= self.TURN
-        return self.is_set()
 
 
 class Ordered:
@@ -60,7 +37,7 @@ class Ordered:
         self._position = position
         self._reopen = reopen
         self._options = options
-        self._stop = Stop(cancel)
+        self._stop = cancelling.Stop(cancel)
         self._by_range = blob.ranges() is not None
         self._rest: base.Reader | None = None
 

@@ -1,8 +1,10 @@
-"""A server that keeps silent holds nothing up."""
+"""A server that keeps silent holds nothing up: neither a cancel nor a failure of the storage."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import lzma
 import random
 import signal
 import socket
@@ -15,7 +17,7 @@ import pytest
 
 import importer
 from importer import errors
-from tests import misbehave, worker
+from tests import devices, misbehave, processes, worker
 
 MIB = 1 << 20
 NOISE = random.Random(7).randbytes(16 * MIB)
@@ -51,8 +53,8 @@ def silent(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}/disk"
 
 
-def wanted(url: str, target: Path) -> importer.Request:
-    return importer.Request(source="http", location=importer.Location(url), target=str(target))
+def wanted(url: str, target: Path, *, direct: bool = False) -> importer.Request:
+    return importer.Request(source="http", location=importer.Location(url), target=str(target), direct=direct)
 
 
 def test_cancel_before_the_first_answer(silent: str, tmp_path: Path) -> None:
@@ -79,3 +81,30 @@ def test_cancel_before_a_later_answer(server: misbehave.Server, tmp_path: Path, 
     threading.Timer(1, cancel.set).start()
     with within(SOON), pytest.raises(errors.Cancelled):
         importer.run(wanted(url, tmp_path / "disk.img"), cancel=cancel)
+
+
+@pytest.fixture(scope="session")
+def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("qcow2")
+    (folder / "raw").write_bytes(NOISE)
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", folder / "raw", folder / "qcow2")
+    return (folder / "qcow2").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "raw.xz", "qcow2", "qcow2.gz", "qcow2.xz"])
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_a_failing_write_is_told_at_once(
+    server: misbehave.Server, tmp_path: Path, qcow2: bytes, form: str, ranges: bool
+) -> None:
+    image = qcow2 if form.startswith("qcow2") else NOISE
+    pack = {"gz": gzip.compress, "xz": lambda data: lzma.compress(data, preset=0)}.get(form.partition(".")[2])
+    body = pack(image) if pack else image
+    url = server.serve("/disk", misbehave.Page(body, ranges=ranges, stall_at=len(body) * 3 // 4))
+    # Writes to these are errors.
+    options = [f"protect={4 * MIB}-{8 * MIB - 1}"]
+    with (
+        devices.nbdkit_device(tmp_path, 32 * MIB, ["protect"], options) as device,
+        within(SOON),
+        pytest.raises(errors.TargetError, match="write"),
+    ):
+        importer.run(wanted(url, device, direct=True))

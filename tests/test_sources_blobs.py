@@ -121,18 +121,6 @@ def test_read_all_is_bounded() -> None:
         blobs.read_all(Bytes(b"12345"), 4, "x")
 
 
-def test_stop_heeds_both() -> None:
-    above = threading.Event()
-    stop = blobs.Stop(above)
-    assert not stop.wait(0.01)
-    above.set()
-    assert stop.wait(5)
-    assert blobs.Stop(above).is_set()
-    own = blobs.Stop(threading.Event())
-    own.set()
-    assert own.wait()
-
-
 # -- over the wire ------------------------------------------------------------------------------
 
 
