@@ -97,6 +97,8 @@ class Client:
             raise errors.MissingTool(tool="libnbd for Python", package="python3-libnbd") from err
         handle = nbd.NBD()
         handle.add_meta_context(_ALLOCATION)
+        # Nobody looks at what a failed read has left: to fill 2 GiB with zeros first took 0.2 s of CPU.
+        handle.set_pread_initialize(False)
         try:
             handle.connect_unix(self._path)
         except nbd.Error as err:
@@ -115,7 +117,9 @@ class Client:
         try:
             last = Extent(0, 0, zero=False)
             for extent in (each for part in parts for each in self._asked(handle, *part)):
-                if extent.zero == last.zero and extent.offset == last.offset + last.length:
+                adjoins = extent.zero == last.zero and extent.offset == last.offset + last.length
+                # Data can be read while the next question is under way.
+                if adjoins and (last.zero or last.length < _LONGEST_STATUS):
                     last = last._replace(length=last.length + extent.length)
                     continue
                 if last.length:

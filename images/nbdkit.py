@@ -21,7 +21,8 @@ class Plugin:
 
     ``secrets`` are parameters of the kind that nbdkit takes as ``password=+FILE``; ``package`` is Debian's
     name for people who miss nbdkit. ``debug``: flags of ``--debug``, with which it says much more.
-    ``library_path``: where what the plugin loads finds its own libraries.
+    ``library_path``: where what the plugin loads finds its own libraries. ``threads``: requests of each
+    connection that are worked on at once; every one of them keeps a buffer for the longest.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Plugin:
     debug: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = "nbdkit"
     library_path: str = ""
+    threads: int = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str
         # SIGTERM instead of the SIGKILL of ``process``: plugins let go of what they hold at the other end.
         "--exit-with-parent",
         "--readonly",
+        f"--threads={plugin.threads}",
         *places,
         *(["--verbose"] if plugin.debug else []),
         *(f"--debug={flag}={value}" for flag, value in plugin.debug.items()),

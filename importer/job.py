@@ -64,7 +64,7 @@ class Job:
         return fetch.Fetcher(
             ranges,
             self.source.size,
-            self.wanted.fetch,
+            self.fetching,
             cancel=self.cancel,
             advance=advance,
             retried=self.progress.retry,
@@ -116,6 +116,18 @@ class Job:
                 for start, end in noted.missing(whole.offset, whole.offset + whole.length)
             ),
             place,
+        )
+
+    @property
+    def fetching(self) -> fetch.Options:
+        """Return how hard to fetch: where reads have to be shorter, as many more of them at once."""
+        asked = self.wanted.fetch
+        parts = max(1, asked.chunk // (self.source.longest_read or asked.chunk))
+        return dataclasses.replace(
+            asked,
+            chunk=asked.chunk // parts,
+            connections=asked.connections * parts,
+            window=asked.window * parts,
         )
 
     @property

@@ -119,6 +119,8 @@ class Source:
     #: What the bytes are, a name of ``formats.detect``, where the protocol says so: then what a guest has
     #: written to its disk cannot make it look like something else. None: the first bytes tell.
     format: str | None = None
+    #: Bytes that one read of ``ranges`` brings at most, however many are asked for. None: no such limit.
+    longest_read: int | None = None
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
 

@@ -10,6 +10,8 @@ from sources import base
 
 #: A run of zeros, in bytes, that costs more to leave out between data than to read.
 SHORTEST_ZERO = 128 << 10
+#: Data that is enough, in bytes, to begin with before it is known where it ends.
+ENOUGH = 1 << 30
 #: Allocation between areas nearer than this, in bytes, is asked for with theirs.
 NEAR = 1 << 30
 
@@ -18,8 +20,7 @@ def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
     """Return runs with the short zeros that follow data taken for data: a request more costs more."""
     last: base.Extent | None = None
     for run in runs:
-        follows = last is not None and last.offset + last.length == run.offset
-        if last is not None and follows and not last.zero and (not run.zero or run.length < SHORTEST_ZERO):
+        if last is not None and _grows(last, run):
             last = dataclasses.replace(last, length=last.length + run.length)
             continue
         if last is not None:
@@ -27,6 +28,12 @@ def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
         last = run
     if last is not None:
         yield last
+
+
+def _grows(data: base.Extent, run: base.Extent) -> bool:
+    if data.zero or data.offset + data.length != run.offset or data.length >= ENOUGH:
+        return False
+    return not run.zero or run.length < SHORTEST_ZERO
 
 
 def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

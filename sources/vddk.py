@@ -60,6 +60,7 @@ class VddkSource(base.Source):
                 socket = stack.enter_context(nbdkit.serve(self._plugin(machine, disk, server), follow))
             except errors.ToolFailed as err:
                 raise self._said.explained(err) from err
+            self.longest_read = longest
             self._disk = vddk_disk.Disk(socket, self.name, self._said, longest)
             stack.callback(self._disk.close)
             self.size = self._disk.size
@@ -143,5 +144,11 @@ class VddkSource(base.Source):
         # Else the plugin starts nbdkit again with it, and passes the password through a file in /tmp.
         libraries = str(Path(self._location.vddk_libdir).resolve() / "lib64")
         return nbdkit.Plugin(
-            "vddk", parameters, secrets, debug=DEBUG, package="nbdkit-plugin-vddk", library_path=libraries
+            "vddk",
+            parameters,
+            secrets,
+            debug=DEBUG,
+            package="nbdkit-plugin-vddk",
+            library_path=libraries,
+            threads=vddk_disk.READS,
         )

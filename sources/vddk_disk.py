@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 #: Each opens the disk at the host once more: a host allows some 50 for all of its clients (VDDK guide, NFC).
 CONNECTIONS = 3
+#: Reads on their way on each; the library's own default for its asynchronous reads is 4 as well.
+READS = 4
 #: Seconds to wait for the words that belong to a failure: they come through a pipe.
 WORDS = 0.3
 #: Seconds to wait for VDDK to let go of the host, which for a while counts what was only dropped.

@@ -222,6 +222,7 @@ static VixError pull(struct handle *handle, uint64_t start, uint64_t count, unsi
         if (now <= 0) return VIX_E_FAIL;
         got += now;
     }
+    note(&handle->now, "Done %llu+%llu", (unsigned long long)start, (unsigned long long)count);
     return VIX_OK;
 }
 

@@ -110,6 +110,15 @@ def test_extents_of_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
         client.close()
 
 
+def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
+    with nbdkit.serve(nbdkit.Plugin("pattern", {"size": "5G"})) as socket:
+        client = nbd_client.Client(socket, "disk")
+        lengths = [extent.length for extent in client.extents() or ()]
+        assert sum(lengths) == 5 * GiB
+        assert max(lengths) <= GiB
+        client.close()
+
+
 def test_extents_of_parts_of_a_disk(content: tuple[Path, bytes]) -> None:
     path, _data = content
     with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:

@@ -149,6 +149,25 @@ def test_a_disk_without_snapshot(estate: vmware.Estate, tmp_path: Path) -> None:
     check(estate, target, STAGES)
 
 
+def test_short_reads_but_many_at_once(tmp_path: Path) -> None:
+    """2 MiB each, which a vCenter bears; as many as fill the memory of longer ones, on all connections."""
+    estate = vmware.Estate(tmp_path / "estate", 96 * MiB)
+    estate.take((0, noise(1, 80 * MiB)))
+    estate.settings["delay"] = 300_000
+    with estate.running():
+        importer.run(wanted(estate, tmp_path / "disk.img", 0))
+        check(estate, tmp_path / "disk.img", 0)
+    under_way = most = 0
+    for call in estate.said():
+        under_way += call.startswith("Read") - call.startswith("Done")
+        most = max(most, under_way)
+        if call.startswith("Read"):
+            assert int(call.rpartition("+")[2]) * 512 <= 2 * MiB
+    assert 6 < most <= 12
+    calls = [call.split()[0] for call in estate.said()]
+    assert calls.count("Open") == 3 + 1  # one more tells what is allocated
+
+
 # -- long lists, large disks -----------------------------------------------------------------------
 
 

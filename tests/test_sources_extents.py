@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,11 @@ def test_every_byte_of_an_area_comes_once_and_as_what_it_is(gaps: Areas, lengths
         for extent in found
         for offset in range(extent.offset, extent.offset + extent.length)
     )
+
+
+def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
+    endless = (base.Extent(number * GiB, GiB, zero=False) for number in itertools.count())
+    assert next(extents.coarse(endless)) == base.Extent(0, GiB, zero=False)
 
 
 @pytest.mark.parametrize("told", [runs(10, 5), runs(10, 5, start=20), []])
