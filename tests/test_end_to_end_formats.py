@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import struct
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -140,6 +141,27 @@ def test_without_ranges(
     with misbehave.Server() as server:
         bring(server.serve("/disk", page), target, scratch=scratch)
     oracle.same(target, disks.expected(variant), beyond=beyond(target))
+
+
+def test_vmdk_whose_tables_do_not_bear_its_markers_out(
+    disks: disks_module.Disks, target: Path, scratch: Path, tmp_path: Path
+) -> None:
+    """A grain has been placed that no table knows: what counts is what qemu-img reads."""
+    data = bytearray(disks.image("vmdk-tables-last").read_bytes())
+    (directory,) = struct.unpack_from("<Q", data, len(data) - 1024 + 56)
+    (table,) = struct.unpack_from("<I", data, directory * 512)
+    entries = struct.unpack_from("<512I", data, table * 512)
+    gone = max(range(512), key=entries.__getitem__)
+    struct.pack_into("<I", data, table * 512 + 4 * gone, 0)
+    (tmp_path / "image").write_bytes(data)
+    disks_module.to_raw(tmp_path / "image", "vmdk", tmp_path / "expected")
+    assert (tmp_path / "expected").read_bytes() != disks.expected("vmdk-tables-last").read_bytes()
+    with misbehave.Server() as server:
+        url = server.serve("/disk", misbehave.Page(bytes(data), ranges=False))
+        with pytest.raises(errors.ScratchRequired, match="contradict"):
+            bring(url, target)
+        bring(url, target, scratch=scratch)
+    oracle.same(target, tmp_path / "expected", beyond=beyond(target))
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])

@@ -92,6 +92,17 @@ def test_footer_makes_a_vmdk_incomplete_without_its_end(disks, tmp_path):
     assert (tmp_path / "raw").read_bytes() == disks.raw().read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"streamOptimized"', b'"monolithicOther"'), (b"ddb.adapterType", b"odd.adapter Typ")]
+)
+def test_descriptor_of_a_vmdk_with_a_footer_is_inspected_at_once(disks, old, new):
+    """A stream is placed before its footer is seen."""
+    head = image(disks, "vmdk-tables-last")[: detect.HEAD]
+    assert not safety.check("vmdk", head).complete
+    with pytest.raises(errors.Refused, match="descriptor"):
+        safety.check("vmdk", head.replace(old, new))
+
+
 @pytest.mark.parametrize("variant", ["qcow2", "qcow2-v2"])
 def test_extended_and_old_qcow2_are_no_unknown_features(disks, variant):
     assert check(image(disks, variant)).format == "qcow2"
