@@ -19,6 +19,9 @@ LIMIT = 32 << 10
 #: Sectors: no directory that we read is longer.
 LONGEST = 4096
 
+#: Blocks that are no grain tables: the directory, the footer, and what some program may add.
+OTHERS = 8
+
 
 class Marked:
     """Follows one image whose header is known; see ``passing.Follower``."""
@@ -33,6 +36,7 @@ class Marked:
         self.inflate = self._grains.inflate
         self._next = header.overhead * SECTOR
         self._kept_until = 0
+        self._blocks = header.directory_entries + OTHERS
         self._made: dict[int, array.array[int]] = {}  # tables by their place in the directory
 
     def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> passing.Arrival:
@@ -64,6 +68,11 @@ class Marked:
         """Return the length of what follows the marker of a table, the directory or the footer."""
         if kind > vmdk_header.FOOTER_KIND or sectors > LONGEST:
             raise errors.ScratchRequired(reason=f"the image has an unknown marker at {at}")
+        if sectors:
+            # Each is remembered, and a stream may have no end.
+            self._blocks -= 1
+            if self._blocks < 0:
+                raise errors.ScratchRequired(reason="the image has more tables than its directory names")
         return sectors * SECTOR
 
     def _grain(self, at: int, length: int, sector: int) -> Piece:
@@ -72,9 +81,11 @@ class Marked:
         if rest or sector >= header.capacity or at // SECTOR >> 32:
             raise errors.Corrupt(format="vmdk", reason=f"the grain at {at} is for sector {sector}")
         which, index = divmod(number, header.table_entries)
-        if which not in self._made and len(self._made) == LIMIT:
-            raise errors.ScratchRequired(reason="the image's mapping is too large to be held in memory")
-        table = self._made.setdefault(which, self._empty(which))
+        table = self._made.get(which)
+        if table is None:
+            if len(self._made) == LIMIT:
+                raise errors.ScratchRequired(reason="the image's mapping is too large to be held in memory")
+            table = self._made[which] = self._empty(which)
         if table[index]:
             raise errors.ScratchRequired(reason=f"the image has two grains for sector {sector}")
         table[index] = at // SECTOR

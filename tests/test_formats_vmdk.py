@@ -356,6 +356,14 @@ def test_memory_is_bounded_whatever_the_markers_say() -> None:
         marked.arrive(0, len(stream), lambda offset, length: stream[offset : offset + length], last=False)
 
 
+def test_more_tables_than_there_can_be() -> None:
+    good = vmdk_stream.streamed(bytes(512))
+    start = 128 * SECTOR
+    block = struct.pack("<QII", 1, 0, 1).ljust(2 * SECTOR, b"\0")
+    with pytest.raises(errors.ScratchRequired, match="more tables"):
+        followed(good[:start] + block * 100 + good[start:])
+
+
 def test_windows_are_the_same_each_time() -> None:
     """A journal goes by them."""
     data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
