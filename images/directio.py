@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import threading
@@ -13,6 +14,9 @@ from importer import errors
 #: page is ever written both through the cache and past it.
 UNIT: Final = 4096
 
+# The size of a huge page of x86-64 and arm64.
+_HUGE: Final = 2 << 20
+
 # The untouched memory of bytes(n) is the kernel's one zero page: comparing with it stays in the cache.
 _ZEROS: Final = bytes(4 << 20)
 
@@ -22,7 +26,12 @@ class Buffer:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size >= _HUGE:
+            # O_DIRECT pins every page: reads of zeros took a third of the time with huge ones.
+            with contextlib.suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(memory)
 
 
 class BufferPool:

@@ -9,31 +9,39 @@ import stat
 from collections.abc import Iterator
 from concurrent import futures
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from images import directio
 from importer import errors
 
-#: Bytes read at once.
+#: Data comes in pieces of so many bytes, and zeros are told apart in them.
 CHUNK: Final = 1 << 20
+#: Bytes read at once: an empty device of 100 GiB is 25600 of them, each some work for Python.
+_READ: Final = 4 * CHUNK
 #: Reads under way at once; a thin device gives up zeros no faster than it is asked.
 PARALLEL: Final = 3
 _BUFFERS: Final = 2 * PARALLEL
 
 
 class Piece(NamedTuple):
-    """``data``: valid until the next piece is asked for. ``is_zero``: it holds nothing else."""
+    """At most CHUNK bytes that are not all zero; ``data``: valid until the next is asked for."""
 
     offset: int
     data: memoryview
-    is_zero: bool
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
 
 
 class Hole(NamedTuple):
-    """Zeros that the file system knows of; nobody read them."""
+    """Zeros: those that the file system knows of, and those that were read."""
 
     offset: int
     length: int
+
+
+Part: TypeAlias = Piece | Hole
 
 
 class Volume:
@@ -59,10 +67,14 @@ class Volume:
         self._executor.shutdown(cancel_futures=True)
         os.close(self._fd)
 
-    def pieces(self, start: int = 0) -> Iterator[Piece | Hole]:
-        """Yield everything from ``start``, a multiple of CHUNK, to the end, in order."""
-        free = [directio.Buffer(CHUNK) for _ in range(_BUFFERS)]
-        coming: collections.deque[tuple[futures.Future[Piece], directio.Buffer] | Hole] = collections.deque()
+    def pieces(self, start: int = 0) -> Iterator[Part]:
+        """Yield everything from ``start``, a multiple of CHUNK, to the end, in order.
+
+        From where a part began, the same parts follow as before.
+        """
+        free = [directio.Buffer(_READ) for _ in range(_BUFFERS)]
+        coming: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole]
+        coming = collections.deque()
         for part in self._parts(start):
             if isinstance(part, Hole):
                 coming.append(part)
@@ -86,8 +98,10 @@ class Volume:
             if data > start:
                 yield Hole(start, data - start)
             end = min(self.size, -(-end // CHUNK) * CHUNK)
-            for offset in range(data, end, CHUNK):
-                yield offset, min(CHUNK, end - offset)
+            while data < end:
+                length = min(_READ - data % _READ, end - data)
+                yield data, length
+                data += length
             start = end
 
     def _seek(self, position: int, whence: int) -> int:
@@ -97,7 +111,7 @@ class Volume:
         except OSError as err:
             return self.size if err.errno == errno.ENXIO or whence == os.SEEK_HOLE else position
 
-    def _read(self, offset: int, length: int, buffer: directio.Buffer) -> Piece:
+    def _read(self, offset: int, length: int, buffer: directio.Buffer) -> list[Part]:
         done = 0
         try:
             while done < length:
@@ -111,20 +125,34 @@ class Volume:
         except OSError as err:
             reason = os.strerror(err.errno or 0).lower()
             raise errors.TransferFailed(url=self.path, offset=offset + done, reason=reason) from err
-        data = buffer.view[:length]
-        return Piece(offset, data, directio.is_zero(data))
+        return list(_told_apart(offset, buffer.view[:length]))
+
+
+def _told_apart(offset: int, data: memoryview) -> Iterator[Part]:
+    zeros = 0
+    for start in range(0, len(data), CHUNK):
+        piece = data[start : start + CHUNK]
+        if directio.is_zero(piece):
+            zeros += len(piece)
+            continue
+        if zeros:
+            yield Hole(offset + start - zeros, zeros)
+            zeros = 0
+        yield Piece(offset + start, piece)
+    if zeros:
+        yield Hole(offset + len(data) - zeros, zeros)
 
 
 def _first(
-    coming: collections.deque[tuple[futures.Future[Piece], directio.Buffer] | Hole],
+    coming: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole],
     free: list[directio.Buffer],
-) -> Iterator[Piece | Hole]:
+) -> Iterator[Part]:
     head = coming.popleft()
     if isinstance(head, Hole):
         yield head
         return
     work, buffer = head
-    yield work.result()
+    yield from work.result()
     free.append(buffer)
 
 

@@ -16,8 +16,9 @@ from importer import progress
 #: on the way between two machines.
 STEP = 16 << 20
 KEPT = 64
-#: Steps without compression until it is tried again.
+#: Steps without compression until it is tried again, and of how many records one is compressed then.
 PAUSE = 32
+TRIED = 4
 #: The longest run of zeros told at once: progress shall be seen.
 LONGEST_ZERO = 1 << 30
 
@@ -33,15 +34,20 @@ class Mark(NamedTuple):
 
 
 class Pays:
-    """Does compression take less time than it saves? Asked at each step, of what the last one has shown."""
+    """Does compression take less time than it saves? Asked at each step, of what went before.
+
+    Until there is an answer, one record of TRIED is compressed: on a fast network each costs more than it
+    saves.
+    """
 
     def __init__(self) -> None:
-        self._compresses = True
+        self._every = TRIED
         self._steps = 0
         self._clear()
 
     def encoded(self, length: int, packed: int, seconds: float) -> None:
         """Count data and how much was made of it."""
+        self._seen += length
         self._saved += length - packed
         self._packing += seconds
 
@@ -50,20 +56,21 @@ class Pays:
         self._sent += count
         self._sending += seconds
 
-    def decide(self) -> bool:
-        """Tell whether to compress in the next step."""
-        if self._compresses and self._sent:
-            # Without it, the bytes saved would have been sent in this time.
-            self._compresses = self._packing < self._saved * self._sending / self._sent
-            self._steps = 0
-        elif not self._compresses:
+    def decide(self) -> int:
+        """Tell which records to compress in the next step: every so many, 0: none."""
+        if not self._every:
             self._steps += 1
-            self._compresses = self._steps >= PAUSE
-        self._clear()
-        return self._compresses
+            self._every = TRIED if self._steps >= PAUSE else 0
+            self._clear()
+        elif self._seen >= STEP:
+            # Without it, the bytes saved would have been sent in this time.
+            pays = self._packing * self._sent < self._saved * self._sending
+            self._every, self._steps = int(pays), 0
+            self._clear()
+        return self._every
 
     def _clear(self) -> None:
-        self._saved = self._sent = 0
+        self._seen = self._saved = self._sent = 0
         self._packing = self._sending = 0.0
 
 
@@ -79,7 +86,7 @@ class Device:
         #: Bytes of the device between two places that the stream can begin again from.
         self.step = STEP
         self._pays = Pays()
-        self._marks = collections.deque([Mark(len(extents.MAGIC), 0, extents.Encoder())], KEPT)
+        self._marks = collections.deque([Mark(len(extents.MAGIC), 0, extents.Encoder(TRIED))], KEPT)
         self._first = self._marks[0]
 
     def wire(self, offset: int) -> Wire:
@@ -97,34 +104,37 @@ class Device:
     def _from(self, mark: Mark) -> Wire:
         encoder, sent = mark.encoder.copy(), mark.sent
         zeros, marked = 0, mark.offset
-        for piece in self._device.pieces(mark.offset):
-            length = piece.length if isinstance(piece, volume.Hole) else len(piece.data)
-            is_zero = isinstance(piece, volume.Hole) or piece.is_zero
-            if zeros and (not is_zero or zeros + length > LONGEST_ZERO):
+        for part in self._device.pieces(mark.offset):
+            is_zero = isinstance(part, volume.Hole)
+            if zeros and (not is_zero or zeros + part.length > LONGEST_ZERO):
                 record = encoder.zeros(zeros)
                 zeros = 0
                 yield record
                 sent += len(record)
-            if not zeros and piece.offset >= marked + self.step and piece.offset % volume.CHUNK == 0:
-                marked = piece.offset
+            if not zeros and part.offset >= marked + self.step and part.offset % volume.CHUNK == 0:
+                marked = part.offset
                 if sent > self._marks[-1].sent:
-                    encoder.compresses = self._pays.decide()
+                    encoder.every = self._pays.decide()
                     self._marks.append(Mark(sent, marked, encoder.copy()))
-            if is_zero:
-                zeros += length
+            if isinstance(part, volume.Hole):
+                zeros += part.length
             else:
-                assert isinstance(piece, volume.Piece)  # noqa: S101  (a hole is zero)
+                records = self._encoded(encoder, part.data)
                 started = time.perf_counter()
-                parts = encoder.data(piece.data)
-                self._pays.encoded(length, sum(map(len, parts)), time.perf_counter() - started)
-                started = time.perf_counter()
-                yield from parts
-                self._pays.sent(sum(map(len, parts)), time.perf_counter() - started)
-                sent += sum(map(len, parts))
-            self._tell(piece.offset + length)
+                yield from records
+                count = sum(map(len, records))
+                self._pays.sent(count, time.perf_counter() - started)
+                sent += count
+            self._tell(part.offset + part.length)
         if zeros:
             yield encoder.zeros(zeros)
         yield encoder.end()
+
+    def _encoded(self, encoder: extents.Encoder, data: memoryview) -> tuple[bytes, bytes | memoryview]:
+        started = time.perf_counter()
+        record = encoder.data(data)
+        self._pays.encoded(len(data), sum(map(len, record)), time.perf_counter() - started)
+        return record
 
     def _tell(self, end: int) -> None:
         if end > self._told:

@@ -16,7 +16,7 @@ CONTENT_TYPE = "x-cdi-content-type"
 #: How a server and a clone source of ours agree on more than CDI's (docs/clone.md): the server offers it
 #: in the answer to a probe, the client chooses it for an upload. Others pass over both.
 OFFER, CHOICE = "x-cdi-worker-offer", "x-cdi-worker-stream"
-EXTENTS = "extents-1"
+EXTENTS = "extents-2"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
