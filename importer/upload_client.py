@@ -23,6 +23,8 @@ CONNECT, SEND = 20.0, 180.0
 #: Seconds between two looks at whether to stop.
 TURN = 0.2
 _ANSWER = 64 << 10
+#: A piece that is sent together with what frames it.
+_SHORT = 4096
 
 Headers = Mapping[str, str]
 
@@ -109,19 +111,35 @@ class Client:
 
     def _send(self, connection: http.client.HTTPConnection, body: Body) -> None:
         try:
-            for piece in body.pieces:
-                if self._cancel.is_set():
-                    raise errors.Cancelled
-                if body.length is None:
-                    connection.send(b"%x\r\n" % len(piece))
-                connection.send(piece)
-                if body.length is None:
-                    connection.send(b"\r\n")
             if body.length is None:
-                connection.send(b"0\r\n\r\n")
+                self._send_chunks(connection, body.pieces)
+                return
+            for piece in body.pieces:
+                self._check()
+                connection.send(piece)
         except (BrokenPipeError, ConnectionError, ssl.SSLError) as err:
             # A server that refuses says why before it closes.
             log.debug("send error=%s", err)
+
+    def _send_chunks(
+        self, connection: http.client.HTTPConnection, pieces: Iterable[bytes | memoryview]
+    ) -> None:
+        # Every call is a record of TLS, and wakes the other end.
+        behind = b""
+        for piece in pieces:
+            self._check()
+            frame = b"%s%x\r\n" % (behind, len(piece))
+            if len(piece) < _SHORT:
+                connection.send(frame + piece)
+            else:
+                connection.send(frame)
+                connection.send(piece)
+            behind = b"\r\n"
+        connection.send(behind + b"0\r\n\r\n")
+
+    def _check(self) -> None:
+        if self._cancel.is_set():
+            raise errors.Cancelled
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:

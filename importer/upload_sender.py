@@ -54,7 +54,11 @@ class Sender:
         more = {"Upload-Defer-Length": "1"} if length is None else {"Upload-Length": str(length)}
         if self.fingerprint:
             more["Upload-Metadata"] = self._metadata
-        answer = self.client.ask("POST", self.path, {**SAYS, **more, **self.headers})
+        headers = {**SAYS, **more, **self.headers}
+        # One that nobody has heard the answer of is dropped for the next.
+        answer = retry.patiently(
+            lambda: self.client.ask("POST", self.path, headers), self.patience, self.cancel
+        )
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
         _check(self.client, answer)
