@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import http.client
@@ -76,7 +75,7 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._outcome = asyncio.run(self._serve())
+            self._outcome = upload.run(self._serve())
         except errors.Error as err:
             self._outcome = err
 
