@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # For our own process, which has looked at its environment already, and for those that it starts.
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="cdi-tests-", dir="/var/tmp")
         Path(tempfile.tempdir).chmod(0o755)
+        # Shorter than pytest's choice: a socket's path has 108 bytes.
+        config.option.basetemp = config.option.basetemp or f"{tempfile.tempdir}/t"
         config.add_cleanup(functools.partial(shutil.rmtree, tempfile.tempdir, ignore_errors=True))
 
 
