@@ -108,11 +108,11 @@ class ImageioSource(base.Source):
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
-        transfer = self._transfer
+        place = self._pool.place
         try:
             count = self._pool.read(offset, into)
         except imageio_data.TicketRefused as err:
-            self._mend(transfer, offset)
+            self._mend(place, offset)
             raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
         self._read += count
         self._strikes = 0
@@ -164,13 +164,14 @@ class ImageioSource(base.Source):
         if self._ending.wait(seconds) or self._cancel.is_set():
             raise errors.Cancelled
 
-    def _mend(self, transfer: ovirt_engine.Transfer | None, offset: int) -> None:
-        """See what has become of a transfer whose ticket was refused, and go on if that is right.
+    def _mend(self, place: int, offset: int) -> None:
+        """See what has become of a transfer whose ticket ``place`` has refused, and go on if that is right.
 
         Raises ``errors.TransferFailed`` when it is not; a ``Transient`` when the engine is away.
         """
         with self._mending:
-            if transfer is None or transfer is not self._transfer:
+            transfer = self._transfer
+            if transfer is None or place != self._pool.place:
                 return  # Another thread was here before.
             try:
                 phase = transfer.phase()

@@ -72,21 +72,25 @@ def timeout(access: Access) -> tuple[float, float]:
 def tls_context(access: Access) -> ssl.SSLContext:
     """Return a context that trusts the system's authorities and those of ``access``."""
     context = ssl.create_default_context()
-    for path in access.ca_files:
-        try:
-            context.load_verify_locations(cafile=path)
-        except (OSError, ssl.SSLError) as err:
-            raise errors.RequestError(f"{path}: no usable PEM certificate: {err}") from err
+    _trust(context, access)
     if access.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
+def _trust(context: ssl.SSLContext, access: Access) -> None:
+    for path in access.ca_files:
+        try:
+            context.load_verify_locations(cafile=path)
+        except (OSError, ssl.SSLError) as err:
+            raise errors.RequestError(f"{path}: no usable PEM certificate: {err}") from err
+
+
 @contextmanager
 def authorities(access: Access) -> Iterator[str]:
     """Yield the path of one PEM file, in memory, of all that ``tls_context`` trusts: for other libraries."""
-    tls_context(access)
+    _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), access)
     known = ssl.get_default_verify_paths()
     # Debian has a folder, with a link named by a hash for each; others have one file.
     folder = sorted(Path(known.capath).glob("*.[0-9]")) if known.capath else []

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 from collections.abc import Generator, Iterable, Iterator
 
 from images import nbd_client
@@ -19,8 +20,9 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 3
 #: Reads on their way on each; the library's own default for its asynchronous reads is 4 as well.
 READS = 4
-#: Seconds to wait for the words that belong to a failure: they come through a pipe.
-WORDS = 0.3
+#: Seconds to wait for the words that belong to a failure, which come through a pipe, and seconds that they
+#: hold for: what ends one read ends all others of its connection.
+WORDS, RECENT = 1.0, 2.0
 #: Seconds to wait for VDDK to let go of the host, which for a while counts what was only dropped.
 FAREWELL = 5.0
 
@@ -42,7 +44,7 @@ class Log:
     def __init__(self, name: str) -> None:
         self.info: dict[str, str] = {}
         self._name = name
-        self._errors: collections.deque[str] = collections.deque(maxlen=4)
+        self._errors: collections.deque[tuple[float, str]] = collections.deque(maxlen=4)
         self._connections = 0
         self._changed = threading.Condition()
 
@@ -54,7 +56,7 @@ class Log:
                 self.info[key] = found[1]
         with self._changed:
             if found := _ERROR.search(line):
-                self._errors.append(found[1])
+                self._errors.append((time.monotonic(), found[1]))
             for call, change in _CONNECTIONS.items():
                 self._connections += change if call in line else 0
             self._changed.notify_all()
@@ -67,9 +69,8 @@ class Log:
     def explained(self, error: errors.Error) -> errors.Error:
         """Return ``error`` with the words of VDDK, and without hope where they leave none."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._errors), WORDS)
-            said = "; ".join(dict.fromkeys(self._errors))
-            self._errors.clear()
+            self._changed.wait_for(self._recent, WORDS)
+            said = "; ".join(dict.fromkeys(self._recent()))
         said = said or str(error.fields["reason"])
         for pattern, cause in _CAUSES.items():
             if re.search(pattern, said, re.IGNORECASE):
@@ -77,6 +78,9 @@ class Log:
         if isinstance(error, errors.Transient):
             return errors.Transient(url=self._name, reason=f"{error.fields['reason']} (VDDK: {said})")
         return error
+
+    def _recent(self) -> list[str]:
+        return [said for at, said in self._errors if time.monotonic() - at < RECENT]
 
 
 class Disk:
