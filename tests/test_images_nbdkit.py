@@ -26,11 +26,14 @@ def size_of(socket: str) -> int:
 
 
 def test_it_serves_at_once_and_leaves_nothing() -> None:
-    start = time.monotonic()
-    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "3M"})) as socket:
-        assert time.monotonic() - start < 1
-        assert size_of(socket) == 3 * MiB
-    assert not Path(socket).parent.exists()
+    took = []
+    for _ in range(5):
+        start = time.monotonic()
+        with nbdkit.serve(nbdkit.Plugin("memory", {"size": "3M"})) as socket:
+            took.append(time.monotonic() - start)
+            assert size_of(socket) == 3 * MiB
+        assert not Path(socket).parent.exists()
+    assert min(took) < 0.5  # the others may have waited for a busy machine
 
 
 def test_it_is_read_only() -> None:

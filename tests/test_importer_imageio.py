@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import importer
+from images import target as target_module
 from importer import errors
 from tests import devices, engine_states, imageiod, oracle, processes, tls
 from tests import engine as engine_module
@@ -267,6 +268,17 @@ def after(seconds: float) -> Callable[[], object]:
     return condition
 
 
+def noted(target: Path) -> bool:
+    """Tell whether a journal was saved twice: at first it may speak of the withheld beginning only."""
+    notes = target_module.notes(target, SIZE)
+    assert notes
+    if not Path(notes.path).exists():
+        return False
+    with Path(notes.path).open("rb", buffering=0) as stream:
+        stream.seek(notes.offset)
+        return stream.read(512 << 10).count(b"cdi-worker journal") > 1
+
+
 @pytest.mark.parametrize(
     ("target", "phase"), [("file", "transfer"), (4096, "transfer"), ("file", "sync")], indirect=["target"]
 )
@@ -274,9 +286,9 @@ def test_a_full_copy_that_is_killed(place: Place, target: Path, phase: str) -> N
     chain = place.chain()
     first = chain.active.id
     chain.snapshot(*FIRST)
-    place.engine.inactivity, place.engine.delay = 2.0, "50ms"
+    place.engine.inactivity, place.engine.delay = 2.0, "200ms"
     wanted = place.request(chain, target, first)
-    assert kill(wanted, phase, after(0.3)) == -signal.SIGKILL
+    assert kill(wanted, phase, lambda: noted(target)) == -signal.SIGKILL
     oracle.unusable(target)
     place.engine.delay = ""
     result = importer.run(wanted)
@@ -324,7 +336,7 @@ def test_a_commit_that_is_killed_half_way(place: Place, tmp_path: Path) -> None:
             time.sleep(0.0005)
         return True
 
-    for _ in range(5):
+    for _ in range(20):
         assert kill(wanted, "merge", begun) == -signal.SIGKILL
         written = sum(nines(changing, offset) for offset in pieces)
         if written < len(pieces):
@@ -360,7 +372,7 @@ def test_a_pod_that_is_stopped(place: Place, tmp_path: Path) -> None:
     first = chain.active.id
     chain.snapshot(*FIRST)
     env = {"IMPORTER_CURRENT_CHECKPOINT": first}
-    place.engine.delay = "200ms"
+    place.engine.delay = "2000ms"
     assert pod(place, tmp_path, chain, env, stop=True) == (1, "Unable to process data: cancelled", False)
     oracle.unusable(tmp_path / "disk.img")
     assert place.engine.last.phase == "finished_cleanup"

@@ -326,7 +326,7 @@ def test_a_killed_copy_goes_on(tmp_path: Path) -> None:
     data = 48 * MiB
     estate = vmware.Estate(tmp_path / "estate", 64 * MiB)
     estate.take((4 * MiB, noise(1, data)))
-    estate.settings["delay"] = 400_000
+    estate.settings["delay"] = 1_500_000
     target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     with estate.running():
         with subprocess.Popen(

@@ -29,6 +29,14 @@ def test_the_words_that_come_late_are_waited_for() -> None:
     assert str(found) == "disk: reset (VDDK: VixDiskLib_Open: Out of memory)"
 
 
+def test_reads_that_fail_together_have_the_same_words() -> None:
+    said = vddk_disk.Log("disk")
+    said.line("nbdkit: vddk[1]: error: VixDiskLib_Read: Unknown error")
+    for _ in range(2):
+        found = said.explained(errors.Transient(url="disk", reason="reset"))
+        assert str(found) == "disk: reset (VDDK: VixDiskLib_Read: Unknown error)"
+
+
 WITHOUT = """
 import sys
 sys.modules["pyVmomi"] = None
