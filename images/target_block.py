@@ -20,7 +20,8 @@ NOTES: Final = 256 << 10
 class BlockTarget(target_base.Target):
     """A block device, held exclusively: one that is mounted is refused. Never created, never removed.
 
-    Nothing is assumed of what the device held before. What lies behind the image is left as it was.
+    Nothing is assumed of what the device held before. What lies behind the image is left as it was, but
+    zeros behind one of unknown size that is shorter than the head: that is zeroed before the size is known.
     An update changes the disk in place, its head too: there is no other copy of that.
     """
 

@@ -59,6 +59,16 @@ def test_too_large_for_the_device(
     contract.check_failure(pod, done, "Unable to process data: ", f"reported available storage {16 * MiB}. ")
 
 
+def test_a_device_is_measured_by_itself(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
+) -> None:
+    """Of a device, unlike a file system, the request for a smaller one takes nothing away."""
+    pod.block = device
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2")), IMPORTER_IMAGE_SIZE="7Mi")
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected("qcow2"))
+
+
 def test_no_space_left(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     with devices.filesystem("tmpfs", pod.data, 2 * MiB) as small:
         pod.directory = small

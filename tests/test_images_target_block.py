@@ -79,6 +79,14 @@ def test_a_small_image_leaves_the_rest_alone(block: Path) -> None:
     assert block.read_bytes() == b"x" * 1000 + bytes(24) + b"\xff" * (32 * MiB - 1024)
 
 
+def test_behind_a_stream_shorter_than_the_head_are_zeros(block: Path) -> None:
+    """Whatever was in the head had to go at the start: how much of it the image needs was not known."""
+    with target.open(block, None) as disk:
+        disk.write(0, memoryview(b"x" * 1000))
+        disk.commit()
+    assert block.read_bytes() == (b"x" * 1000).ljust(MiB, b"\0") + devices.DIRT * 31 * MiB
+
+
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("size", [512, 3 * 512, MiB + 512, 3 * MiB + 5 * 512])
 def test_devices_of_odd_sizes_are_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
