@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian keeps nginx, losetup and mkfs where a user's PATH may not look.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format bench image test-image lock try-debian clean
+.PHONY: help import boot setup test test-lowest check format bench fuzz image test-image lock try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -42,6 +42,12 @@ format: setup ## let ruff format and mend what it can
 bench: ## measure beside curl, dd and qemu-img; writes docs/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
+
+fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|formats SECONDS=60
+	@.venv/bin/pip install -qq --group fuzz
+	@mkdir -p build/fuzz
+	@.venv/bin/python -m $(if $(filter formats,$(TARGET)),tests.fuzz_formats,tests.fuzz_mapped $(or $(TARGET),qcow2)) \
+		build/fuzz/$(or $(TARGET),qcow2) -max_total_time=$(or $(SECONDS),60) -rss_limit_mb=2048 -artifact_prefix=build/fuzz/
 
 image: ## build the container image with buildah, podman or docker: IMAGE=name IMAGE_OPTIONS=...
 	@tools/image $(IMAGE_OPTIONS)

@@ -1,7 +1,9 @@
 """Coverage-guided search for input that breaks a parser: nothing but ``errors.Error`` may come out.
 
-Needs ``pip install atheris``. ``python -m tests.fuzz_formats CORPUS [-max_total_time=600 -rss_limit_mb=600]``
-fills an empty corpus with small good files first. The first byte of an input chooses the parser.
+    make fuzz TARGET=formats SECONDS=600
+
+What is worth keeping stays in build/fuzz; an empty corpus is first filled with small good files. The
+first byte of an input chooses the parser.
 """
 
 from __future__ import annotations

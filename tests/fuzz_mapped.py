@@ -1,9 +1,8 @@
 """Fuzz the readers of qcow2 and vmdk: qemu-img's bytes or a clean error, whatever the file holds.
 
-    pip install --group fuzz
-    python -m tests.fuzz_mapped qcow2|vmdk FOLDER -max_total_time=600
+    make fuzz TARGET=qcow2 SECONDS=600
 
-The folder takes the inputs worth keeping; an empty one is first filled with small images of many
+What is worth keeping stays in build/fuzz; an empty corpus is first filled with small images of many
 kinds. A disk that both ways of reading accept has to be the same, and the same as QEMU's.
 """
 
