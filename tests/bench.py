@@ -190,10 +190,6 @@ class Bench:
             "raw from S3 against http", "file", ours, theirs, 1.1, ours.wall / theirs.wall
         )
 
-    def ovirt(self, place: Place) -> bench_report.Row:
-        """Measure a full copy from oVirt, of storage that takes 5 ms for each read."""
-        return bench_ovirt.row(self.directory, self.raw, place.path, self.rounds)
-
     def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
         """Measure time and memory against the size of the image."""
         found: dict[str, list[tuple[int, Cost]]] = {"raw": [], "raw.gz": [], "c.qcow2": []}
@@ -270,8 +266,11 @@ def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], ben
     rows["isal"] = bench.isal
     for vddk in (bench_vmware.delayed, bench_vmware.undelayed):
         rows[f"vddk {vddk.__name__}"] = lambda vddk=vddk: vddk(bench.directory, file.path, bench.rounds)  # type: ignore[misc]
+    for ovirt in (bench_ovirt.plain, bench_ovirt.library):
+        rows[f"ovirt {ovirt.__name__}"] = lambda ovirt=ovirt: ovirt(  # type: ignore[misc]
+            bench.directory, bench.raw, file.path, bench.rounds
+        )
     for single in (
-        bench.ovirt,
         bench.forward,
         bench.limited,
         bench.registry,

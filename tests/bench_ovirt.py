@@ -1,4 +1,7 @@
-"""A full copy from oVirt beside a download by one connection, 5 ms for each read of the storage."""
+"""A full copy from oVirt beside downloads by one connection, 5 ms for each read of the storage.
+
+Ours has the engine prepare and end a transfer, too; the others are given one that is ready.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,40 @@ from tests.bench_measure import Cost
 DELAY = "5ms"
 AIM = 0.6
 #: One request for everything, which is what can be typed.
-RIVAL = "curl -sf --cacert {ca} {url} | dd bs=1M iflag=fullblock conv=sparse,fsync status=none of={target}"
+CURL = "curl -sf --cacert {ca} {url} | dd bs=1M iflag=fullblock conv=sparse,fsync status=none of={target}"
+#: The client library's own download, which reads no zeros, and asks for 128 MiB at a time.
+LIBRARY = """\
+import sys
+from ovirt_imageio import client
+client.download(*sys.argv[1:], fmt="raw", max_workers=1)
+"""
 
 
-def row(directory: Path, raw: Path, target: Path, rounds: int) -> bench_report.Row:
-    """Measure a raw disk that is served as an oVirt host does."""
+def plain(directory: Path, raw: Path, target: Path, rounds: int) -> bench_report.Row:
+    """Measure a raw disk that is served as an oVirt host does, against one plain GET."""
+
+    def rival(url: str, ca: Path) -> list[str | Path]:
+        return ["bash", "-o", "pipefail", "-c", CURL.format(ca=ca, url=url, target=target)]
+
+    return _row("oVirt, 5 ms a read", (directory, raw, target), rounds, rival)
+
+
+def library(directory: Path, raw: Path, target: Path, rounds: int) -> bench_report.Row:
+    """Measure the same against the client library with one worker."""
+
+    def rival(url: str, ca: Path) -> list[str | Path]:
+        return [sys.executable, "-c", LIBRARY, url, target, ca]
+
+    return _row("oVirt, 5 ms, client library", (directory, raw, target), rounds, rival)
+
+
+def _row(
+    name: str,
+    paths: tuple[Path, Path, Path],
+    rounds: int,
+    rival: Callable[[str, Path], list[str | Path]],
+) -> bench_report.Row:
+    directory, raw, target = paths
     with contextlib.ExitStack() as stack:
         own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory)))
         password = own / "password"
@@ -30,8 +62,7 @@ def row(directory: Path, raw: Path, target: Path, rounds: int) -> bench_report.R
         place.mkdir()
         with imageiod.exported(place, chain.active.path, delay=DELAY) as socket:
             served.daemon.add("rival", f"nbd:unix:{socket}", chain.active.size)
-            rival = RIVAL.format(ca=authority.certificate, url=served.daemon.url("rival"), target=target)
-            alone: list[str | Path] = ["bash", "-o", "pipefail", "-c", rival]
+            alone = rival(served.daemon.url("rival"), authority.certificate)
             ours = [
                 *(sys.executable, "-m", "importer", "import", "--progress", "none", "--source", "imageio"),
                 *("--user", engine.USER, "--password-file", password, "--ca-file", authority.certificate),
@@ -39,7 +70,7 @@ def row(directory: Path, raw: Path, target: Path, rounds: int) -> bench_report.R
             ]
             mine, theirs = bench_measure.alternate(rounds, [_fresh(target, ours), _fresh(target, alone)])
     ratio = mine.wall / theirs.wall
-    return bench_report.Row("oVirt, 5 ms a read", "file", mine, theirs, AIM, ratio)
+    return bench_report.Row(name, "file", mine, theirs, AIM, ratio)
 
 
 def _fresh(target: Path, argv: list[str | Path]) -> Callable[[], Cost]:
