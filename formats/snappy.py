@@ -171,10 +171,8 @@ def _compress(piece: memoryview) -> memoryview:
 @functools.cache
 def library() -> ModuleType:
     """Return the library. Raises ``errors.MissingExtra``."""
-    try:
+    with errors.optional("a clone", package="cramjam", extra="upload"):
         from cramjam import snappy
-    except ImportError as err:
-        raise errors.MissingExtra(what="a clone", package="cramjam", extra="upload") from err
     return snappy
 
 

@@ -45,10 +45,8 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
 
 def dump(made: Iterable[Object]) -> str:
     """Return objects as one text of YAML documents."""
-    try:
+    with errors.optional("writing manifests", package="PyYAML", extra="kubernetes"):
         import yaml
-    except ImportError as err:
-        raise errors.MissingExtra(what="writing manifests", package="PyYAML", extra="kubernetes") from err
 
     class Dumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:

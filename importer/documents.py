@@ -75,10 +75,8 @@ def _text(path: str) -> str:
 
 
 def _load(text: str, path: str) -> list[Any]:
-    try:
+    with errors.optional("reading manifests", package="PyYAML", extra="kubernetes"):
         import yaml
-    except ImportError as err:
-        raise errors.MissingExtra(what="reading manifests", package="PyYAML", extra="kubernetes") from err
     try:
         _check_events(text, path, yaml)
         return list(yaml.load_all(text, Loader=_loader(yaml)))

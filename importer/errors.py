@@ -6,8 +6,10 @@ operating system are translated where the call is made. This module imports noth
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -66,6 +68,15 @@ class MissingExtra(Error):
 
     template = "{what} needs the Python package {package}: pip install 'cdi-worker[{extra}]'"
     status = 2
+
+
+@contextlib.contextmanager
+def optional(what: str, *, package: str, extra: str) -> Iterator[None]:
+    """Import an optional dependency in the block; what cannot be imported is a ``MissingExtra``."""
+    try:
+        yield
+    except ImportError as err:
+        raise MissingExtra(what=what, package=package, extra=extra) from err
 
 
 class MissingTool(Error):

@@ -51,10 +51,8 @@ async def serve(server: upload_server.Server) -> report.Report:
 
 def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:
     """Return a server. Raises ``errors.MissingExtra``."""
-    try:
+    with errors.optional("the upload server", package="aiohttp", extra="upload"):
         from importer import upload_server
-    except ImportError as err:
-        raise errors.MissingExtra(what="the upload server", package="aiohttp", extra="upload") from err
     return upload_server.Server(settings, cancel)
 
 

@@ -18,11 +18,9 @@ class Keys:
     """The keys of a request, those that the surroundings offer, or none (false)."""
 
     def __init__(self, access: base.Access) -> None:
-        try:
+        with errors.optional("the s3 source", package="boto3", extra="s3"):
             import boto3
             import botocore.credentials
-        except ImportError as err:
-            raise errors.MissingExtra(what="the s3 source", package="boto3", extra="s3") from err
         # At debug level it writes session tokens and the answers of the token service.
         logging.getLogger("botocore").setLevel(logging.INFO)
         self._session = boto3.Session

@@ -28,12 +28,8 @@ class TicketRefused(errors.Transient):
 
 def library() -> Any:
     """Return the client library, imported when it is used."""
-    try:
+    with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
         from ovirt_imageio import client
-    except ImportError as err:
-        raise errors.MissingExtra(
-            what="the imageio source", package="ovirt-imageio", extra="imageio"
-        ) from err
     return client
 
 

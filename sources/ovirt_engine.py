@@ -45,13 +45,9 @@ class Locked(errors.Transient):
 
 def library() -> Any:
     """Return the SDK, imported when it is used."""
-    try:
+    with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
         import ovirtsdk4
         import ovirtsdk4.types
-    except ImportError as err:
-        raise errors.MissingExtra(
-            what="the imageio source", package="ovirt-engine-sdk-python", extra="imageio"
-        ) from err
     return ovirtsdk4
 
 

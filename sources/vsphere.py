@@ -195,8 +195,6 @@ def _thumbprint(host: str, port: int, context: ssl.SSLContext) -> str:
 
 
 def pyvmomi() -> Any:
-    try:
+    with errors.optional("vSphere", package="pyvmomi", extra="vddk"):
         import pyVmomi
-    except ImportError as err:
-        raise errors.MissingExtra(what="vSphere", package="pyvmomi", extra="vddk") from err
     return pyVmomi

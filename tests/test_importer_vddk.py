@@ -168,6 +168,16 @@ def test_short_reads_but_many_at_once(tmp_path: Path) -> None:
     assert calls.count("Open") == 3 + 1  # one more tells what is allocated
 
 
+def test_longer_reads_from_a_host_by_itself(tmp_path: Path) -> None:
+    estate = migration(tmp_path / "estate")
+    target = tmp_path / "disk.img"
+    with estate.running("-esx"):
+        for stage in range(2):
+            importer.run(wanted(estate, target, stage))
+            check(estate, target, stage)
+    assert max(int(call.rpartition("+")[2]) * 512 for call in estate.said() if call[:5] == "Read ") == 4 * MiB
+
+
 # -- long lists, large disks -----------------------------------------------------------------------
 
 
