@@ -20,7 +20,7 @@ class Error(Exception):
     ``fields``. ``status`` is the exit status of the command line (docs/exit-status.md);
     ``retryable`` tells a controller whether the same call may succeed later without a change.
     Messages are one printable line and never hold secrets: callers pass URLs through
-    ``sources.session.safe_url`` first.
+    ``sources.wire.safe_url`` first.
     """
 
     template: ClassVar[str] = "{reason}"

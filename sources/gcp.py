@@ -15,7 +15,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, session
+from sources import base, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Keys:
 
         if self._send is None:
             self._send = google.auth.transport.requests.Request(session.new_session(self._access))
-        options["timeout"] = session.TIMEOUT
+        options["timeout"] = wire.TIMEOUT
         return self._send(url, *rest, proxies=session.proxies(self._access, url), **options)
 
 
@@ -140,7 +140,7 @@ def _translated() -> Iterator[None]:
     except exceptions.DefaultCredentialsError:
         raise
     except exceptions.GoogleAuthError as err:
-        said = session.printable(str(err.args[0] if err.args else type(err).__name__))
+        said = wire.printable(str(err.args[0] if err.args else type(err).__name__))
         if err.retryable or isinstance(err, exceptions.TransportError):
             raise errors.Transient(url="Google's token service", reason=said) from err
         raise errors.Unreachable(url="Google credentials", reason=said) from err

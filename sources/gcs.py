@@ -13,7 +13,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, crc32c, gcp, http, pinned, session
+from sources import base, crc32c, gcp, http, pinned, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def parse(endpoint: str) -> Address:
     The name in a ``gs`` address is taken as it stands, as Google's own tools do; that of a URL is
     percent-decoded.
     """
-    shown = session.safe_url(endpoint)
+    shown = wire.safe_url(endpoint)
     if endpoint.startswith("gs://"):
         bucket, _, name = endpoint.removeprefix("gs://").partition("/")
         server = SERVER
@@ -130,7 +130,7 @@ class _Object(pinned.Place):
         )
         self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
         super().__init__(self._media, location.access)
-        self.name = session.safe_url(location.endpoint)
+        self.name = wire.safe_url(location.endpoint)
 
     def describe(self) -> Metadata:
         """Return the object's metadata; from now on its generation is asked for."""
@@ -265,7 +265,7 @@ class _Watched:
 
 
 def _is_googles(url: str) -> bool:
-    scheme, host, _ = session.origin(url)
+    scheme, host, _ = wire.origin(url)
     return scheme == "https" and host.endswith(".googleapis.com")
 
 
@@ -284,6 +284,6 @@ def _words(text: str) -> tuple[str, set[str]]:
     try:
         error = json.loads(text)["error"]
         reasons = {str(item.get("reason")) for item in error.get("errors", [])}
-        return session.printable(str(error.get("message", ""))), reasons
+        return wire.printable(str(error.get("message", ""))), reasons
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return session.printable("" if "<" in text else text), set()
+        return wire.printable("" if "<" in text else text), set()

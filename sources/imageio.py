@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from importer import errors
-from sources import base, extents, imageio_data, ovirt_engine, session
+from sources import base, extents, imageio_data, ovirt_engine, wire
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ImageioSource(base.Source):
     def __init__(self, location: base.Location, cancel: base.Cancel, patience: Patience = Patience()) -> None:
         if not location.disk_id:
             raise errors.RequestError("the imageio source needs the id of a disk (IMPORTER_DISK_ID)")
-        self.name = f"{session.safe_url(location.endpoint)} disk {location.disk_id}"
+        self.name = f"{wire.safe_url(location.endpoint)} disk {location.disk_id}"
         self.format = "qcow2" if location.previous else "raw"
         self._location = location
         self._cancel = cancel
@@ -68,7 +68,7 @@ class ImageioSource(base.Source):
     def __enter__(self) -> Self:
         self._ending = threading.Event()
         with contextlib.ExitStack() as stack:
-            trusted = stack.enter_context(session.authorities(self._location.access))
+            trusted = stack.enter_context(wire.authorities(self._location.access))
             self._engine = ovirt_engine.Engine(self._location, trusted)
             stack.callback(self._engine.close)
             self._engine.log_in(self._pause)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from importer import errors
-from sources import base, session
+from sources import base, wire
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Pool:
     @contextlib.contextmanager
     def _translated(self, *, first: bool = False) -> Iterator[None]:
         try:
-            with session.translated(self._name, first=first):
+            with wire.translated(self._name, first=first):
                 yield
         except errors.Error:
             raise
@@ -180,13 +180,13 @@ class Pool:
 
     def _error(self, err: Exception) -> errors.Error | None:
         """Return what an exception of the library, whose classes are not public, stands for."""
-        code, said = getattr(err, "code", None), session.printable(str(err))
+        code, said = getattr(err, "code", None), wire.printable(str(err))
         answer = f"the imageio server answers {code} {said}".rstrip()
         if code in _REFUSED:
             return TicketRefused(url=self._name, reason=answer)
         if code == 200:
             return errors.NoRanges(url=self._name, reason="the whole disk came instead of a range")
-        if code in session.TRANSIENT_STATUS:
+        if code in wire.TRANSIENT_STATUS:
             return errors.Transient(url=self._name, reason=answer)
         if code is not None:
             return errors.SourceError(reason=f"{self._name}: {answer}")
@@ -230,4 +230,4 @@ def _shut(client: Any) -> None:
 
 def _place(url: str) -> str:
     """Return an address without the ticket, which is a secret."""
-    return session.safe_url(url).rpartition("/")[0]
+    return wire.safe_url(url).rpartition("/")[0]

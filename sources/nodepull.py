@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from importer import errors
-from sources import base, http, labels, session
+from sources import base, http, labels, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class NodePullSource(http.HttpSource):
         url = urllib.parse.urljoin(self._location.endpoint, "/info")
         try:
             with session.new_session(self._location.access) as fresh, session.translated(url, first=False):
-                answer = fresh.get(url, timeout=session.TIMEOUT, allow_redirects=False, stream=True)
+                answer = fresh.get(url, timeout=wire.TIMEOUT, allow_redirects=False, stream=True)
                 if answer.status_code != 200:
                     log.warning("no labels url=%r status=%d", url, answer.status_code)
                     return {}

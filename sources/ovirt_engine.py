@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from importer import errors
-from sources import base, session
+from sources import base, wire
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0
 #: Seconds after which an engine that was asked to end a transfer, and does not, is asked again.
 ASK_AGAIN = 5.0
 #: Answers that trying again can mend.
-TRANSIENT = session.TRANSIENT_STATUS | {409}
+TRANSIENT = wire.TRANSIENT_STATUS | {409}
 
 # libcurl's codes for TLS: nothing that passes by itself.
 _TLS = re.compile(r"\((35|51|53|54|58|59|60|66|77|80|83|90|91), ")
@@ -55,7 +55,7 @@ class Engine:
     """One login, used by several threads. ``authorities``: the path of a PEM file of all that is trusted."""
 
     def __init__(self, location: base.Location, authorities: str) -> None:
-        self.name = session.safe_url(location.endpoint)
+        self.name = wire.safe_url(location.endpoint)
         self._sdk = library()
         access = location.access
         self._connection = self._sdk.Connection(

@@ -11,7 +11,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, connections, session
+from sources import base, connections, session, wire
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -32,7 +32,7 @@ class Place:
             parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")
         )
         self.access = access
-        self.name = session.safe_url(url)
+        self.name = wire.safe_url(url)
         self._session = connection or session.new_session(access)
         self._pinned = self.url
         self._answered = False
@@ -71,7 +71,7 @@ class Place:
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         """Send one request; the origin's gets the secrets too."""
         auth: requests.auth.AuthBase = NO_AUTH
-        if session.origin(url) == session.origin(self.url):
+        if wire.origin(url) == wire.origin(self.url):
             own = {name: session.on_the_wire(value) for name, value in self.access.headers}
             headers = {**headers, **own}
             auth = self.authorization()
@@ -158,9 +158,9 @@ def checked(url: str) -> urllib.parse.SplitResult:
     except ValueError as err:
         # The library's words may hold a part of a password.
         said = "" if "@" in url else f": {err}"
-        raise errors.RequestError(f"{session.safe_url(url)}: malformed URL{said}") from err
+        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL{said}") from err
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise errors.RequestError(f"{session.safe_url(url)}: malformed URL: wants http(s)://host/path")
+        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL: wants http(s)://host/path")
     return parts
 
 

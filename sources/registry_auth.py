@@ -19,7 +19,7 @@ from typing import Any
 import requests
 
 from importer import errors
-from sources import base, oci_reference, session
+from sources import base, oci_reference, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Authorizer:
 
     def _token(self, challenge: Mapping[str, str], url: str) -> str:
         realm, service = challenge.get("realm", ""), challenge.get("service", "")
-        name = session.safe_url(realm)
+        name = wire.safe_url(realm)
         if not realm.startswith(("https://", "http://")):
             raise errors.Unreachable(url=url, reason="a token challenge without a usable realm")
         if self._credentials != Credentials():
@@ -158,7 +158,7 @@ class Authorizer:
     def _check_clear(self, url: str, destination: str) -> None:
         """Refuse to send credentials in clear, unless asked to be insecure."""
         if destination.startswith("http://") and not self._access.insecure:
-            reason = f"wants the credentials in clear at {session.safe_url(destination)}"
+            reason = f"wants the credentials in clear at {wire.safe_url(destination)}"
             raise errors.Unreachable(url=url, reason=reason)
 
 

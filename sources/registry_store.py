@@ -12,7 +12,7 @@ import requests.auth
 
 from images import fetch, retry
 from importer import errors
-from sources import base, blobs, connections, http, oci, oci_reference, pinned, registry_auth, session
+from sources import base, blobs, connections, http, oci, oci_reference, pinned, registry_auth, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Place(pinned.Place):
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         headers = {**headers, "Accept": self._accept}
         response = super().send(method, url, headers)
-        if response.status_code != 401 or session.origin(url) != session.origin(self.url):
+        if response.status_code != 401 or wire.origin(url) != wire.origin(self.url):
             return response
         challenges = response.headers.get("WWW-Authenticate", "")
         refused = str(response.request.headers.get("Authorization", ""))

@@ -14,7 +14,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import aws, base, http, pinned, session
+from sources import aws, base, http, pinned, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def parse(endpoint: str) -> Address:
     The key of an ``s3`` address is taken as it stands, as AWS's own tools do; that of a URL is
     percent-decoded.
     """
-    name = session.safe_url(endpoint)
+    name = wire.safe_url(endpoint)
     if endpoint.startswith("s3://"):
         bucket, _, key = endpoint.removeprefix("s3://").partition("/")
         server = ""
@@ -127,7 +127,7 @@ class _Object(pinned.Place):
         #: Once known, only this version is asked for.
         self.etag: str | None = None
         super().__init__(self._address.url(self._region), access)
-        self.name = session.safe_url(location.endpoint) if self._address.server else location.endpoint
+        self.name = wire.safe_url(location.endpoint) if self._address.server else location.endpoint
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         if self.etag:
@@ -207,7 +207,7 @@ def _holds_range(response: requests.Response) -> bool:
 
 def _words(text: str) -> dict[str, str]:
     """Return what an error document says; a hostile one costs no XML parser."""
-    return {name: session.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
+    return {name: wire.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
 
 
 def _skew(server_time: str) -> str:

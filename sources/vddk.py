@@ -10,7 +10,7 @@ from typing import Self
 
 from images import nbdkit
 from importer import errors
-from sources import base, extents, session, vddk_disk, vsphere, vsphere_machine
+from sources import base, extents, vddk_disk, vsphere, vsphere_machine, wire
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class VddkSource(base.Source):
         faults = [f"the vddk source needs {what}" for what, value in wanted.items() if not value]
         if faults:
             raise errors.RequestError(*faults)
-        self.name = f"{session.safe_url(location.endpoint)} {location.backing_file}"
+        self.name = f"{wire.safe_url(location.endpoint)} {location.backing_file}"
         self._location = location
         self._cancel = cancel
         self._said = vddk_disk.Log(self.name)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar
 
 from importer import errors
-from sources import base, session
+from sources import base, wire
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,12 @@ class Session:
     """
 
     def __init__(self, location: base.Location) -> None:
-        self.name = session.safe_url(location.endpoint)
+        self.name = wire.safe_url(location.endpoint)
         self._access = location.access
         parts = urllib.parse.urlsplit(location.endpoint)
         host, port = parts.hostname or "", parts.port or 443
-        context = session.tls_context(location.access)
-        if location.thumbprint:
-            context = _pinned(location.thumbprint)
+        pin = location.thumbprint
+        context = _pinned(pin) if pin else wire.tls_context(location.access)
         with self._translated("connect"):
             self.server = Server(host, port, _thumbprint(host, port, context))
         self._stub = pyvmomi().SoapStubAdapter(
@@ -188,7 +187,7 @@ def _digest(connected: ssl.SSLSocket) -> str:
 def _thumbprint(host: str, port: int, context: ssl.SSLContext) -> str:
     """Return the thumbprint of the certificate that ``context`` trusts: VDDK wants it in any case."""
     with (
-        socket.create_connection((host, port), session.TIMEOUT[0]) as plain,
+        socket.create_connection((host, port), wire.TIMEOUT[0]) as plain,
         context.wrap_socket(plain, server_hostname=host) as wrapped,
     ):
         return _digest(wrapped)
