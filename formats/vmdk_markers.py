@@ -102,6 +102,9 @@ class Marked:
         if self._next != end:
             raise errors.Truncated(format="vmdk", reason=f"the file ends at {end}, within a part of it")
         footer = vmdk_header.parse_footer(self._header, read(end - vmdk_header.FOOTER, vmdk_header.FOOTER))
+        if footer.overhead * SECTOR > end:
+            reason = f"its header needs {footer.overhead * SECTOR} bytes, the file has {end}"
+            raise errors.Truncated(format="vmdk", reason=reason)
         if _geometry(footer) != _geometry(self._header):
             raise errors.ScratchRequired(reason="the image's footer contradicts its header")
         for which, sector in enumerate(_entries(read, footer.directory, footer.directory_entries)):

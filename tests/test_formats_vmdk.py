@@ -324,6 +324,14 @@ def test_footers_that_are_refused(offset: int, layout: str, value: int) -> None:
             way(bad, form="vmdk")
 
 
+def test_a_footer_that_needs_more_than_there_is() -> None:
+    good = vmdk_stream.streamed(DISK)
+    bad = changed(good, len(good) - 1024 + 64, "<Q", len(good) // SECTOR + 1)
+    for way in (test_images_place.placed, test_images_place_stream.streamed):
+        with pytest.raises(errors.Truncated):
+            way(bad, form="vmdk")
+
+
 def test_a_footer_of_another_geometry_is_left_to_another_program() -> None:
     good = vmdk_stream.streamed(DISK)
     with pytest.raises(errors.ScratchRequired, match="footer"):

@@ -85,11 +85,11 @@ def words(data: bytes) -> list[int]:
         found += range(len(data) - 1536, len(data) - 512, 4)
         (directory,) = struct.unpack_from("<Q", data, len(data) - 1024 + 56)
     start, end = directory * 512, len(data) - 3
-    found += range(start, min(end, start + 4 * -(-capacity // max(1, grain * entries))), 4)
-    for at in found[:]:
-        if start <= at < end:
-            (table,) = struct.unpack_from("<I", data, at)
-            found += range(table * 512, min(end, table * 512 + 4 * min(entries, 512)), 4) if table else ()
+    tables = range(start, min(end, start + 4 * -(-capacity // max(1, grain * entries))), 4)
+    found += tables
+    for at in tables:
+        (table,) = struct.unpack_from("<I", data, at)
+        found += range(table * 512, min(end, table * 512 + 4 * min(entries, 512)), 4) if table else ()
     for at in range(128 * 512, len(data) - 512, 512):
         if data[at + 12 : at + 14] == b"\x78\x01":
             found += [at, at + 8]
