@@ -22,6 +22,12 @@ log = logging.getLogger(__name__)
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 
 
+def is_googles(url: str) -> bool:
+    """Tell whether an address is one of Google's own, which may be shown tokens of the surroundings."""
+    scheme, host, _ = wire.origin(url)
+    return scheme == "https" and host.endswith(".googleapis.com")
+
+
 @contextmanager
 def importing() -> Iterator[None]:
     """Import Google's libraries within: quietly, and with a missing one named."""
@@ -121,6 +127,7 @@ def _load(path: str) -> Any:
         if kind == "authorized_user":
             return credentials.Credentials.from_authorized_user_info(info, scopes=SCOPES)
         if kind == "external_account" and "executable" not in origin:
+            _check_exchange(info, path)
             module = aws if "environment_id" in origin else identity_pool
             return module.Credentials.from_info(info, scopes=SCOPES)
     except OSError as err:
@@ -131,6 +138,18 @@ def _load(path: str) -> Any:
     raise errors.RequestError(f"{path}: Google credentials of type {str(kind)[:40]!r} are not supported")
 
 
+def _check_exchange(info: dict[str, Any], path: str) -> None:
+    """Refuse to exchange a token of the surroundings anywhere but at Google's.
+
+    Who writes the file would else be sent whatever it names: a file of this pod, an answer of the
+    machine's metadata server (Google's documentation asks for this check of files from others).
+    """
+    for name in ("token_url", "service_account_impersonation_url"):
+        url = info.get(name) or ""
+        if url and not is_googles(url):
+            raise errors.RequestError(f"{path}: {name} is not at https://*.googleapis.com")
+
+
 @contextmanager
 def _translated() -> Iterator[None]:
     from google.auth import exceptions
@@ -139,8 +158,10 @@ def _translated() -> Iterator[None]:
         yield
     except exceptions.DefaultCredentialsError:
         raise
+    except exceptions.TransportError as err:
+        raise wire.failure("Google's token service", err, first=False) from err
     except exceptions.GoogleAuthError as err:
         said = wire.printable(str(err.args[0] if err.args else type(err).__name__))
-        if err.retryable or isinstance(err, exceptions.TransportError):
+        if err.retryable:
             raise errors.Transient(url="Google's token service", reason=said) from err
         raise errors.Unreachable(url="Google credentials", reason=said) from err

@@ -172,7 +172,7 @@ class _Object(pinned.Place):
             except errors.Unreachable as err:
                 refused = err.fields.get("status") in {401, 403}
                 # Whoever bears a token has what it opens: another's server is not shown this machine's.
-                if not refused or not _is_googles(self._media) or not self._keys.look_around():
+                if not refused or not gcp.is_googles(self._media) or not self._keys.look_around():
                     raise
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
@@ -262,11 +262,6 @@ class _Watched:
 
     def close(self) -> None:
         self._reader.close()
-
-
-def _is_googles(url: str) -> bool:
-    scheme, host, _ = wire.origin(url)
-    return scheme == "https" and host.endswith(".googleapis.com")
 
 
 def _number(stored: str | None) -> int | None:

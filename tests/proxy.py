@@ -87,6 +87,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    def do_POST(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         """Fetch what the client asks for."""
         headers = self._note()
@@ -102,7 +105,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             connection = http.client.HTTPConnection(target.netloc)
         with contextlib.closing(connection):
             path = urllib.parse.urlunsplit(("", "", target.path, target.query, ""))
-            connection.request(self.command, path, headers=headers)
+            body = self.rfile.read(int(headers.get("content-length", "0")))
+            connection.request(self.command, path, body or None, headers=headers)
             self._pass_on(connection.getresponse())
 
     def do_CONNECT(self) -> None:
@@ -143,7 +147,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.send_header("Connection", "close")
         self.end_headers()
-        while piece := answer.read1(65536) if self.command == "GET" else b"":
+        while piece := answer.read1(65536) if self.command != "HEAD" else b"":
             self.wfile.write(piece)
 
     def _impersonate(self, authority: tls.Authority, host: str) -> None:

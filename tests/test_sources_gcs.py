@@ -332,10 +332,31 @@ def test_a_service_account(guard: objectservers.Service, tmp_path: Path) -> None
 
 
 def test_an_external_account(guard: objectservers.Service, tmp_path: Path) -> None:
-    file = external_account(tmp_path, f"{guard.url}/token")
-    with opened(f"{guard.url}/images/disk.img", None, file) as source:
-        assert streamed(source) == DATA
+    file = external_account(tmp_path, "https://sts.googleapis.com/v1/token")
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=guard.url) as between:
+        access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
+        with opened(f"{guard.url}/images/disk.img", access, file) as source:
+            assert streamed(source) == DATA
     assert "subject_token=a-token-of-the-cluster" in guard.asked[0]
+    assert between.requests[0].target == "sts.googleapis.com:443"
+
+
+@pytest.mark.parametrize("field", ["token_url", "service_account_impersonation_url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://sts.googleapis.com/v1/token",
+        "https://evil.example/token",
+        "https://sts.googleapis.com.evil.example/",
+    ],
+)
+def test_a_file_sends_no_token_of_the_surroundings_elsewhere(tmp_path: Path, field: str, url: str) -> None:
+    """A file from others may name any file of this machine, or its metadata server, as what to exchange."""
+    file = external_account(tmp_path, "https://sts.googleapis.com/v1/token")
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: url}))
+    with pytest.raises(errors.RequestError, match=f"{field} is not at"):
+        opened("gs://b/o", None, file)
 
 
 def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server, tmp_path: Path) -> None:
@@ -346,6 +367,15 @@ def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server,
         with opened(url, None, file) as source:
             assert streamed(source) == DATA
     assert len(service.asked) == 2
+
+
+def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp_path: Path) -> None:
+    file = service_account(tmp_path, "http://127.0.0.1:1/token")
+    with (
+        pytest.raises(errors.Transient, match=r"^Google's token service: connection refused$"),
+        opened(f"{guard.url}/images/disk.img", None, file),
+    ):
+        pass
 
 
 def test_credentials_that_are_not_enough(guard: objectservers.Service, tmp_path: Path) -> None:
