@@ -40,7 +40,7 @@ class NodePullSource(http.HttpSource):
     def __enter__(self) -> Self:
         name = self._wait()
         endpoint = self._location.endpoint
-        if name and endpoint.endswith(DISK):
+        if endpoint.endswith(DISK):
             endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
         super().__init__(endpoint, self._location.access)
         return super().__enter__()
@@ -81,7 +81,9 @@ class NodePullSource(http.HttpSource):
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             try:
-                return path.read_text(encoding="utf-8").strip()
+                # A server that does not write it in one step shows it empty first.
+                if name := path.read_text(encoding="utf-8").strip():
+                    return name
             except FileNotFoundError:
                 pass
             except (OSError, UnicodeDecodeError) as err:

@@ -47,6 +47,15 @@ def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server,
         assert source.head == DATA
 
 
+def test_a_ready_file_without_a_name_is_not_ready(server: misbehave.Server, tmp_path: Path) -> None:
+    """Upstream's server makes the file and then writes to it."""
+    server.serve("/fedora.raw", misbehave.Page(DATA))
+    source = pulled(server, tmp_path, "")
+    threading.Timer(0.5, (tmp_path / "ready").write_text, ("fedora.raw",)).start()
+    with source:
+        assert source.head == DATA
+
+
 def test_a_second_first_contact(server: misbehave.Server, tmp_path: Path) -> None:
     """A name that ends like the placeholder is put in its place once."""
     page = misbehave.Page(DATA)
