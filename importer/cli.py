@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import warnings
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -30,8 +29,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    # One line at the start says it; urllib3 would say it for every request.
-    warnings.filterwarnings("ignore", message="Unverified HTTPS request")
     _leave(_status(_arguments() if argv is None else list(argv), cancel))
 
 

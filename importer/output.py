@@ -75,23 +75,7 @@ def inspection(seen: execute.Inspection, wanted: request.Request, *, as_json: bo
     route = "" if seen.plan is None else str(seen.plan.route)
     reason = "" if seen.plan is None else seen.plan.reason
     if as_json:
-        said = {
-            "source": seen.source,
-            "format": content.format,
-            "compression": list(content.compressions),
-            "virtualSize": content.virtual_size,
-            "volumeSize": seen.volume_size,
-            "overhead": float(wanted.overhead),
-            "size": offer.size,
-            "identity": offer.identity,
-            "ranges": offer.ranges,
-            "route": route or None,
-            "reason": reason or None,
-            "scratch": seen.plan is not None and seen.plan.scratch,
-            "obstacle": obstacle,
-            **seen.details,
-        }
-        click.echo(json.dumps(said))
+        click.echo(json.dumps(_inspected(seen, float(wanted.overhead))))
         return status
     volume = f"{_size(seen.volume_size)} with {float(wanted.overhead):.1%} for the file system"
     _table(
@@ -110,6 +94,27 @@ def inspection(seen: execute.Inspection, wanted: request.Request, *, as_json: bo
         }
     )
     return status
+
+
+def _inspected(seen: execute.Inspection, overhead: float) -> dict[str, object]:
+    """Return what a look has told, for programs."""
+    offer, content = seen.survey.offer, seen.survey.content
+    return {
+        "source": seen.source,
+        "format": content.format,
+        "compression": list(content.compressions),
+        "virtualSize": content.virtual_size,
+        "volumeSize": seen.volume_size,
+        "overhead": overhead,
+        "size": offer.size,
+        "identity": offer.identity,
+        "ranges": offer.ranges,
+        "route": None if seen.plan is None else str(seen.plan.route),
+        "reason": None if seen.plan is None else seen.plan.reason,
+        "scratch": seen.plan is not None and seen.plan.scratch,
+        "obstacle": None if seen.obstacle is None else str(seen.obstacle),
+        **seen.details,
+    }
 
 
 def sha256(path: str, size: int) -> str:
