@@ -80,7 +80,7 @@ def test_dry_run_changes_nothing(
     (tmp_path / "volume").mkdir()
     for target in (tmp_path / "volume", device):
         said = told("import", url, target, "--dry-run")
-        assert (said["format"], said["route"], said["obstacle"]) == ("vmdk", "convert", None)
+        assert (said["format"], said["route"], said["obstacle"]) == ("vmdk", "place", None)
         assert said["virtualSize"] == 8 * MiB
     said = told("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TARGET)
     assert "A larger PVC is required" in said["obstacle"]
