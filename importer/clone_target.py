@@ -49,31 +49,23 @@ def receive(
     body: readers.Reader,
     shown: progress.Progress,
     cancel: retry.Cancel,
+    *,
+    ours: bool = False,
 ) -> None:
-    """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``."""
-    clone = _begin(wanted, kind, shown, cancel)
-    with contextlib.closing(snappy.Reader(body)) as reader:
-        if kind == BLOCK:
-            _device(clone, reader)
-        else:
-            _archive(clone, reader)
-    shown.done()
+    """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``.
 
-
-def receive_extents(
-    wanted: request.Request,
-    kind: str,
-    body: readers.Reader,
-    shown: progress.Progress,
-    cancel: retry.Cancel,
-) -> None:
-    """Bring a clone to the target that comes as our own source sends it. Raises ``errors.Error``."""
+    ``ours``: it comes as our own source sends it, not in snappy's frames.
+    """
     clone = _begin(wanted, kind, shown, cancel)
-    with contextlib.closing(extents.Decoder(body)) as decoder:
-        if kind == BLOCK:
-            _extents(clone, decoder)
+    stream = extents.Decoder(body) if ours else snappy.Reader(body)
+    with contextlib.closing(stream):
+        if isinstance(stream, snappy.Reader):
+            place = _device if kind == BLOCK else _archive
+            place(clone, stream)
+        elif kind == BLOCK:
+            _extents(clone, stream)
         else:
-            _archive(clone, extents.Reader(decoder))
+            _archive(clone, extents.Reader(stream))
     shown.done()
 
 

@@ -66,7 +66,6 @@ def carry_out(
     """Bring the bytes of ``body`` to the target. Raises ``errors.Error``; nothing usable is left then."""
     shown = progress.Several(progress.Lines(sys.stderr), Accepted(accepted))
     if what.clone:
-        receive = clone_target.receive_extents if what.extents else clone_target.receive
-        receive(what.wanted, what.clone, body, shown, cancel)
+        clone_target.receive(what.wanted, what.clone, body, shown, cancel, ours=what.extents)
         return
     execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancelling.Stop(cancel))
