@@ -1,6 +1,7 @@
-"""A server that throws away what is sent to it over TLS, and nothing else: what an upload cannot beat.
+"""A server that throws away what is sent to it, and nothing else: what an upload cannot beat.
 
-``python -m tests.bench_null PORT CERTIFICATE KEY`` answers one PUT or POST after the other.
+``python -m tests.bench_null PORT [CERTIFICATE KEY]`` answers one PUT or POST after the other, over TLS if it
+is given a key pair.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import sys
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-def serve(port: int, certificate: str, key: str) -> None:
+def serve(port: int, pair: list[str]) -> None:
     """Serve until killed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    if pair:
+        context.load_cert_chain(*pair)
     buffer = bytearray(1 << 20)
     with socket.create_server(("127.0.0.1", port)) as listener:
         while True:
             plain, _ = listener.accept()
-            with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as connection:
-                _take(connection, buffer)
+            with contextlib.suppress(OSError), plain:
+                if not pair:
+                    _take(plain, buffer)
+                    continue
+                with context.wrap_socket(plain, server_side=True) as connection:
+                    _take(connection, buffer)
 
 
-def _take(connection: ssl.SSLSocket, buffer: bytearray) -> None:
+def _take(connection: socket.socket, buffer: bytearray) -> None:
     head = b""
     while b"\r\n\r\n" not in head:
         head += connection.recv(65536)
@@ -41,4 +47,4 @@ def _take(connection: ssl.SSLSocket, buffer: bytearray) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    serve(int(sys.argv[1]), sys.argv[2:])

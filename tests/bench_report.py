@@ -87,8 +87,10 @@ row alternating with its rival in one run; read the ratios, the machine is share
 The disk is 2 GiB, an ext4 file system with 400 MiB of real files from /usr, served by nginx on
 loopback. The rival is what a user would type: `curl | dd bs=1M iflag=fullblock conv=sparse,fsync` with
 `pigz -dc`, `xz -T0 -dc` or `zstd -dc` between for raw disks (no `sparse` on a block device),
-`curl -o F && qemu-img convert -m 16 -W` and a sync for formats. *slowest stage* is the slowest single
-stage of the rival by itself: no pipeline of these parts can be faster. CPU counts children; MiB is the
+`curl -o F && qemu-img convert -m 16 -W` and a sync for formats. Uploads are sent by `curl -T`, to ours
+and to a server that throws the bytes away, both over TLS; the rival of a clone is `curl -T` of all bytes
+of its device to that server. *slowest stage* is the slowest single stage of the rival by itself:
+no pipeline of these parts can be faster. CPU counts children; MiB is the
 peak of anonymous memory of all processes together.
 
 {table}
