@@ -26,7 +26,7 @@ def told(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
 # -- import ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vmdk", None)])
+@pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx", None)])
 def test_import_as_json(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str, compression: str | None
 ) -> None:
@@ -75,12 +75,12 @@ def test_progress_that_a_program_reads(
 def test_dry_run_changes_nothing(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, device: Path
 ) -> None:
-    data = disks.image("vmdk").read_bytes()
+    data = disks.image("vhdx").read_bytes()
     url = server.serve("/disk", misbehave.Page(data))
     (tmp_path / "volume").mkdir()
     for target in (tmp_path / "volume", device):
         said = told("import", url, target, "--dry-run")
-        assert (said["format"], said["route"], said["obstacle"]) == ("vmdk", "place", None)
+        assert (said["format"], said["route"], said["obstacle"]) == ("vhdx", "convert", None)
         assert said["virtualSize"] == 8 * MiB
     said = told("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TARGET)
     assert "A larger PVC is required" in said["obstacle"]
