@@ -99,15 +99,21 @@ def test_a_quota_that_is_exceeded(
         assert [*volume.data.iterdir()] == []
 
 
-def test_left_overs_do_not_count(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+@pytest.mark.parametrize(
+    "left_over",
+    [{"disk.img": 9 * MiB, "disk.img.part": 2 * MiB}, {"disk.img": 2 * MiB, "disk.img.part": 9 * MiB}],
+)
+def test_left_overs_do_not_count(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, left_over: dict[str, int]
+) -> None:
     with devices.filesystem("tmpfs", pod.data, 12 * MiB) as small:
         pod.directory = small
         pod.data.mkdir()
         pod.headers.mkdir()
-        for name in ("disk.img", "disk.img.part"):
-            devices.fill(pod.data / name, 5 * MiB)
-        assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2"))).status == 0
-        contract.check_disk(pod, disks.expected("qcow2"))
+        for name, size in left_over.items():
+            devices.fill(pod.data / name, size)
+        assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2", "dense"))).status == 0
+        contract.check_disk(pod, disks.expected("qcow2", "dense"))
 
 
 def test_left_overs_do_not_count_for_an_archive(

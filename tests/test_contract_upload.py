@@ -199,6 +199,22 @@ def test_a_device_that_fails(
         oracle.same(target.path, disks.expected(variant, "dense"), beyond=devices.DIRT)
 
 
+def test_a_deadline_that_passed_long_before_the_end(
+    certificates: uploads.Certificates, paths: contract.Paths
+) -> None:
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=4)
+    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
+        with server.connect() as connection:
+            server.begin(connection, PATHS[0], len(DATA))
+            connection.send(DATA[:1000])
+            server.wait_until_busy()
+            late = deadline + dt.timedelta(seconds=5 * upload.TURN)
+            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > late, "several looks at the clock")
+            connection.send(DATA[1000:])
+            assert connection.getresponse().status == 200
+        assert server.result() == report.uploaded(clone=False, preallocated=False)
+
+
 # -- clones ----------------------------------------------------------------------------------
 
 
@@ -244,11 +260,19 @@ def test_a_clone_over_what_a_killed_one_has_left(
         oracle.same(point / "disk.img", noise)
 
 
-@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize(
+    ("name", "sparse"), [("disk.img", True), ("disk.img", False), ("vm-disk.img.1", True)]
+)
 def test_a_disk_out_of_upstream_s_tar(
-    certificates: uploads.Certificates, paths: contract.Paths, block: Path, noise: Path, sparse: bool
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    block: Path,
+    noise: Path,
+    name: str,
+    sparse: bool,
 ) -> None:
     """What its source sends of a volume with a file system, to one that is a device."""
+    noise = noise.rename(noise.parent / name)
     with noise.open("r+b") as stream:
         stream.seek(2 * MIB)
         stream.write(bytes(9 * MIB))
@@ -256,7 +280,7 @@ def test_a_disk_out_of_upstream_s_tar(
     (noise.parent / "a-note").write_text("before the disk")
     (noise.parent / "z-note").write_text("and behind it")
     flags = ["--sparse"] if sparse else []
-    argv = ["tar", "--create", *flags, "--file=-", "./a-note", "./disk.img", "./z-note"]
+    argv = ["tar", "--create", *flags, "--file=-", "./a-note", f"./{name}", "./z-note"]
     made = subprocess.run(argv, cwd=noise.parent, check=True, capture_output=True).stdout
     assert (len(made) < 9 * MIB) is sparse
     stream = b"".join(

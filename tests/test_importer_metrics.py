@@ -151,6 +151,7 @@ def test_100_only_when_done(told: tuple[metrics.Metrics, int]) -> None:
     running.phase("sync", None)
     assert 99 < samples(scrape(port))[name, ""] < 100
     running.phase("transfer", 1000)  # another route after all
+    running.advance(100)
     assert 99 < samples(scrape(port))[name, ""] < 100
     running.done()
     assert samples(scrape(port))[name, ""] == 100

@@ -86,6 +86,28 @@ def test_offer_is_what_the_server_can_do(
     assert {seen.method for seen in server.requests} == {"GET"}
 
 
+DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("etag", "modified", "identity"),
+    [
+        ('"one"', DATE, f'etag "one" size {len(DATA)}'),
+        ('W/"one"', DATE, f"modified {DATE} size {len(DATA)}"),
+        (None, DATE, f"modified {DATE} size {len(DATA)}"),
+        ('W/"one"', None, None),
+        (None, None, None),
+    ],
+)
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_names_the_bytes(
+    server: misbehave.Server, etag: str | None, modified: str | None, identity: str | None, ranges: bool
+) -> None:
+    page = changed(etag=etag, modified=modified, ranges=ranges)
+    with opened(server.serve("/disk", page)) as source:
+        assert source.identity == identity
+
+
 @pytest.mark.parametrize("body", [b"", b"x", DATA[: http.HEAD_SIZE - 1], DATA[: http.HEAD_SIZE]])
 def test_small_objects(server: misbehave.Server, body: bytes) -> None:
     with opened(server.serve("/disk", changed(body=body))) as source:
