@@ -11,11 +11,11 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base
+from sources import base, buckets
 
 
-class Keys:
-    """The keys of a request, those that the surroundings offer, or none (false)."""
+class Keys(buckets.Keys):
+    """Keys of a request."""
 
     def __init__(self, access: base.Access) -> None:
         with errors.optional("the s3 source", package="boto3", extra="s3"):
@@ -24,25 +24,17 @@ class Keys:
         # At debug level it writes session tokens and the answers of the token service.
         logging.getLogger("botocore").setLevel(logging.INFO)
         self._session = boto3.Session
-        self._keys: Any = None
-        self._looked = False
+        super().__init__(None)
         if bool(access.user) != bool(access.password):
             raise errors.RequestError("an access key and a secret key belong together")
         if access.user:
             token = access.session_token or None
             self._keys = botocore.credentials.Credentials(access.user, access.password, token)
 
-    def __bool__(self) -> bool:
-        return self._keys is not None
-
-    def look_around(self) -> bool:
-        """Look, once, for keys of the environment, a profile, a web identity or the machine."""
-        if self or self._looked:
-            return False
-        self._looked = True
+    def _find(self) -> Any:
+        """Look for keys of the environment, a profile, a web identity or the machine."""
         with _translated():
-            self._keys = self._session().get_credentials()
-        return bool(self)
+            return self._session().get_credentials()
 
     def default_region(self) -> str | None:
         """Return the region of the environment or the profile."""

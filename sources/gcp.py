@@ -15,7 +15,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, session, wire
+from sources import base, buckets, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def importing() -> Iterator[None]:
         raise errors.MissingExtra(what="the gcs source", package="google-cloud-storage", extra="gcs") from err
 
 
-class Keys:
-    """The credentials of a file, those that the surroundings offer, or none (false)."""
+class Keys(buckets.Keys):
+    """Keys of a file or of the surroundings, and the tokens had for them."""
 
     def __init__(self, location: base.Location) -> None:
         # At debug level it writes requests for tokens.
@@ -49,27 +49,20 @@ class Keys:
         self._access = location.access
         self._send: Any = None
         self._lock = threading.Lock()
-        self._keys: Any = _load(location.credentials_file) if location.credentials_file else None
-        self._looked = False
+        super().__init__(_load(location.credentials_file) if location.credentials_file else None)
 
-    def __bool__(self) -> bool:
-        return self._keys is not None
-
-    def look_around(self) -> bool:
-        """Look, once, for keys of the environment, gcloud's or of the machine."""
-        if self or self._looked:
-            return False
-        self._looked = True
+    def _find(self) -> Any:
+        """Look for keys of the environment, gcloud's or of the machine."""
         with importing():
             from google import auth
             from google.auth import exceptions
         transport: Any = self._transport
         try:
             with _translated():
-                self._keys, _ = auth.default(scopes=SCOPES, request=transport)
+                return auth.default(scopes=SCOPES, request=transport)[0]
         except exceptions.DefaultCredentialsError as err:
             log.info("no ambient credentials: %s", err)
-        return bool(self)
+        return None
 
     def authorization(self) -> requests.auth.AuthBase | None:
         """Return what puts a token into a request; None without keys."""

@@ -13,7 +13,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, crc32c, gcp, http, pinned, session, wire
+from sources import base, buckets, crc32c, gcp, http, pinned, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +22,6 @@ SERVER = "https://storage.googleapis.com"
 TRANSIENT = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 #: Google's is a few KiB; what users may add to it is bounded to 8 KiB (cloud.google.com/storage/quotas).
 LARGEST_METADATA = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Address:
-    """An object. ``server``: scheme, host and port."""
-
-    server: str
-    bucket: str
-    name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,25 +40,10 @@ def source(location: base.Location, _: base.Cancel) -> GcsSource:
     return GcsSource(location)
 
 
-def parse(endpoint: str) -> Address:
-    """Return what ``gs://bucket/object`` or ``http(s)://host/bucket/object`` names.
-
-    The name in a ``gs`` address is taken as it stands, as Google's own tools do; that of a URL is
-    percent-decoded.
-    """
-    shown = wire.safe_url(endpoint)
-    if endpoint.startswith("gs://"):
-        bucket, _, name = endpoint.removeprefix("gs://").partition("/")
-        server = SERVER
-    else:
-        parts = pinned.checked(endpoint)
-        if parts.query:
-            raise errors.RequestError(f"{shown}: has a query; a signed URL is for the http source")
-        bucket, _, name = (urllib.parse.unquote(item) for item in parts.path[1:].partition("/"))
-        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    if not bucket or not name:
-        raise errors.RequestError(f"{shown}: wants gs://bucket/object or http(s)://host/bucket/object")
-    return Address(server, bucket, name)
+def parse(endpoint: str) -> buckets.Name:
+    """Return what ``gs://bucket/object`` or ``http(s)://host/bucket/object`` names."""
+    found = buckets.parse(endpoint, "gs", "signed URL")
+    return found._replace(server=found.server or SERVER)
 
 
 class GcsSource(http.HttpSource):
@@ -126,7 +102,7 @@ class _Object(pinned.Place):
         self._generation: int | None = None
         self._encoding = "identity"
         bucket, name = (
-            urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.name)
+            urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.key)
         )
         self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
         super().__init__(self._media, location.access)
@@ -144,7 +120,7 @@ class _Object(pinned.Place):
             client_options={"api_endpoint": self._address.server},
             _http=_Transport(self),
         )
-        blob = client.bucket(self._address.bucket).blob(self._address.name)
+        blob = client.bucket(self._address.bucket).blob(self._address.key)
         try:
             self._load(blob)
             found = Metadata(
@@ -209,7 +185,7 @@ class _Object(pinned.Place):
             return errors.Transient(url=self.name, reason="the token is no longer accepted")
         anonymously = "" if self._keys else " without credentials"
         if status == 404:
-            what = f"no such object {self._address.name!r} in bucket {self._address.bucket!r}"
+            what = f"no such object {self._address.key!r} in bucket {self._address.bucket!r}"
             reason = f"no such bucket {self._address.bucket!r}" if "bucket does not exist" in said else what
         elif status in {401, 403}:
             reason = f"access denied{anonymously}: {said}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import logging
 import re
@@ -14,7 +13,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import aws, base, http, pinned, session, wire
+from sources import aws, base, buckets, http, pinned, session, wire
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +39,8 @@ CAUSES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Address:
-    """An object. ``server``: scheme, host and port, or empty for AWS in whatever region it takes."""
-
-    server: str
-    bucket: str
-    key: str
+class Address(buckets.Name):
+    """An object. ``server`` empty: AWS in whatever region it takes."""
 
     def url(self, region: str) -> str:
         """Return the object's path-style URL."""
@@ -62,24 +56,8 @@ def source(location: base.Location, _: base.Cancel) -> S3Source:
 
 
 def parse(endpoint: str) -> Address:
-    """Return what ``s3://bucket/key`` or ``http(s)://host/bucket/key`` names.
-
-    The key of an ``s3`` address is taken as it stands, as AWS's own tools do; that of a URL is
-    percent-decoded.
-    """
-    name = wire.safe_url(endpoint)
-    if endpoint.startswith("s3://"):
-        bucket, _, key = endpoint.removeprefix("s3://").partition("/")
-        server = ""
-    else:
-        parts = pinned.checked(endpoint)
-        if parts.query:
-            raise errors.RequestError(f"{name}: has a query; a presigned URL is for the http source")
-        bucket, _, key = (urllib.parse.unquote(item) for item in parts.path[1:].partition("/"))
-        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    if not bucket or not key:
-        raise errors.RequestError(f"{name}: wants s3://bucket/key or http(s)://host/bucket/key")
-    return Address(server, bucket, key)
+    """Return what ``s3://bucket/key`` or ``http(s)://host/bucket/key`` names."""
+    return Address(*buckets.parse(endpoint, "s3", "presigned URL"))
 
 
 def region_of(server: str) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from tests import processes
+from tests import processes, worker
 
 #: What a controller's pod is given (contract, Roles), and what a careful cluster takes away.
 LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
@@ -28,17 +26,14 @@ HERE = (
 
 
 @dataclasses.dataclass
-class Pod:
+class Pod(worker.Volumes):
     """Volumes below a directory and the container that gets them.
 
     ``user``: ``uid:gid``; the group's are the volumes. ``files``: further files and where they are seen.
     """
 
     image: str
-    directory: Path
     user: str = "1001:1001"
-    device: Path | None = None
-    has_scratch: bool = False
     #: What the containers of one pod share, at ``/shared``.
     shared: Path = Path()
     files: dict[Path, str] = dataclasses.field(default_factory=dict)
@@ -58,42 +53,18 @@ class Pod:
         os.chown(path, 0, int(self.user.partition(":")[2]))
         path.chmod(path.stat().st_mode | stat.S_IRWXG)
 
-    @property
-    def data(self) -> Path:
-        return self.directory / "data"
-
-    @property
-    def scratch(self) -> Path:
-        return self.directory / "scratch"
-
-    @property
-    def log(self) -> Path:
-        return self.directory / "termination-log"
-
-    @property
-    def disk(self) -> Path:
-        return self.device or self.data / "disk.img"
-
-    @property
-    def message(self) -> str:
-        return self.log.read_text()
-
-    @property
-    def told(self) -> dict[str, Any]:
-        return dict(json.loads(self.message))
-
     def command(self, *arguments: str, entrypoint: str | None = None, **env: str) -> list[str]:
         """Return the command that runs the container once."""
         mounts = {self.log: "/dev/termination-log:rw", self.shared: "/shared:rw"}
         mounts |= {path: f"{place}:ro" for path, place in self.files.items()}
-        if self.device is None:
+        if self.block is None:
             mounts[self.data] = "/data:rw"
         if self.has_scratch:
             mounts[self.scratch] = "/scratch:rw"
         words = ["podman", "run", "--rm", *HERE, *LIMITS, *RIGHTS, f"--user={self.user}"]
         words += [f"--volume={path}:{place}" for path, place in mounts.items()]
-        if self.device is not None:
-            words.append(f"--device={self.device}:/dev/cdi-block-volume")
+        if self.block is not None:
+            words.append(f"--device={self.block}:/dev/cdi-block-volume")
         words += [f"--env={key}={value}" for key, value in {**self.env, **env}.items()]
         if entrypoint is not None:
             words.append(f"--entrypoint={entrypoint}")

@@ -39,8 +39,8 @@ def image(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def pod(image: str, tmp_path: Path) -> pods.Pod:
     return pods.Pod(
-        image,
         tmp_path / "pod",
+        image,
         env={"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0", "OWNER_UID": "1-2"},
     )
 
@@ -63,7 +63,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificat
 def check(pod: pods.Pod, done: subprocess.CompletedProcess[str], message: str, expected: Path) -> None:
     assert (done.returncode, pod.message) == (0, message), done.stderr
     assert "Traceback" not in done.stderr
-    oracle.same(pod.disk, expected, beyond=devices.DIRT if pod.device else b"\0")
+    oracle.same(pod.disk, expected, beyond=devices.DIRT if pod.block else b"\0")
 
 
 # -- the importer ----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_import_to_a_file(pod: pods.Pod, web: servers.Web, disks: disks_module.D
 def test_import_to_a_device(
     pod: pods.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, variant: str
 ) -> None:
-    pod.device = device
+    pod.block = device
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)))
     check(pod, done, COMPLETE, disks.expected(variant))
 
@@ -93,7 +93,7 @@ def test_import_through_scratch_and_xz(pod: pods.Pod, web: servers.Web, disks: d
 
 @pytest.mark.parametrize("user", ["107:107", "65534:4242", "1000660000:0"])
 def test_any_user(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks, user: str) -> None:
-    pod = pods.Pod(image, tmp_path / "pod", user=user, env={"IMPORTER_SOURCE": "http"})
+    pod = pods.Pod(tmp_path / "pod", image, user=user, env={"IMPORTER_SOURCE": "http"})
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
     check(pod, done, COMPLETE, disks.expected("vhdx"))
     assert disks.expected("vhdx").stat().st_size == pod.disk.stat().st_size
@@ -138,7 +138,7 @@ def test_job_of_a_manifest(image: str, tmp_path: Path, web: servers.Web, disks: 
     (container,) = spec["containers"]
     env = {item["name"]: item["value"] for item in container["env"] if "value" in item}
     user = "{runAsUser}:{runAsGroup}".format(**spec["securityContext"])
-    pod = pods.Pod(container["image"], tmp_path / "pod", user=user, has_scratch=True)
+    pod = pods.Pod(tmp_path / "pod", container["image"], user=user, has_scratch=True)
     check(pod, pod.run(*container["args"], **env), COMPLETE, disks.expected("qcow2"))
     assert pod.disk.stat().st_size == 64 * MiB
     done = pod.run(*container["args"], **env | {"IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"})
@@ -204,7 +204,7 @@ def test_vddk(image: str, tmp_path: Path) -> None:
     estate = vmware.Estate(tmp_path / "vmware", 16 * MiB)
     estate.take((0, os.urandom(MiB)), (9 * MiB, os.urandom(5000)))
     del estate.settings["log"]
-    pod = pods.Pod(image, tmp_path / "pod")
+    pod = pods.Pod(tmp_path / "pod", image)
     datastores = tmp_path / "vmware/datastores"
     pod.files = {datastores: str(datastores), estate.libdir: "/opt/vmware-vix-disklib-distrib"}
     with estate.running():
@@ -236,7 +236,7 @@ def test_node_pull(pod: pods.Pod, image: str, disks: disks_module.Disks, tmp_pat
     files = ["-ready-file", "/shared/ready", "-done-file", "/shared/done"]
     with pods.image_of(tree, "localhost/cdi-worker-test-disk") as name:
         beside = pods.Pod(
-            name, tmp_path / "beside", user="107:1001", shared=pod.shared, env={"KUBEVIRT_IO_FOO_BAR": "1"}
+            tmp_path / "beside", name, user="107:1001", shared=pod.shared, env={"KUBEVIRT_IO_FOO_BAR": "1"}
         )
         arguments = ("-p", str(port), "-image-dir", "/disk", *files)
         with beside.running(*arguments, port=port, entrypoint="/shared/server") as server:
@@ -281,7 +281,7 @@ def test_upload(
     device: Path,
     kind: str,
 ) -> None:
-    pod = pods.Pod(image, tmp_path / "pod", device=device if kind == "device" else None)
+    pod = pods.Pod(tmp_path / "pod", image, block=device if kind == "device" else None)
     port = processes.free_port()
     env = receiver(pod, certificates, port)
     if kind == "device":
@@ -307,8 +307,8 @@ def test_clone(
     kind: str,
 ) -> None:
     """From a file-system volume to a volume of either kind."""
-    target = pods.Pod(image, tmp_path / "target", device=device if kind == "device" else None)
-    source = pods.Pod(image, tmp_path / "source")
+    target = pods.Pod(tmp_path / "target", image, block=device if kind == "device" else None)
+    source = pods.Pod(tmp_path / "source", image)
     original = source.data / "disk.img"
     original.write_bytes(disks.raw().read_bytes())
     original.chmod(0o660)

@@ -72,22 +72,15 @@ def started(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ite
 
 
 @dataclasses.dataclass
-class Pod:
-    """The mounts of a worker pod below one directory, and the environment of its container.
+class Volumes:
+    """The mounts of a worker pod below one directory.
 
     ``block``: a device in place of the file-system volume. ``has_scratch``: whether scratch is mounted.
-    ``metrics_port``: 0 for nowhere.
     """
 
     directory: Path
-    block: Path | None = None
-    has_scratch: bool = False
-    metrics_port: int = 0
-    env: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.data.mkdir(exist_ok=True, parents=True)
-        self.headers.mkdir(exist_ok=True)
+    block: Path | None = dataclasses.field(default=None, kw_only=True)
+    has_scratch: bool = dataclasses.field(default=False, kw_only=True)
 
     @property
     def data(self) -> Path:
@@ -98,10 +91,6 @@ class Pod:
         return self.directory / "scratch"
 
     @property
-    def headers(self) -> Path:
-        return self.directory / "extraheaders"
-
-    @property
     def log(self) -> Path:
         return self.directory / "termination-log"
 
@@ -109,6 +98,32 @@ class Pod:
     def disk(self) -> Path:
         """Where the disk has to be in the end."""
         return self.block or self.data / "disk.img"
+
+    @property
+    def message(self) -> str:
+        """The termination message of the last run, as it is."""
+        return self.log.read_text()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The termination message of the last run, read as JSON."""
+        return dict(json.loads(self.message))
+
+
+@dataclasses.dataclass
+class Pod(Volumes):
+    """A worker pod's mounts, and the environment of its container. ``metrics_port``: 0 for nowhere."""
+
+    metrics_port: int = 0
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.data.mkdir(exist_ok=True, parents=True)
+        self.headers.mkdir(exist_ok=True)
+
+    @property
+    def headers(self) -> Path:
+        return self.directory / "extraheaders"
 
     @property
     def arguments(self) -> list[str]:
@@ -129,13 +144,3 @@ class Pod:
         """Run the container once; it finds the volumes as the last run left them."""
         self.log.unlink(missing_ok=True)
         return run(*self.arguments, env={**self.env, **env}, prefix=prefix)
-
-    @property
-    def message(self) -> str:
-        """The termination message of the last run, as it is."""
-        return self.log.read_text()
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """The termination message of the last run, read as JSON."""
-        return dict(json.loads(self.message))
