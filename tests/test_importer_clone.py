@@ -318,7 +318,7 @@ def test_a_clone_goes_on_after_breaks(
     noise = folder / "disk.img"
     noise.write_bytes(random.Random(6).randbytes(8 * MIB))
     meter = progress.Meter()
-    with uploads.Relay(server.port, None, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
+    with uploads.Relay(server.port, None, 1000, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
         url = f"https://localhost:{relay.port}{SYNC}"
         place = noise if mode == "block" else folder
         settings = clone.read(environment(server, mode, place, UPLOAD_URL=url))
