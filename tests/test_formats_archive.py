@@ -467,7 +467,7 @@ def test_mutations_give_errors_of_ours_only(disks, data):
     started = time.monotonic()
     with contextlib.suppress(errors.Error):
         unpacked(bytes(bad))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 @hypothesis.given(st.binary(min_size=1, max_size=12))

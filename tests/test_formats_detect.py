@@ -146,7 +146,7 @@ def test_no_text_takes_long(piece):
     started = time.monotonic()
     detect.detect((piece * detect.HEAD)[: detect.HEAD])
     detect.detect((piece * detect.HEAD)[: detect.HEAD - 1] + b"\0")
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10  # a pattern that tries again at each byte takes minutes
 
 
 MAGICS = [

@@ -11,6 +11,7 @@ import pytest
 
 from images import fetch
 from importer import errors
+from tests import processes
 
 DATA = random.Random(1).randbytes(300_000)
 OPTIONS = fetch.Options(connections=3, chunk=4096, window=4, no_progress=2.0)
@@ -147,9 +148,7 @@ def test_the_ring_bounds_what_is_fetched_ahead() -> None:
     reader = Memory()
     stream = fetcher(reader).stream()
     stream.readinto(memoryview(bytearray(1)))
-    deadline = time.monotonic() + 5
-    while len(reader.reads) < OPTIONS.window and time.monotonic() < deadline:
-        time.sleep(0.01)
+    processes.wait_for(lambda: len(reader.reads) >= OPTIONS.window, "a full window")
     time.sleep(0.05)
     assert len(reader.reads) == OPTIONS.window
     stream.close()

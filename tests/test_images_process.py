@@ -15,6 +15,7 @@ import pytest
 
 from images import process
 from importer import errors
+from tests import processes
 
 
 def shell(script: str, **fields: object) -> process.Command:
@@ -124,7 +125,7 @@ def test_cancel_ends_it_at_once() -> None:
     start = time.monotonic()
     with pytest.raises(errors.Cancelled):
         process.run(shell("exec sleep 60"), cancel=cancel)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
 
 
 def test_one_that_ignores_sigterm_is_killed() -> None:
@@ -167,9 +168,9 @@ def test_feeding_the_watch_keeps_it_alive() -> None:
 
 def test_bytes_that_it_moves_by_itself_keep_it_alive(tmp_path: pathlib.Path) -> None:
     script = (
-        f"import time\nfor i in range(8):\n  open({str(tmp_path / 'f')!r}, 'a').write('x'); time.sleep(0.3)"
+        f"import time\nfor i in range(15):\n  open({str(tmp_path / 'f')!r}, 'a').write('x'); time.sleep(0.3)"
     )
-    process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 1))
+    process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 3))
 
 
 def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
@@ -196,14 +197,14 @@ def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
 
 
 def until_ended(pid: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + processes.PATIENCE
     while state(pid) not in {"", "Z"}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def until_named(name: str, pid: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + processes.PATIENCE
     while pathlib.Path(f"/proc/{pid}/comm").read_text().strip() != name:
         assert time.monotonic() < deadline
         time.sleep(0.02)

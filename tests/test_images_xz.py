@@ -98,6 +98,6 @@ def test_closing_early_leaves_nothing() -> None:
     assert reader.readinto(memoryview(bytearray(10)))
     start = time.monotonic()
     reader.close()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert threading.active_count() == before
     assert source.closed

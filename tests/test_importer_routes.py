@@ -66,7 +66,7 @@ def qcow2_of(path: Path, size: int) -> bytes:
 def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
     """A pod has 30 seconds from SIGTERM to its end."""
     cancel = threading.Event()
-    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=100 * MIB) as device:
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
         request = importer.Request(
             source="none", location=importer.Location(""), target=str(device), preallocation=True, direct=True
         )
@@ -74,7 +74,7 @@ def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(errors.Cancelled):
             importer.run(request, cancel=cancel)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 8
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
@@ -82,10 +82,10 @@ def test_cancel_within_one_huge_hole(server: misbehave.Server, tmp_path: Path, r
     cancel = threading.Event()
     empty = qcow2_of(tmp_path / "empty", 600 * MIB)
     url = server.serve("/disk", misbehave.Page(empty, ranges=ranges))
-    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=100 * MIB) as device:
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
         request = dataclasses.replace(wanted(url, device), preallocation=True)
         threading.Timer(1, cancel.set).start()
         started = time.monotonic()
         with pytest.raises(errors.Cancelled):
             importer.run(request, cancel=cancel)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8  # all of it takes 15

@@ -21,8 +21,8 @@ from tests import devices, misbehave, processes, worker
 
 MIB = 1 << 20
 NOISE = random.Random(7).randbytes(16 * MIB)
-#: Seconds until the end; the limits without progress are minutes.
-SOON = 3.0
+#: Seconds until the end: less than the shortest time-out, which is that of a connect.
+SOON = 10.0
 
 
 @contextlib.contextmanager
@@ -66,8 +66,10 @@ def test_cancel_before_the_first_answer(silent: str, tmp_path: Path) -> None:
 
 
 def test_sigterm_before_the_first_answer(silent: str, tmp_path: Path) -> None:
-    with worker.started("import", silent, tmp_path / "disk.img") as process:
-        time.sleep(1.5)
+    with worker.started("-v=1", "import", silent, tmp_path / "disk.img") as process:
+        assert process.stderr is not None
+        assert "request source=" in process.stderr.readline()
+        time.sleep(0.5)
         with within(SOON):
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == errors.Cancelled.status

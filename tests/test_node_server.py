@@ -566,7 +566,7 @@ def test_slow_clients_keep_nobody_waiting(sturdy: int) -> None:
             client.sendall(b"GET /disk.img HTTP/1.1\r\n")
         started = time.monotonic()
         assert ask(sturdy, "/disk.img").body == DATA
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 12  # their time-out is 20 s
 
 
 def test_a_client_that_drips_is_cut_off(sturdy: int) -> None:
@@ -578,4 +578,4 @@ def test_a_client_that_drips_is_cut_off(sturdy: int) -> None:
                 client.sendall(b"X")
                 answer = client.recv(1000)
         assert status_of(answer) == 408
-        assert 15 < time.monotonic() - started < 30
+        assert 15 < time.monotonic() - started < 40
