@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import devices, misbehave, servers, worker
+from tests import devices, misbehave, node_servers, servers, worker
 from tests import disks as disks_module
 
 
@@ -97,3 +98,24 @@ def device(tmp_path: Path) -> Iterator[Path]:
     """Make a block device of 16 MiB, filled with 0xFF."""
     with devices.loop(tmp_path, 16 << 20) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def node_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the program as the image has it."""
+    return node_servers.compiled(tmp_path_factory.mktemp("static"))
+
+
+@pytest.fixture
+def empty_node(tmp_path: Path, node_program: Path) -> Iterator[node_servers.Container]:
+    """Make a container that holds no disk yet."""
+    with contextlib.closing(node_servers.container(tmp_path / "root", node_program)) as made:
+        yield made
+
+
+@pytest.fixture
+def node(empty_node: node_servers.Container) -> node_servers.Container:
+    """Serve a disk."""
+    empty_node.put("disk.img")
+    empty_node.serve()
+    return empty_node
