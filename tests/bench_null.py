@@ -35,7 +35,10 @@ def serve(port: int, pair: list[str]) -> None:
 def _take(connection: socket.socket, buffer: bytearray) -> None:
     head = b""
     while b"\r\n\r\n" not in head:
-        head += connection.recv(65536)
+        more = connection.recv(65536)
+        if not more:
+            return
+        head += more
     head, _, rest = head.partition(b"\r\n\r\n")
     if re.search(rb"(?i)expect: 100-continue", head):
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
