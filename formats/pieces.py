@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
-#: The most bytes that a batch asks for; the longest compressed cluster is this long.
+#: The most bytes of a batch with compressed clusters; the longest of them is this long.
 BATCH = 4 << 20
+#: The most bytes of one with none, which is written as it comes: memory of this size stays in a processor's
+#: cache. Several such batches that follow each other are one request.
+PLAIN = 1 << 20
 
 #: Bytes between two pieces that are cheaper read than skipped with another request.
 GAP = 256 << 10
@@ -38,7 +41,7 @@ class Batch(NamedTuple):
 
 
 def batches(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]:
-    """Gather sorted pieces into requests of at most ``BATCH`` bytes, none behind ``size``.
+    """Gather sorted pieces into batches of at most ``BATCH`` or ``PLAIN`` bytes, none behind ``size``.
 
     ``gap``: so many bytes between two pieces may be read with them.
     """
@@ -46,7 +49,7 @@ def batches(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batc
     start = end = 0
     for piece in chain.from_iterable(map(_split, pieces)):
         piece_end = piece.host + piece.length
-        if group and (piece.host - end > gap or piece_end - start > BATCH):
+        if group and (piece.host - end > gap or piece_end - start > (BATCH if piece.packed else PLAIN)):
             yield Batch(start, min(end, size) - start, group)
             group = []
         if not group:
@@ -59,11 +62,11 @@ def batches(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batc
 
 def _split(piece: Piece) -> Iterator[Piece]:
     host, length, guest, _, packed = piece
-    if packed or length <= BATCH:
+    if packed or length <= PLAIN:
         yield piece
         return
-    for offset in range(0, length, BATCH):
-        part = min(BATCH, length - offset)
+    for offset in range(0, length, PLAIN):
+        part = min(PLAIN, length - offset)
         yield Piece(host + offset, part, guest + offset, part, packed=False)
 
 

@@ -108,15 +108,15 @@ class Job:
             noted.done(offset, offset + len(data))
             noted.checkpoint(out.flush)
 
+        fetcher = self.fetcher(self.arrived)
+
+        def parts() -> Iterator[fetch.Range]:
+            for whole in ranges:
+                for start, end in noted.missing(whole.offset, whole.offset + whole.length):
+                    yield from fetch.split(start, end, fetcher.step)
+
         self.progress.advance(noted.covered)
-        self.fetcher(self.arrived).each(
-            (
-                fetch.Range(start, end - start)
-                for whole in ranges
-                for start, end in noted.missing(whole.offset, whole.offset + whole.length)
-            ),
-            place,
-        )
+        fetcher.each(parts(), place)
 
     @property
     def fetching(self) -> fetch.Options:

@@ -143,7 +143,7 @@ def download(job: Job, path: str) -> int:
     job.progress.phase("spool", size)
     if job.ranges and job.source.ranges() and size and not job.content.compressions:
         with job.resumable(path, size, size, target.Options()) as (out, noted):
-            job.fetch_into(out, noted, fetch.split(0, size, job.fetching.chunk))
+            job.fetch_into(out, noted, [fetch.Range(0, size)])
             out.commit()
         _verify(job, path)
         return size
@@ -196,7 +196,7 @@ def _stream_ranges(job: Job) -> None:
     size = job.source.size or 0
     job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.fetch_into(out, noted, fetch.split(0, size, job.fetching.chunk))
+        job.fetch_into(out, noted, [fetch.Range(0, size)])
         job.commit(out, size)
 
 
@@ -255,7 +255,7 @@ def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterat
             out.zero(extent.offset, extent.length)
             job.progress.advance(extent.length)
         else:
-            yield from fetch.split(extent.offset, extent.offset + extent.length, job.fetching.chunk)
+            yield fetch.Range(extent.offset, extent.length)
 
 
 def reader(fd: int) -> facts.Read:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from formats import peek
-from images import cancelling, fetch, resume
+from images import cancelling, crew, fetch, resume
 from importer import errors
 from sources import base, http, oci
 
@@ -166,7 +166,7 @@ class _Ahead:
         self._free.put(None)
         self._reader.close()
         # One that still waits for an answer can do no harm any more and ends with its time-out.
-        self._thread.join(fetch.LAST_WAIT)
+        self._thread.join(crew.LAST_WAIT)
 
     def _next(self) -> None:
         if self._failure is None:

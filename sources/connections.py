@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import ssl
 import threading
@@ -13,6 +14,9 @@ import requests
 import requests.adapters
 import urllib3
 import urllib3.connection
+
+#: One read of a body without a length; the work in Python is for each of these.
+READ_SIZE = 512 * 1024
 
 Waiting = set["urllib3.connection.HTTPConnection | _Attempt"]
 
@@ -59,6 +63,25 @@ class Adapter(requests.adapters.HTTPAdapter):
                     waiting.sock.shutdown(socket.SHUT_RDWR)
 
 
+def read(raw: Any, into: memoryview) -> int:
+    """Read the next of a body, as much as one call of the kernel gives; 0 at the end.
+
+    ``raw``: urllib3's answer. Its ``readinto`` loops until all is full, and what came before a reset is
+    lost; its ``read1`` makes a copy with all other threads held. So all but the last byte comes straight
+    to its place, and the last one tells urllib3 that the body has ended.
+    """
+    answer, left = getattr(raw.connection, "answer", None), raw.length_remaining
+    if answer is not None and answer.fp is not None and left and answer.length == left > 1:
+        count: int = answer.fp.readinto1(into[: left - 1])
+        answer.length -= count
+        raw.length_remaining -= count
+        if count:
+            return count
+    data = raw.read1(min(len(into), READ_SIZE))
+    into[: len(data)] = data
+    return len(data)
+
+
 def _is_secure(url: str) -> bool:
     return url.lower().startswith("https:")
 
@@ -74,9 +97,17 @@ def _pools(waiting: Waiting) -> dict[str, Any]:
     """Return pools by scheme whose connections are in ``waiting`` until an answer begins.
 
     The read of an answer that has begun can be ended through the answer; before, there is none.
+    ``answer`` is kept for ``read``.
     """
 
     class Plain(urllib3.connection.HTTPConnection):
+        answer: http.client.HTTPResponse
+
+        # A class there, of which nothing is wanted but to be called.
+        def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]
+            self.answer = http.client.HTTPResponse(*args, **kwargs)
+            return self.answer
+
         def connect(self) -> None:
             attempt = _Attempt(super().connect, self.close)
             waiting.add(attempt)

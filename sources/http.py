@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
+import threading
 from typing import Self
 
 import requests
 
 from formats import peek
 from importer import errors
-from sources import base, pinned, session
+from sources import base, connections, pinned, session
 
 log = logging.getLogger(__name__)
 
 #: What the first request asks for: enough to see inside a compressed image.
 HEAD_SIZE = 256 * 1024
-#: One read of the response's body; the work in Python is for each of these.
-READ_SIZE = 512 * 1024
 #: No file has more digits in its size, and Python reads no number of thousands of them.
 CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 LENGTH = re.compile(r"[0-9]{1,19}")
@@ -67,6 +67,8 @@ class HttpSource(base.Source):
         self._version: Version | None = None
         self._has_ranges = False
         self._first: _HttpStream | None = None
+        #: Each thread's answer under way, and up to which byte it will read.
+        self._mine = threading.local()
 
     def __enter__(self) -> Self:
         response = self._place.get(f"bytes=0-{self.head_size - 1}")
@@ -114,33 +116,32 @@ class HttpSource(base.Source):
         self._check_version(response, _length(response) if not offset else None)
         return _HttpStream(self._place, response)
 
+    def expect(self, offset: int, length: int, /) -> None:
+        """Ask for so much with the next request of this thread; see ``images.fetch.Continuing``."""
+        self._mine.end = offset + length
+
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        """Read one range with one request; see ``sources.base.RandomReader``."""
-        response = self._place.get(f"bytes={offset}-{offset + len(into) - 1}")
+        """Read on from this thread's answer, or ask for one; see ``sources.base.RandomReader``."""
+        answer: _Range | None = getattr(self._mine, "answer", None)
+        self._mine.answer = None
+        if answer is not None and not answer.skip_to(offset, into):
+            answer.close()
+            answer = None
+        end = getattr(self._mine, "end", 0)
+        if answer is None:
+            answer = self._ask(offset, end if offset < end else offset + len(into))
+        done = answer.fill(into)
+        if answer.left and done == len(into):
+            self._mine.answer = answer
+        else:
+            answer.close()
+        return done
+
+    def _ask(self, offset: int, end: int) -> _Range:
+        response = self._place.get(f"bytes={offset}-{end - 1}")
         if response.status_code != 206:
             self._raise_status(response)
-        return self._take(response, into[: self._check_range(response, offset)])
-
-    def _take(self, response: requests.Response, into: memoryview) -> int:
-        """Read a body into ``into``; return how much of it came, which is good, before it broke off."""
-        length = len(into)
-        reader = _HttpStream(self._place, response)
-        done = 0
-        try:
-            while done < length:
-                count = reader.readinto(into[done:length])
-                if not count:
-                    break
-                done += count
-        except errors.Transient:
-            # What came is good; the engine asks again from there.
-            if not done:
-                raise
-        finally:
-            reader.close()
-        if not done:
-            raise errors.Transient(url=self.name, reason="an empty answer")
-        return done
+        return _Range(self._place, response, offset, self._check_range(response, offset))
 
     # -- the first answer ---------------------------------------------------------------------
 
@@ -155,7 +156,8 @@ class HttpSource(base.Source):
         self.identity = _identity(self._version)
         self._has_ranges = True
         head = bytearray(min(self.head_size, self.size))
-        filled = self._take(response, memoryview(head))
+        with contextlib.closing(_Range(self._place, response, 0, int(found[2]) + 1)) as answer:
+            filled = answer.fill(memoryview(head))
         while filled < len(head):
             filled += self.read_range(filled, memoryview(head)[filled:])
         self.head = bytes(head)
@@ -227,14 +229,48 @@ class _HttpStream:
             into[:count] = self.replay[:count]
             self.replay = self.replay[count:]
             return count
-        # Not raw.readinto: it loops until the buffer is full, and what came before a reset is lost.
         with session.translated(self._place.name, first=False):
-            data = self._response.raw.read1(min(len(into), READ_SIZE))
-        into[: len(data)] = data
-        return len(data)
+            return connections.read(self._response.raw, into)
 
     def close(self) -> None:
         self._place.drop(self._response)
+
+
+class _Range(_HttpStream):
+    """The body of an answer that holds ``left`` bytes from ``offset`` on."""
+
+    def __init__(self, place: pinned.Place, response: requests.Response, offset: int, left: int) -> None:
+        super().__init__(place, response)
+        self._offset = offset
+        self.left = left
+
+    def fill(self, into: memoryview) -> int:
+        """Read as much as there is; return how much came, which is good, before it broke off."""
+        into = into[: self.left]
+        done = 0
+        try:
+            while done < len(into) and (count := self.readinto(into[done:])):
+                done += count
+        except errors.Transient:
+            # What came is good; the engine asks again from there.
+            if not done:
+                self.close()
+                raise
+        if not done:
+            self.close()
+            raise errors.Transient(url=self._place.name, reason="an empty answer")
+        self._offset += done
+        self.left -= done
+        return done
+
+    def skip_to(self, offset: int, into: memoryview) -> bool:
+        """Read, by the way of ``into``, to what is at ``offset``; False if it does not come to that."""
+        while self._offset < offset < self._offset + self.left:
+            try:
+                self.fill(into[: offset - self._offset])
+            except errors.Transient:
+                return False
+        return self._offset == offset and self.left > 0
 
 
 def _length(response: requests.Response) -> int | None:

@@ -124,6 +124,30 @@ def test_in_any_order(kind: type[Memory]) -> None:
     assert into == DATA
 
 
+class Continuing(Memory):
+    """Wants to know what will be read."""
+
+    def __init__(self) -> None:
+        super().__init__(bytes(range(256)) * 8192)
+        self.expected: list[tuple[int, int]] = []
+
+    def expect(self, offset: int, length: int, /) -> None:
+        self.expected.append((offset, length))
+
+
+def test_ranges_near_each_other_are_announced_together() -> None:
+    reader = Continuing()
+    seen: dict[int, int] = {}
+    options = fetch.Options(connections=1, chunk=10_000)
+    wanted = [(0, 4000), (4000, 4000), (8100, 1900), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+    fetcher(reader, options).each(
+        [fetch.Range(*item) for item in wanted], lambda o, d: seen.update({o: len(d)})
+    )
+    assert sorted(seen.items()) == wanted
+    # Up to the size of a request; none over a long gap; what overlaps and what is longer by itself.
+    assert reader.expected == [(0, 10_000), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+
+
 def test_only_the_ranges_asked_for() -> None:
     reader = Memory()
     seen: list[tuple[int, bytes]] = []

@@ -325,6 +325,31 @@ def test_what_came_before_a_break_counts(server: misbehave.Server, fault: dict[s
         assert part(source, 1000, 5000) == DATA[1000:1777]
 
 
+def test_reads_that_follow_each_other_are_one_request(server: misbehave.Server) -> None:
+    with opened(server.serve("/disk", GOOD)) as source:
+        source.expect(1000, 400_000)
+        assert part(source, 1000, 100_000) == DATA[1000:101_000]
+        assert part(source, 101_000, 100_000) == DATA[101_000:201_000]
+        # A gap is read over; the last one ends the answer.
+        assert part(source, 250_000, 151_000) == DATA[250_000:401_000]
+        assert [seen.headers["range"] for seen in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
+        # What comes back, or lies behind, is asked for anew.
+        assert part(source, 1000, 10) == DATA[1000:1010]
+        assert part(source, 500_000, 10) == DATA[500_000:500_010]
+        assert len(server.gets("/disk")) == 4
+
+
+def test_a_request_for_several_reads_goes_on_after_a_break(server: misbehave.Server) -> None:
+    with opened(server.serve("/disk", (GOOD, 1), (changed(cut=150_000), 1), GOOD)) as source:
+        source.expect(0, 400_000)
+        assert part(source, 0, 100_000) == DATA[:100_000]
+        assert part(source, 100_000, 100_000) == DATA[100_000:150_000]
+        assert part(source, 150_000, 50_000) == DATA[150_000:200_000]
+        assert part(source, 200_000, 200_000) == DATA[200_000:400_000]
+        ranges = [seen.headers["range"] for seen in server.gets("/disk")[1:]]
+        assert ranges == ["bytes=0-399999", "bytes=150000-399999"]
+
+
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 def test_a_stream_that_breaks_says_so(server: misbehave.Server, framing: str) -> None:
     page = changed(ranges=False, framing=framing, cut=500_000)
