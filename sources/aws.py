@@ -39,7 +39,7 @@ class Keys(buckets.Keys):
     def default_region(self) -> str | None:
         """Return the region of the environment or the profile."""
         with _translated():
-            region: str | None = self._session().region_name
+            region: str | None = _session().region_name
         return region
 
     def signature(self, region: str) -> requests.auth.AuthBase | None:
@@ -67,6 +67,21 @@ class _Signature(requests.auth.AuthBase):
         auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
         return request
+
+
+def _session() -> Any:
+    """Return what knows the surroundings; to import it takes 35 ms, of which given keys have no use."""
+    with _installed():
+        import boto3
+    return boto3.Session()
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as err:
+        raise errors.MissingExtra(what="the s3 source", package="boto3", extra="s3") from err
 
 
 @contextmanager
