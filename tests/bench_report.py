@@ -91,7 +91,7 @@ loopback. The rival is what a user would type: `curl | dd bs=1M iflag=fullblock 
 and to a server that throws the bytes away, both over TLS; the rival of a clone is `curl -T` of all bytes
 of its device to that server. *slowest stage* is the slowest single stage of the rival by itself:
 no pipeline of these parts can be faster. CPU counts children; MiB is the
-peak of anonymous memory of all processes together.
+peak of anonymous memory of all processes together. [What holds what is missed](benchmarks-profile.md).
 
 {table}
 
