@@ -13,7 +13,7 @@ pytest.importorskip("nbd")
 
 from images import nbd_client, nbdkit
 from importer import errors
-from tests import processes
+from tests import nbd_servers, processes
 
 MiB, GiB = 1 << 20, 1 << 30
 
@@ -193,3 +193,12 @@ def test_a_server_that_has_gone() -> None:
     with pytest.raises(errors.Transient, match="disk: nbd_connect_unix"):
         read(client, 0, 512)
     client.close()
+
+
+def test_a_server_that_leaves_bytes_out(tmp_path: Path) -> None:
+    with nbd_servers.serve(tmp_path / "socket", nbd_servers.Sparing) as socket:
+        client = nbd_client.Client(socket, "disk")
+        into = bytearray(b"\xee" * 4096)
+        assert client.read_range(0, memoryview(into)) == 4096
+        assert into == b"A" * 4096
+        client.close()
