@@ -260,20 +260,29 @@ def test_claims_have_a_limit() -> None:
         claims.take(1 << 55, 512)
 
 
-def test_batches() -> None:
+@pytest.mark.parametrize(("packed", "most"), [(False, 1 << 20), (True, 4 << 20)])
+def test_batches(packed: bool, most: int) -> None:
     def piece(host: int, length: int) -> pieces.Piece:
-        return pieces.Piece(host, length, host, length, packed=False)
+        return pieces.Piece(host, length, host, length, packed=packed)
 
-    far = 100 << 20
-    given = [piece(0, 9 << 20), piece((9 << 20) + 1000, 512), piece(far, 512)]
-    found = list(pieces.batches(given, far + 100))
-    assert [batch[:2] for batch in found] == [
-        (0, 4 << 20),
-        (4 << 20, 4 << 20),
-        (8 << 20, (1 << 20) + 1512),
-        (far, 100),
+    half, far = most // 2, 100 << 20
+    given = [
+        piece(0, half),
+        piece(half, half),
+        piece(most, half),
+        piece(most + half + 1000, 512),
+        piece(far, 512),
     ]
-    assert [len(batch.pieces) for batch in found] == [1, 1, 2, 1]
+    found = list(pieces.batches(given, far + 100))
+    assert [batch[:2] for batch in found] == [(0, most), (most, half + 1512), (far, 100)]
+    assert [len(batch.pieces) for batch in found] == [2, 2, 1]
+
+
+def test_a_long_piece_is_read_in_several() -> None:
+    given = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, packed=False)]
+    found = list(pieces.batches(given, 3 << 20))
+    assert [batch[:2] for batch in found] == [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, 512)]
+    assert [batch.pieces[0].guest for batch in found] == [4096, 4096 + (1 << 20), 4096 + (2 << 20)]
 
 
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])
