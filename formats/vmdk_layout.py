@@ -38,7 +38,7 @@ class Layout:
         )
         self._grains = vmdk_grains.Grains(header)
         self.inflate = self._grains.inflate
-        self._packed = bool(header.flags & vmdk_header.COMPRESSED)
+        self.packed = bool(header.flags & vmdk_header.COMPRESSED)
         # 0: never written; 1: reads as zeros, where the header allows it.
         self._first = 2 if header.flags & vmdk_header.ZERO_GRAINS else 1
 
@@ -59,7 +59,7 @@ class Layout:
         table = facts.entries(data, self.entry)[:count]
         if not any(table):
             return []
-        return list(self._compressed(table, guest) if self._packed else self._runs(table, guest))
+        return list(self._compressed(table, guest) if self.packed else self._runs(table, guest))
 
     def _runs(self, table: array.array[int], guest: int) -> Iterator[Piece]:
         grain = self.header.grain * SECTOR
@@ -108,6 +108,8 @@ def look(head: bytes) -> None:
 def follow(head: bytes) -> passing.Follower:
     """Return what follows an image that comes in order and begins with ``head``."""
     header = vmdk.parse(head)
-    if header.directory == vmdk_header.AT_END:
+    layout = Layout(header)
+    grains = header.capacity // header.grain
+    if header.directory == vmdk_header.AT_END or (layout.packed and grains > passing.LIMIT):
         return vmdk_markers.Marked(header)
-    return passing.Passing(Layout(header))
+    return passing.Passing(layout)

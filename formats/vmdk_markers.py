@@ -1,4 +1,4 @@
-"""A stream-optimized VMDK that comes in order and tells its tables at the end.
+"""A stream-optimized VMDK that comes in order, when its tables come too late or all at once.
 
 Each grain says itself where it belongs, and is placed when it comes; the tables that it should have
 been found through are made up on the way, and compared with those of the file when they are known.
@@ -35,7 +35,8 @@ class Marked:
         self._grains = vmdk_grains.Grains(header)
         self.inflate = self._grains.inflate
         self._next = header.overhead * SECTOR
-        self._kept_until = 0
+        # Tables at the beginning name all grains at once: so many pieces are too many to wait for.
+        self._kept_until = 0 if header.directory == vmdk_header.AT_END else self._next
         self._blocks = header.directory_entries + OTHERS
         self._made: dict[int, array.array[int]] = {}  # tables by their place in the directory
 
@@ -43,7 +44,7 @@ class Marked:
         """See ``passing.Follower``. Both offsets are multiples of a sector, except at the end."""
         found: list[Piece] = []
         keep = [(start, min(self._kept_until, end))] if self._kept_until > start else []
-        while self._next + SECTOR <= end:
+        while self._next + (MARKER.size if last else SECTOR) <= end:
             at = self._next
             sector, size, kind = MARKER.unpack(read(at, MARKER.size))
             if not size:
@@ -54,7 +55,7 @@ class Marked:
                 continue
             length = GRAIN_MARKER.size + size
             if length > self._grains.longest:
-                raise errors.Corrupt(format="vmdk", reason=f"the grain at {at} takes {size} bytes")
+                raise self._no_grain(f"the grain at {at} takes {size} bytes")
             if at + length > end:
                 break
             found.append(self._grain(at, length, sector))
@@ -79,7 +80,7 @@ class Marked:
         header = self._header
         number, rest = divmod(sector, header.grain)
         if rest or sector >= header.capacity or at // SECTOR >> 32:
-            raise errors.Corrupt(format="vmdk", reason=f"the grain at {at} is for sector {sector}")
+            raise self._no_grain(f"the grain at {at} is for sector {sector}")
         which, index = divmod(number, header.table_entries)
         table = self._made.get(which)
         if table is None:
@@ -92,6 +93,12 @@ class Marked:
         guest = sector * SECTOR
         return Piece(at, length, guest, min(header.grain * SECTOR, self.virtual_size - guest), packed=True)
 
+    def _no_grain(self, reason: str) -> errors.Error:
+        if self._header.directory == vmdk_header.AT_END:
+            return errors.Corrupt(format="vmdk", reason=reason)
+        # Tables need no markers where another one tells their place.
+        return errors.ScratchRequired(reason=reason)
+
     def _empty(self, which: int) -> array.array[int]:
         header = self._header
         grains = -(-header.capacity // header.grain) - which * header.table_entries
@@ -99,9 +106,13 @@ class Marked:
 
     def _compare(self, end: int, read: facts.Read) -> Iterator[tuple[int, int]]:
         """Check that the file's tables tell what its grains have told; return the holes then."""
-        if self._next != end:
-            raise errors.Truncated(format="vmdk", reason=f"the file ends at {end}, within a part of it")
-        footer = vmdk_header.parse_footer(self._header, read(end - vmdk_header.FOOTER, vmdk_header.FOOTER))
+        footer = self._header
+        if footer.directory == vmdk_header.AT_END:
+            if self._next != end:
+                raise errors.Truncated(format="vmdk", reason=f"the file ends at {end}, within a part of it")
+            footer = vmdk_header.parse_footer(footer, read(end - vmdk_header.FOOTER, vmdk_header.FOOTER))
+        elif abs(self._next - end) >= SECTOR:
+            raise self._no_grain(f"the file ends at {end}, within a grain or what has no marker")
         if footer.overhead * SECTOR > end:
             reason = f"its header needs {footer.overhead * SECTOR} bytes, the file has {end}"
             raise errors.Truncated(format="vmdk", reason=reason)
