@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import pathlib
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -38,13 +39,15 @@ def empty(volume: str | os.PathLike[str]) -> None:
     """Remove everything on a volume that was mounted for this job alone: earlier attempts left it.
 
     It may be all of an archive or clone, for which there is no room twice. In a folder that is no
-    mount point there may be things of others: of that only what ``remove_left_over`` removes.
+    mount point there may be things of others: of that only what ``remove_left_over`` removes. What
+    else is mounted below is left alone, and all that leads there.
     """
     remove_left_over(volume)
     if not os.path.ismount(volume):
         return
-    for path in pathlib.Path(volume).iterdir():
-        if path.name in _KEPT:
+    mounts = _mounts()
+    for path in pathlib.Path(volume).resolve().iterdir():
+        if path.name in _KEPT or any(mount.is_relative_to(path) for mount in mounts):
             continue
         log.info("left over path=%r", str(path))
         if path.is_dir() and not path.is_symlink():
@@ -53,6 +56,15 @@ def empty(volume: str | os.PathLike[str]) -> None:
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _mounts() -> list[pathlib.Path]:
+    """Return where something is mounted: the fifth field of proc_pid_mountinfo(5)."""
+    lines = pathlib.Path("/proc/self/mountinfo").read_bytes().splitlines()
+    points = (
+        re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) for line in lines
+    )
+    return [pathlib.Path(os.fsdecode(point)) for point in points]
 
 
 class Staging:
