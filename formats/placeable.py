@@ -42,3 +42,11 @@ def obstacle(form: str, head: bytes) -> str:
         except errors.Unsupported as err:
             return str(err)
     return ""
+
+
+def is_crowded(form: str, head: bytes) -> bool:
+    """Tell whether a stream of an image without ``obstacle`` may tell of more pieces than are remembered.
+
+    Of vmdk all tables come first. Of qcow2, whose tables come among the data, nobody knows.
+    """
+    return form == "vmdk" and vmdk_layout.is_crowded(head)

@@ -109,7 +109,16 @@ def follow(head: bytes) -> passing.Follower:
     """Return what follows an image that comes in order and begins with ``head``."""
     header = vmdk.parse(head)
     layout = Layout(header)
-    grains = header.capacity // header.grain
-    if header.directory == vmdk_header.AT_END or (layout.packed and grains > passing.LIMIT):
+    if header.directory == vmdk_header.AT_END or (layout.packed and _is_long(header)):
         return vmdk_markers.Marked(header)
     return passing.Passing(layout)
+
+
+def is_crowded(head: bytes) -> bool:
+    """Tell whether a stream that begins with ``head`` may name more grains than are remembered."""
+    header = vmdk.parse(head)
+    return not header.flags & vmdk_header.COMPRESSED and _is_long(header)
+
+
+def _is_long(header: vmdk_header.Header) -> bool:
+    return header.capacity // header.grain > passing.LIMIT

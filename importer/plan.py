@@ -38,13 +38,15 @@ class Content:
     """What the first bytes tell.
 
     ``virtual_size``: in bytes, None while unknown (a compressed raw disk tells at its end).
-    ``unplaceable``: why our own reader of the format cannot read it; empty when it can.
+    ``unplaceable``: why our own reader of the format cannot read it; empty when it can. ``crowded``:
+    whether more may have to be remembered of a stream than that reader does.
     """
 
     format: str = "raw"
     compressions: tuple[str, ...] = ()
     virtual_size: int | None = None
     unplaceable: str = ""
+    crowded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +98,15 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if size is not None and size > space.available:
         raise errors.TooLarge(virtual_size=size, available=space.available)
     chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
+    if (
+        chosen.spill
+        and content.crowded
+        and wanted.source == "upload"
+        and (offer.size or 0) <= (scratch or -1)
+    ):
+        # Other sources are read once more when it comes to that.
+        why = "may have too many parts to place them as they pass, and an upload comes once"
+        chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
     grow_to = 0 if space.block or wanted.is_delta else min(wanted.image_size or 0, space.usable)

@@ -96,7 +96,9 @@ def examine(
     size = facts.virtual_size
     if form in {"raw", "iso"}:
         size = None if seen.compressions or source.size is None else padded(source.size)
-    return plan.Content(form, seen.compressions, size, placeable.obstacle(form, seen.head))
+    unplaceable = placeable.obstacle(form, seen.head)
+    crowded = not unplaceable and placeable.is_crowded(form, seen.head)
+    return plan.Content(form, seen.compressions, size, unplaceable, crowded)
 
 
 def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.Content:

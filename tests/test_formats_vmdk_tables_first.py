@@ -120,3 +120,14 @@ def test_an_image_of_qemu(tmp_path: Path) -> None:
                 assert file.read(length) == body
     assert end == size
     assert sum(length for _, length, body in found if body is not None) == 12 * (64 << 10)
+
+
+def test_who_may_have_too_many_parts(tmp_path: Path, large: bytearray) -> None:
+    """Grains without markers are remembered each by itself when they come in no order."""
+    processes.need("qemu-img")
+    assert not placeable.is_crowded("vmdk", bytes(large[: placeable.HEAD_SIZE]))
+    for size, crowded in (("16G", False), ("17G", True)):
+        for form in ("vmdk", "qcow2"):
+            processes.run("qemu-img", "create", "-q", "-f", form, tmp_path / size, size)
+            head = (tmp_path / size).read_bytes()[: placeable.HEAD_SIZE]
+            assert placeable.is_crowded(form, head) == (crowded and form == "vmdk")

@@ -76,6 +76,20 @@ def test_scratch_is_asked_for_only_by_what_needs_it() -> None:
             assert not plan.plan(wanted, offer, content, FILE, None).scratch
 
 
+def test_an_upload_that_might_have_to_come_again() -> None:
+    """It cannot: whatever may be too much to be placed goes through scratch where there is some."""
+    upload = dataclasses.replace(WANTED, source="upload")
+    content = dataclasses.replace(disk("vmdk"), crowded=True)
+    for wanted, scratch, route in (
+        (upload, GIB, Route.SPOOL),
+        (upload, GIB - 1, Route.PLACE),
+        (upload, None, Route.PLACE),
+        (WANTED, GIB, Route.PLACE),
+    ):
+        assert plan.plan(wanted, STREAM, content, FILE, scratch).route is route
+    assert plan.plan(upload, STREAM, disk("vmdk"), FILE, GIB).route is Route.PLACE
+
+
 def test_scratch_too_small_is_found_before_the_transfer() -> None:
     with pytest.raises(errors.ScratchTooSmall, match="no space left on device"):
         plan.plan(WANTED, STREAM, disk("vdi"), FILE, GIB - 1)
