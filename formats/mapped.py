@@ -125,7 +125,7 @@ class Window:
 
     def tables(self) -> Iterator[Batch]:
         """Yield what must be fetched; each of its pieces is a table to ``load``."""
-        return pieces.batches(sorted(self._tables), self._claims.size)
+        return pieces.whole(sorted(self._tables), self._claims.size)
 
     def load(self, table: Piece, data: bytes | memoryview) -> None:
         """Take in one table. Threads may load different tables at once."""

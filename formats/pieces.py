@@ -43,11 +43,17 @@ class Batch(NamedTuple):
 def batches(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]:
     """Gather sorted pieces into batches of at most ``BATCH`` or ``PLAIN`` bytes, none behind ``size``.
 
-    ``gap``: so many bytes between two pieces may be read with them.
+    ``gap``: so many bytes between two pieces may be read with them. What is not packed is cut to
+    ``PLAIN`` bytes; see ``whole`` for what must not be.
     """
+    return whole(chain.from_iterable(map(_split, pieces)), size, gap)
+
+
+def whole(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]:
+    """Gather as ``batches`` does, but cut no piece: a table is understood as one."""
     group: list[Piece] = []
     start = end = 0
-    for piece in chain.from_iterable(map(_split, pieces)):
+    for piece in pieces:
         piece_end = piece.host + piece.length
         if group and (piece.host - end > gap or piece_end - start > (BATCH if piece.packed else PLAIN)):
             yield Batch(start, min(end, size) - start, group)

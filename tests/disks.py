@@ -47,6 +47,7 @@ FORMATS = {
     "qcow2-zstd": Format("qcow2", "compression_type=zstd", ("-c",)),
     "qcow2-4k": Format("qcow2", "cluster_size=4k"),
     "qcow2-512": Format("qcow2", "cluster_size=512"),
+    "qcow2-2m": Format("qcow2", "cluster_size=2M"),
     "qcow2-2m-zlib": Format("qcow2", "cluster_size=2M", ("-c",)),
     "qcow2-extended": Format("qcow2", "extended_l2=on,cluster_size=128k"),
     "qcow2-refcount1": Format("qcow2", "refcount_bits=1"),

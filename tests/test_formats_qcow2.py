@@ -285,6 +285,12 @@ def test_a_long_piece_is_read_in_several() -> None:
     assert [batch.pieces[0].guest for batch in found] == [4096, 4096 + (1 << 20), 4096 + (2 << 20)]
 
 
+def test_tables_are_read_whole() -> None:
+    table = pieces.Piece(2 << 20, 2 << 20, 0, 512 << 30, packed=False)
+    (batch,) = pieces.whole([table], 8 << 20)
+    assert batch == (2 << 20, 2 << 20, [table])
+
+
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])
 def test_clusters_of_the_wrong_size(disks: disks_module.Disks, compression: str) -> None:
     data = disks.image(f"qcow2-{compression}").read_bytes()

@@ -13,7 +13,7 @@ from images import fetch, place
 from importer import errors
 from scratch import journal
 from tests import disks as disks_module
-from tests import qcow2_images
+from tests import processes, qcow2_images
 
 MiB = 1 << 20
 
@@ -106,6 +106,41 @@ VARIANTS = [name for name in disks_module.FORMATS if name.startswith(("qcow2", "
 def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
     assert placed(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+
+
+class Noted:
+    """A disk of any size that only remembers what was written, and how many bytes are zeros."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, bytes] = {}
+        self.zeros = 0
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        with self._lock:
+            self.written[offset] = bytes(data)
+
+    def zero(self, offset: int, length: int) -> None:
+        with self._lock:
+            self.zeros += length
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_table_as_long_as_the_largest_cluster(tmp_path: Path) -> None:
+    """One table of 2 MiB maps 512 GiB: its second half counts from its beginning, too."""
+    file = tmp_path / "disk.qcow2"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", file, "500G")
+    processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
+    source = fetcher(Bytes(file.read_bytes()))
+    image = placeable.FORMATS["qcow2"].read_image(source.read, source.size)
+    target = Noted()
+    place.from_ranges(image, source, target, unjournalled())
+    found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
+    gib = 1024
+    wanted = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
+    assert (found, target.zeros) == (wanted, (500 << 30) - 4 * MiB)
 
 
 @pytest.fixture(scope="module")
