@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple
 
 from formats import extents
@@ -22,7 +22,7 @@ TRIED = 4
 #: The longest run of zeros told at once: progress shall be seen.
 LONGEST_ZERO = 1 << 30
 
-Wire = Iterator["bytes | memoryview"]
+Wire = Generator["bytes | memoryview", None, None]
 
 
 class Mark(NamedTuple):

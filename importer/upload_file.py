@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Self
 
 from images import retry
@@ -57,7 +57,7 @@ class File:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def wire(self, offset: int) -> Iterator[memoryview]:
+    def wire(self, offset: int) -> Generator[memoryview, None, None]:
         """Yield what follows ``offset``; the buffer is used again."""
         buffer = memoryview(bytearray(PIECE))
         while offset < self.length:

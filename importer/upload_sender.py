@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 from images import retry
@@ -29,7 +30,7 @@ class Stream(Protocol):
     @property
     def length(self) -> int | None: ...
 
-    def wire(self, offset: int, /) -> Iterator[bytes | memoryview]:
+    def wire(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:
         """Yield what follows ``offset``, each piece valid until the next."""
 
 
@@ -90,9 +91,11 @@ class Sender:
         """Send what follows ``offset`` in one request; False: there is more to send."""
         headers = {**SAYS, **CONTENT, "Upload-Offset": str(offset)}
         length = None if stream.length is None else stream.length - offset
-        body = upload_client.Body(stream.wire(offset), length)
         try:
-            answer = self.client.ask("PATCH", self.path, headers, body)
+            # A request that breaks leaves its stream half-way, perhaps with a program behind it.
+            with contextlib.closing(stream.wire(offset)) as pieces:
+                body = upload_client.Body(pieces, length)
+                answer = self.client.ask("PATCH", self.path, headers, body)
         except errors.Transient as err:
             log.info("upload broken reason=%s", err)
             self.retried(err)
