@@ -20,8 +20,8 @@ try-debian: ## all of this in a fresh Debian root: RELEASE=trixie
 setup: ## set up everything that the tests need
 	@tools/setup test
 
-test: setup ## run all tests, two at a time
-	@.venv/bin/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+test: setup ## run all tests, three at a time
+	@.venv/bin/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 test-lowest: setup ## run all tests with the lowest version of every dependency
 	@tools/lowest $(PYTEST_ARGS)
