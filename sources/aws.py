@@ -19,11 +19,9 @@ class Keys(buckets.Keys):
 
     def __init__(self, access: base.Access) -> None:
         with errors.optional("the s3 source", package="boto3", extra="s3"):
-            import boto3
             import botocore.credentials
         # At debug level it writes session tokens and the answers of the token service.
         logging.getLogger("botocore").setLevel(logging.INFO)
-        self._session = boto3.Session
         super().__init__(None)
         if bool(access.user) != bool(access.password):
             raise errors.RequestError("an access key and a secret key belong together")
@@ -34,7 +32,7 @@ class Keys(buckets.Keys):
     def _find(self) -> Any:
         """Look for keys of the environment, a profile, a web identity or the machine."""
         with _translated():
-            return self._session().get_credentials()
+            return _session().get_credentials()
 
     def default_region(self) -> str | None:
         """Return the region of the environment or the profile."""
@@ -70,18 +68,10 @@ class _Signature(requests.auth.AuthBase):
 
 
 def _session() -> Any:
-    """Return what knows the surroundings; to import it takes 35 ms, of which given keys have no use."""
-    with _installed():
+    """Return what knows the surroundings; its import takes 50 ms, of which given keys have no use."""
+    with errors.optional("the s3 source", package="boto3", extra="s3"):
         import boto3
     return boto3.Session()
-
-
-@contextmanager
-def _installed() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as err:
-        raise errors.MissingExtra(what="the s3 source", package="boto3", extra="s3") from err
 
 
 @contextmanager

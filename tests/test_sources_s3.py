@@ -132,6 +132,20 @@ def test_any_key_can_be_signed(store: objectservers.Store, key: str) -> None:
         assert source.head == b"disk" * 1000
 
 
+def test_given_keys_need_no_boto3(store: objectservers.Store) -> None:
+    """Its import takes longer than many an import of a disk waits for its first byte."""
+    store.put("some", b"x" * 1000)
+    script = (
+        "import sys\nfrom sources import base, s3\n"
+        "access = base.Access(user=sys.argv[2], password=sys.argv[3])\n"
+        "with s3.S3Source(base.Location(sys.argv[1], access)) as source: print(source.size)\n"
+        "assert 'botocore' in sys.modules and 'boto3' not in sys.modules"
+    )
+    keys = (objectservers.ACCESS_KEY, objectservers.SECRET_KEY)
+    argv = [sys.executable, "-c", script, store.url("some"), *keys]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "1000\n"
+
+
 def test_an_empty_object(store: objectservers.Store) -> None:
     with opened(store.url("empty")) as source:
         assert (source.size, source.head) == (0, b"")
