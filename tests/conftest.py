@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import devices, misbehave, node_servers, servers, worker
+from importer import contract
+from tests import devices, misbehave, node_servers, servers, uploads, worker
 from tests import disks as disks_module
 
 
@@ -119,3 +120,16 @@ def node(empty_node: node_servers.Container) -> node_servers.Container:
     empty_node.put("disk.img")
     empty_node.serve()
     return empty_node
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
+    """Share an authority, and the pairs of an upload server and its client."""
+    return uploads.certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> contract.Paths:
+    """Return the places of a pod with nothing but an empty file-system volume."""
+    (tmp_path / "data").mkdir()
+    return contract.Paths(data=str(tmp_path / "data"), block="/no", scratch="/no", termination_log="/no")

@@ -30,17 +30,6 @@ SIZE = 24 * MIB
 DONE = '{"preallocationApplied":false,"message":"Clone Complete"}'
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
-    return uploads.certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> contract.Paths:
-    (tmp_path / "data").mkdir()
-    return contract.Paths(data=str(tmp_path / "data"), block="/no", scratch="/no", termination_log="/no")
-
-
 @pytest.fixture
 def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
     with uploads.Server(certificates, {}, paths) as running:

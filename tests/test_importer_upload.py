@@ -29,11 +29,6 @@ DATA = random.Random(3).randbytes(3 * MIB) + bytes(5 * MIB) + random.Random(4).r
 DONE = '{"preallocationApplied":false,"message":"Upload Complete"}'
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
-    return uploads.certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> contract.Paths:
     for name in ("data", "scratch"):

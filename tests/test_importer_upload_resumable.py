@@ -25,11 +25,6 @@ TUS = {"Tus-Resumable": "1.0.0"}
 MORE = {**TUS, "Content-Type": "application/offset+octet-stream"}
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
-    return uploads.certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> contract.Paths:
     (tmp_path / "data").mkdir()

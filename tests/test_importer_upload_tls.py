@@ -24,11 +24,6 @@ NAMES = {
 }
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
-    return uploads.certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> contract.Paths:
     (tmp_path / "data").mkdir()
