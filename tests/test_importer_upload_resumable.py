@@ -244,7 +244,8 @@ def test_the_command_goes_on_after_breaks(server: uploads.Server, image: Path, d
         meter = progress.Meter()
         url = f"https://localhost:{relay.port}"
         upload_file.send(wanted(server, image, url=url), meter, threading.Event())
-        assert relay.sent < len(DATA) + 2 * MIB
+        # Starting over each time would send 3 MiB and 2001 bytes twice; a reset loses what was not read yet.
+        assert relay.sent < len(DATA) + 3 * MIB
     assert (meter.finished, meter.count) == (True, len(DATA))
     assert disk.read_bytes() == DATA
 
