@@ -1,9 +1,10 @@
-"""Connections of requests and urllib3, as far as they are ours: whom they trust, and how a wait ends."""
+"""Connections of requests and urllib3, as far as ours: whom they trust, where they go, how a wait ends."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import socket
 import ssl
 import threading
@@ -18,7 +19,43 @@ import urllib3.connection
 #: One read of a body without a length; the work in Python is for each of these.
 READ_SIZE = 512 * 1024
 
+#: Where the machine's own keys are to be had, beside link-local addresses: at AWS, Google, Alibaba, Azure.
+CLOUDS = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"})
+
 Waiting = set["urllib3.connection.HTTPConnection | _Attempt"]
+
+
+class LedInside(Exception):
+    """A server outside leads to what is open to this machine alone."""
+
+
+class Border:
+    """What a session that began outside may not be led across; one that began inside is free.
+
+    The first connection goes where the user said; where later ones go is for servers and name servers to
+    say. So the address that was reached counts, not the name. Private networks are no secret: a cluster's
+    mirrors are there. What a proxy reaches is outside, and for it to forbid.
+    """
+
+    def __init__(self) -> None:
+        self._is_free: bool | None = None
+
+    def cross(self, peer: str | None) -> None:
+        """Take note of a connection to ``peer``, None for a proxy's; raise ``LedInside`` if it may not be."""
+        inside = peer is not None and is_inside(peer)
+        if self._is_free is None:
+            self._is_free = inside
+        if inside and not self._is_free:
+            raise LedInside(
+                f"led to {peer}, inside this machine or its cloud; if meant, give that URL itself"
+            )
+
+
+def is_inside(address: str) -> bool:
+    """Tell whether an IP address is this machine's alone, its link's, or its cloud's."""
+    found = ipaddress.ip_address(address)
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_link_local or found.is_unspecified or str(found) in CLOUDS
 
 
 class Adapter(requests.adapters.HTTPAdapter):
@@ -31,7 +68,7 @@ class Adapter(requests.adapters.HTTPAdapter):
     def __init__(self, context: Callable[[], ssl.SSLContext], connections: int) -> None:
         self._context = context
         self._waiting: Waiting = set()
-        self._pools = _pools(self._waiting)
+        self._pools = _pools(self._waiting, Border())
         super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -93,7 +130,7 @@ def interrupt(session: requests.Session) -> None:
             adapter.interrupt()
 
 
-def _pools(waiting: Waiting) -> dict[str, Any]:
+def _pools(waiting: Waiting, border: Border) -> dict[str, Any]:
     """Return pools by scheme whose connections are in ``waiting`` until an answer begins.
 
     The read of an answer that has begun can be ended through the answer; before, there is none.
@@ -115,6 +152,16 @@ def _pools(waiting: Waiting) -> dict[str, Any]:
                 attempt.run()
             finally:
                 waiting.discard(attempt)
+
+        def _new_conn(self) -> socket.socket:
+            made = super()._new_conn()
+            try:
+                # Before anything is said: what is inside may act on the first bytes, be they TLS.
+                border.cross(None if self.proxy else made.getpeername()[0])
+            except BaseException:
+                made.close()
+                raise
+            return made
 
         def getresponse(self) -> Any:
             waiting.add(self)

@@ -53,12 +53,7 @@ class Place:
             if response.status_code not in REDIRECTS or not location:
                 break
             self.drop(response)
-            try:
-                url = urllib.parse.urljoin(url, location)
-                checked(url)
-            except (ValueError, errors.RequestError) as err:
-                reason = "redirected to something that is not http"
-                raise errors.Unreachable(url=self.name, reason=reason) from err
+            url = self._led_to(url, location)
         else:
             raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
         if url != self.url:
@@ -67,6 +62,24 @@ class Place:
             self._pinned = url
             self._answered = True
         return response
+
+    def _led_to(self, url: str, location: str) -> str:
+        """Return where an answer of ``url`` redirects, if that may be.
+
+        Whoever asks by https wants what comes to be the server's own. Where anyone may pretend to be that
+        server there is nothing to lose; and a digest would not do: it is compared after the bytes were read.
+        """
+        try:
+            url = urllib.parse.urljoin(url, location)
+            parts = checked(url)
+        except (ValueError, errors.RequestError) as err:
+            reason = "redirected to something that is not http"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+        if parts.scheme == "http" and self.url.startswith("https:") and not self.access.insecure:
+            reason = f"redirected from https to {wire.safe_url(url)}, which anyone on the way can change"
+            advice = "if meant, give that URL itself, or allow insecure"
+            raise errors.Unreachable(url=self.name, reason=f"{reason}; {advice}")
+        return url
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         """Send one request; the origin's gets the secrets too."""

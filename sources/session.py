@@ -151,5 +151,7 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
         raise errors.RequestError(f"{url}: malformed URL") from err
     except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
         raise errors.RequestError("malformed header") from err
+    except connections.LedInside as err:
+        raise errors.Unreachable(url=url, reason=str(err)) from err
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
         raise wire.failure(url, err, first=first) from err

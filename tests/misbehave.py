@@ -85,8 +85,9 @@ class Seen:
 class Server:
     """The server, from ``with`` to the end of the block."""
 
-    def __init__(self, pair: tls.KeyPair | None = None) -> None:
-        self._http = _HTTP(self)
+    def __init__(self, pair: tls.KeyPair | None = None, host: str = "127.0.0.1") -> None:
+        self._host = host
+        self._http = _HTTP(self, host)
         self.scheme = "http"
         if pair:
             self.scheme = "https"
@@ -122,9 +123,9 @@ class Server:
             self._gets[path] = 0
         return self.url(path)
 
-    def url(self, path: str, *, host: str = "127.0.0.1") -> str:
+    def url(self, path: str, *, host: str = "") -> str:
         """Return the address of a path."""
-        return f"{self.scheme}://{host}:{self.port}{path}"
+        return f"{self.scheme}://{host or self._host}:{self.port}{path}"
 
     def sent(self, path: str) -> int:
         """Return how many bytes of bodies were sent for a path."""
@@ -171,10 +172,10 @@ class _HTTP(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, host: str) -> None:
         self.server = server
         self.resets: set[object] = set()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((host, 0), _Handler)
 
     def shutdown_request(self, request: Any) -> None:
         """Close without a word where a reset is due: closing kindly would send the end first."""

@@ -1,10 +1,11 @@
-"""What waits for a server ends when it is told to, also before an answer has begun."""
+"""Connections: a wait ends when it is told to, and who began outside is not led inside."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ import pytest
 
 import importer
 from importer import errors
-from sources import base, http
-from tests import misbehave, tls
+from sources import base, connections, http
+from tests import misbehave, processes, proxy, tls
 
 DATA = bytes(range(256)) * 4096
 #: Seconds. Time-outs are longer by far.
@@ -93,3 +94,105 @@ def test_after_an_interrupt_reads_work_again() -> None:
         into = bytearray(1000)
         assert source.read_range(5, memoryview(into)) == 1000
         assert into == DATA[5:1005]
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("169.254.169.254", True),
+        ("::ffff:169.254.169.254", True),
+        ("fe80::1%lo", True),
+        ("fd00:ec2::254", True),
+        ("100.100.100.200", True),
+        ("fd00::254", False),
+        ("10.0.0.1", False),
+        ("172.16.0.1", False),
+        ("192.168.0.1", False),
+        ("100.64.0.1", False),
+        ("93.184.216.34", False),
+        ("2606:2800::1", False),
+    ],
+)
+def test_what_is_inside(address: str, inside: bool) -> None:
+    assert connections.is_inside(address) is inside
+
+
+def test_a_name_that_comes_to_mean_another_address_is_not_followed_inside() -> None:
+    border = connections.Border()
+    border.cross("192.0.2.1")
+    with pytest.raises(connections.LedInside, match=r"led to 127\.0\.0\.1"):
+        border.cross("127.0.0.1")
+    border.cross("192.0.2.2")
+
+
+#: A network of its own for a program: a machine with an address on the internet, one in a private
+#: network, and the one of a cloud's metadata service.
+NETWORK = """
+ip link set lo up
+for address in 192.0.2.1 10.0.0.1 169.254.169.254; do ip address add $address/32 dev lo; done
+exec "$@"
+"""
+LED = """
+import sys
+from importer import errors
+from sources import base, http
+from tests import misbehave
+here, there, name = sys.argv[1:]
+with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
+    led.serve("/disk", misbehave.Page(b"data"))
+    start = mirror.serve("/start", misbehave.Page(to=(led.url("/disk", host=name),)))
+    try:
+        with http.HttpSource(start, base.Access()) as source:
+            print(source.head)
+    except errors.Unreachable as err:
+        print(err)
+    print(len(led.requests), "requests")
+"""
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "name", "follows"),
+    [
+        ("192.0.2.1", "169.254.169.254", "169.254.169.254", False),
+        ("10.0.0.1", "169.254.169.254", "169.254.169.254", False),
+        ("192.0.2.1", "127.0.0.1", "127.0.0.1", False),
+        # The address counts, whatever name it has, or has of a sudden.
+        ("192.0.2.1", "127.0.0.1", "localhost", False),
+        ("192.0.2.1", "127.0.0.1", "0.0.0.0", False),
+        ("192.0.2.1", "10.0.0.1", "10.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", "localhost", True),
+    ],
+)
+def test_a_server_outside_does_not_redirect_inside(here: str, there: str, name: str, follows: bool) -> None:
+    processes.need_root()
+    processes.need("unshare", "ip")
+    program = ("unshare", "--net", "sh", "-ec", NETWORK, "sh", sys.executable, "-c", LED)
+    said = processes.run(*program, here, there, name).stdout
+    if follows:
+        assert said == "b'data'\n1 requests\n"
+    else:
+        refusal = f": led to {there}, inside this machine or its cloud; if meant, give that URL itself"
+        assert said.endswith(f"{refusal}\n0 requests\n")
+
+
+def test_what_is_inside_hears_nothing() -> None:
+    """What a proxy has reached is outside; and already the first bytes of TLS may do harm."""
+    with (
+        misbehave.Server() as server,
+        proxy.Proxy() as between,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        to = f"https://localhost:{listener.getsockname()[1]}/"
+        start = server.serve("/start", misbehave.Page(to=(to,)))
+        source = http.HttpSource(start, base.Access(http_proxy=between.url))
+        with pytest.raises(errors.Unreachable, match=r"/start: led to 127.0.0.1"), source:
+            pass
+        taken, _ = listener.accept()
+        with taken:
+            assert taken.recv(1) == b""

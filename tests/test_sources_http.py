@@ -281,6 +281,27 @@ def test_redirects_end(server: misbehave.Server) -> None:
         refused(server.serve("/file", misbehave.Page(to=("file:///etc/passwd",))))
 
 
+def test_a_redirect_does_not_leave_https(tmp_path: Path, server: misbehave.Server) -> None:
+    """Whoever sits on the way would say what is on the disk."""
+    authority = tls.Authority(tmp_path)
+    trusting = base.Access(ca_files=(str(authority.certificate),))
+    to = misbehave.Page(to=(f"{server.serve('/disk', GOOD)}?secret=1",))
+    server.serve("/disk?secret=1", GOOD)
+    with misbehave.Server(authority.issue()) as secure:
+        start = secure.serve("/start", to)
+        there = f"redirected from https to {server.url('/disk')}?…, which anyone .* give that URL itself"
+        with pytest.raises(errors.Unreachable, match=there.replace("?", "[?]")):
+            refused(start, trusting)
+        assert not server.requests
+        # Where anyone may pretend to be the first server, and where the way began in clear.
+        for url, access in (
+            (start, base.Access(insecure=True)),
+            (server.serve("/clear", misbehave.Page(to=(start,))), trusting),
+        ):
+            with opened(url, access) as source:
+                assert whole(source) == DATA
+
+
 def test_the_page_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
     """It may be endless, or grow without end when it is decoded."""
     there = server.serve("/there", GOOD)
