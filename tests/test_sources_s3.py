@@ -21,7 +21,7 @@ import zstandard
 
 from images import fetch
 from importer import errors
-from sources import base, s3
+from sources import aws, base, s3
 from tests import misbehave, objectservers, processes, proxy, tls
 
 DATA = random.Random(11).randbytes(3 * 1024 * 1024 + 17)
@@ -356,9 +356,10 @@ def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None
 # -- credentials that a request does not bring: each in a process of its own ----------------------
 
 READ = """
-import sys, threading, hashlib
+import os, sys, threading, hashlib
 from sources import base, s3
-with s3.source(base.Location(endpoint=sys.argv[1]), threading.Event()) as source:
+access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
+with s3.source(base.Location(endpoint=sys.argv[1], access=access), threading.Event()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 
@@ -371,21 +372,72 @@ def run(script: str, *argv: str, **variables: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
-def reads(url: str, **variables: str) -> None:
-    done = run(READ, url, **variables)
+def reads(*argv: str, **variables: str) -> None:
+    done = run(READ, *argv, **variables)
     assert done.stdout.strip() == hashlib.sha256(DATA[: 256 * 1024]).hexdigest(), done.stderr
 
 
 def test_credentials_of_the_environment(store: objectservers.Store) -> None:
     key, secret = objectservers.READER
-    reads(store.url("disk.img"), AWS_ACCESS_KEY_ID=key, AWS_SECRET_ACCESS_KEY=secret)
+    keys = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+    reads(store.url("disk.img"), **keys, AWS_ENDPOINT_URL_S3=store.url(""))
 
 
 def test_credentials_of_a_profile(store: objectservers.Store, tmp_path: Path) -> None:
     key, secret = objectservers.READER
     file = tmp_path / "credentials"
-    file.write_text(f"[disks]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
+    lines = (
+        f"aws_access_key_id = {key}",
+        f"aws_secret_access_key = {secret}",
+        f"endpoint_url = {store.url('')}",
+    )
+    file.write_text("\n".join(("[disks]", *lines)))
     reads(store.url("disk.img"), AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="disks")
+
+
+def test_ambient_credentials_are_for_aws(server: misbehave.Server, tmp_path: Path) -> None:
+    server.serve("/b/k", (misbehave.Page(document("AccessDenied"), status=403), 1), misbehave.Page(DATA))
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=server.url("")) as between:
+        variables = {"PROXY": between.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}
+        reads("https://s3.eu-west-1.amazonaws.com/b/k", str(authority.certificate), **variables)
+    assert scope(server.gets("/b/k")[-1]) == "eu-west-1/s3/aws4_request"
+
+
+def test_ambient_credentials_are_not_shown_to_others(server: misbehave.Server) -> None:
+    """Not even to the same machine by another name than that which the surroundings give it."""
+    url = server.serve("/b/k", misbehave.Page(document("AccessDenied"), status=403))
+    variables = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for named in ({}, {"AWS_ENDPOINT_URL": server.url("", host="localhost")}):
+        done = run(READ, url, **variables, **named)
+        assert "access denied without credentials" in done.stderr
+    assert len(server.requests) == 2
+    assert all("authorization" not in seen.headers for seen in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("s3.amazonaws.com", True),
+        ("s3.eu-west-1.amazonaws.com", True),
+        ("s3.dualstack.eu-west-1.amazonaws.com", True),
+        ("s3-eu-west-1.amazonaws.com", True),
+        ("s3-fips.us-gov-west-1.amazonaws.com", True),
+        ("s3.cn-north-1.amazonaws.com.cn", True),
+        ("bucket.vpce-1a2b-3c4d.s3.us-east-1.vpce.amazonaws.com", True),
+        ("name-123.s3-accesspoint.us-east-1.amazonaws.com", True),
+        # Whoever has an account has names of these kinds.
+        ("ec2-192-0-2-1.eu-west-1.compute.amazonaws.com", False),
+        ("s3-name-123.us-east-1.elb.amazonaws.com", False),
+        ("s3.vpce-svc-1a2b.us-east-1.vpce.amazonaws.com", False),
+        ("abc.execute-api.us-east-1.amazonaws.com", False),
+        ("s3.amazonaws.com.evil.example", False),
+        ("s3.amazonaws.com@evil.example", False),
+        ("minio", False),
+    ],
+)
+def test_which_servers_are_awss(host: str, own: bool) -> None:
+    assert aws.is_s3(f"https://{host}/b/k") is own
 
 
 def test_credentials_of_a_web_identity(server: misbehave.Server, tmp_path: Path) -> None:
@@ -397,6 +449,7 @@ def test_credentials_of_a_web_identity(server: misbehave.Server, tmp_path: Path)
             url,
             AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
             AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+            AWS_ENDPOINT_URL_S3=server.url(""),
             AWS_ENDPOINT_URL_STS=service.url,
             AWS_REGION="us-east-1",
         )
