@@ -19,6 +19,7 @@ from sources import base, buckets, session, wire
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 
 
@@ -26,6 +27,14 @@ def is_googles(url: str) -> bool:
     """Tell whether an address is one of Google's own. Whoever bears a token has what it opens."""
     scheme, host, _ = wire.origin(url)
     return scheme == "https" and host.endswith(".googleapis.com")
+
+
+def check_clear(url: str, access: base.Access) -> None:
+    """Refuse to send tokens in clear beyond this machine, where emulators are, unless all is insecure."""
+    scheme, host, _ = wire.origin(url)
+    if scheme == "http" and host not in LOOPBACK and not access.insecure:
+        advice = "ask by https, give no file (emulators want none), or allow insecure"
+        raise errors.RequestError(f"{url}: wants the credentials file's token in clear; {advice}")
 
 
 @contextmanager

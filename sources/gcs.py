@@ -99,6 +99,8 @@ class _Object(pinned.Place):
     def __init__(self, location: base.Location) -> None:
         self._address = parse(location.endpoint)
         self._keys = gcp.Keys(location)
+        if self._keys:
+            gcp.check_clear(self._address.server, location.access)
         self._generation: int | None = None
         self._encoding = "identity"
         bucket, name = (

@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from images import fetch
 from importer import contract, errors
-from sources import base, gcs
+from sources import base, gcs, session
 from tests import misbehave, objectservers, proxy, tls
 
 DATA = random.Random(13).randbytes(3 * 1024 * 1024 + 17)
@@ -359,6 +360,22 @@ def test_a_file_sends_no_token_of_the_surroundings_elsewhere(tmp_path: Path, fie
         opened("gs://b/o", None, file)
 
 
+def test_no_limit_is_on_the_whole_of_a_transfer(server: misbehave.Server) -> None:
+    """Only on silence, here of half a second: Google's own library ends transfers after a fixed time."""
+    data, access = DATA[:100_000], base.Access(patience=0.5)
+    slow = media(data, drip=(5_000, 0.1))
+    url = serve(server, (slow, 2), media(data, stall=1000), data=data)
+    started = time.monotonic()
+    with opened(url, access) as source:
+        assert source.head == data
+        assert drained(source.stream()) == data
+        source.verify()
+        assert time.monotonic() - started > 6 * access.patience
+        with pytest.raises(errors.Transient, match="timed out"):
+            drained(source.stream())
+    assert {seen.headers["user-agent"] for seen in server.gets(MEDIA)} == {session.USER_AGENT}
+
+
 def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server, tmp_path: Path) -> None:
     answer = {"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600}
     with objectservers.answering(json.dumps(answer), "application/json") as service:
@@ -367,6 +384,25 @@ def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server,
         with opened(url, None, file) as source:
             assert streamed(source) == DATA
     assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("server", "access"),
+    [
+        ("https://storage.example", base.Access()),
+        ("http://localhost:4443", base.Access()),
+        ("http://[::1]:4443", base.Access()),
+        ("http://storage.example", base.Access(insecure=True)),
+    ],
+)
+def test_no_token_goes_in_clear_beyond_this_machine(tmp_path: Path, server: str, access: base.Access) -> None:
+    """Whoever sees it pass may use it."""
+    file = service_account(tmp_path, "https://oauth2.googleapis.com/token")
+    assert opened(f"{server}/b/o", access, file)
+    for elsewhere in ("http://storage.example", "http://10.0.0.1:4443", "http://localhost.example"):
+        assert opened(f"{elsewhere}/b/o")
+        with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* token in clear; ask by https, give"):
+            opened(f"{elsewhere}/b/o", None, file)
 
 
 def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp_path: Path) -> None:
@@ -406,7 +442,7 @@ def test_an_unusable_credentials_file(tmp_path: Path, text: str, fault: str) -> 
 
 READ = """
 import os, sys, threading, hashlib
-from sources import base, gcs
+from sources import base, gcs, session
 access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
 with gcs.source(base.Location(endpoint=sys.argv[1], access=access), threading.Event()) as source:
     print(hashlib.sha256(source.head).hexdigest())
