@@ -286,12 +286,14 @@ def _fault(reason: str, detail: str) -> str:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *, local: bool = True) -> Iterator[tuple[Engine, tls.Authority]]:
-    """Run an engine and a daemon, both with certificates of one authority."""
+def running(
+    directory: Path, *, local: bool = True, level: str = "INFO"
+) -> Iterator[tuple[Engine, tls.Authority]]:
+    """Run an engine and a daemon (see ``imageiod.daemon``), both with certificates of one authority."""
     authority = tls.Authority(directory / "ca")
     pair = authority.issue()
     with (
-        imageiod.daemon(directory / "daemon", pair, local=local) as daemon,
+        imageiod.daemon(directory / "daemon", pair, local=local, level=level) as daemon,
         Engine(directory, daemon, pair) as engine,
     ):
         yield engine, authority

@@ -60,15 +60,20 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon(directory: Path, pair: tls.KeyPair, *, local: bool = True) -> Iterator[Daemon]:
-    """Run a daemon; ``local``: also on a unix socket, which clients on this machine then use."""
+def daemon(
+    directory: Path, pair: tls.KeyPair, *, local: bool = True, level: str = "INFO"
+) -> Iterator[Daemon]:
+    """Run a daemon; ``local``: also on a unix socket, which clients on this machine then use.
+
+    Its log has the requests for data at the ``level`` DEBUG.
+    """
     program = Path(sysconfig.get_path("scripts"), "ovirt-imageio")
     if not program.exists():
         pytest.skip("needs ovirt-imageio")
     port = processes.free_port()
     (directory / "conf.d").mkdir(parents=True)
     (directory / "conf.d" / "test.conf").write_text(
-        CONFIGURATION.format(pair=pair, port=port, directory=directory, local=str(local).lower())
+        CONFIGURATION.format(pair=pair, port=port, directory=directory, local=str(local).lower(), level=level)
     )
     ready = lambda: processes.answers(port) and (directory / "control").exists()  # noqa: E731
     with processes.running([program, "-c", directory], log=directory / "daemon.log", ready=ready):
@@ -96,7 +101,7 @@ socket = {directory}/control
 [handlers]
 keys = stderr
 [logger_root]
-level = INFO
+level = {level}
 handlers = stderr
 """
 

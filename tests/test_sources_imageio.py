@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import importer
+from images import fetch
 from importer import errors, progress
 from sources import base, imageio
 from tests import engine as engine_module
@@ -63,7 +65,7 @@ def raw_disk(path: Path) -> Path:
 
 @contextlib.contextmanager
 def placed(directory: Path, *, local: bool) -> Iterator[Place]:
-    with engine_module.running(directory, local=local) as (engine, authority):
+    with engine_module.running(directory, local=local, level="DEBUG") as (engine, authority):
         chain = engine.add_disk("disk", raw_disk(directory / "raw"))
         chain.snapshot("write -P 7 2M 300k", "write -z 3M 64k")
         before = chain.content("disk-0", directory / "before")
@@ -131,6 +133,23 @@ def test_a_host_that_knows_no_zeros(place: Place, tmp_path: Path) -> None:
     processes.run("cmp", target, place.now)
     assert target.stat().st_blocks * 512 < SIZE
     place.ended("finished_success")
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"), [(fetch.Options(), 4 * MIB), (fetch.Options(chunk=MIB), MIB)], ids=["4M", "1M"]
+)
+def test_no_request_is_longer_than_a_chunk(
+    place: Place, tmp_path: Path, options: fetch.Options, longest: int
+) -> None:
+    """A connection that ends costs no more than that, be the run of data ever so long."""
+    place.engine.flat = True
+    target, before = tmp_path / "disk.img", len(place.engine.daemon.log())
+    importer.run(
+        importer.Request(source="imageio", location=place.location(), target=str(target), fetch=options)
+    )
+    said = place.engine.daemon.log()[before:]
+    assert max(int(size) for size in re.findall(r"READ size=(\d+)", said)) == longest
+    processes.run("cmp", target, place.now)
 
 
 def test_a_disk_that_does_not_fit_is_let_go(place: Place, tmp_path: Path) -> None:
