@@ -55,8 +55,29 @@ class Context:
     set_up_logging: Callable[[int], None]
 
 
+def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from importlib import metadata
+
+    try:
+        version = metadata.version("cdi-worker")
+    except metadata.PackageNotFoundError:
+        # A checkout runs as it is.
+        version = "unknown (not installed)"
+    click.echo(f"cdi-worker, version {version}")
+    context.exit()
+
+
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="cdi-worker")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_version,
+    help="Show the version and exit.",
+)
 @click.option(
     "--v", "-v", "verbosity", type=int, default=0, help="How much to log: 1 what happens, 4 everything."
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,28 @@ def told(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
     assert done.status == status, done.errors
     (line,) = done.output.splitlines()
     return dict(json.loads(line))
+
+
+# -- the program itself -----------------------------------------------------------------------
+
+
+def test_the_version(tmp_path: Path) -> None:
+    """A checkout runs as it is: in a folder with all packages, but for what an installation says of ours."""
+    packages = [Path(path) for path in sys.path if path.endswith("-packages")]
+    found = {path.name: path for folder in packages for path in folder.iterdir() if "cdi" not in path.name}
+    ours = {name: worker.ROOT / name for name in ("importer", "sources", "formats", "scratch", "images")}
+    for name, path in (found | ours).items():
+        (tmp_path / name).symlink_to(path)
+    argv = [sys.executable, "-S", "-m", "importer", "--version"]
+    env = {**worker.ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+
+    def told() -> str:
+        return subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+
+    assert told() == "cdi-worker, version unknown (not installed)\n"
+    (tmp_path / "cdi_worker-1.2.dist-info").mkdir()
+    (tmp_path / "cdi_worker-1.2.dist-info/METADATA").write_text("Name: cdi-worker\nVersion: 1.2\n")
+    assert told() == "cdi-worker, version 1.2\n"
 
 
 # -- import ------------------------------------------------------------------------------------
