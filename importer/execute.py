@@ -94,7 +94,9 @@ def bring(
     started = time.monotonic()
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     with opened(unopened, wanted, progress, cancel) as source, _reached():
-        _clear(wanted)
+        if wanted.is_archive or wanted.volume:
+            # What a killed attempt has left of an archive does not count against this one.
+            staging.remove_left_over(wanted.volume or wanted.target)
         found = survey_module.survey(source, wanted, cancel)
         job = _carry_out(wanted, source, found, progress, cancel)
         source.finish()
@@ -116,14 +118,6 @@ def bring(
         labels=labels,
         vddk_info=info,
     )
-
-
-def _clear(wanted: request.Request) -> None:
-    """Remove what an earlier attempt has left of an archive: it does not count against this one."""
-    if wanted.is_archive and wanted.volume:
-        staging.empty(wanted.volume)
-    elif wanted.is_archive or wanted.volume:
-        staging.remove_left_over(wanted.volume or wanted.target)
 
 
 def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Inspection:

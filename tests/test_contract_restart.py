@@ -59,6 +59,18 @@ def test_an_archive_once_more(
         assert {path.name for path in volume.iterdir()} == names
 
 
+def test_a_volume_is_not_emptied_for_what_is_no_archive(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CONTENTTYPE": "archive"}
+    with devices.filesystem("tmpfs", tmp_path) as volume:
+        (volume / "old").touch()
+        (volume / ".cdi-worker-unpacking").mkdir()
+        assert worker.run(*pod.arguments, f"--data-dir={volume}", env=env).status == 1
+        assert "archive wants a tar archive, this is raw" in pod.message
+        assert [path.name for path in volume.iterdir()] == ["old"]
+
+
 def test_a_folder_is_not_emptied(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
