@@ -35,6 +35,11 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
             disk[piece.guest : piece.guest + piece.size] = (
                 follower.inflate(body, piece.guest)[: piece.size] if piece.packed else body
             )
+            if piece.packed:
+                # What fits behind it without a sector of its own is taken for its end. Where it is another
+                # cluster, whose table comes much later, an import has to ask for scratch.
+                after = piece.host + piece.length
+                kept[after - 512 : after + 511] = b"\1" * 1023
         for first, after in arrival.keep:
             assert start <= first < after <= end
             kept[first:after] = b"\1" * (after - first)
