@@ -9,6 +9,7 @@ import pytest
 
 from images import readahead
 from importer import errors
+from tests import processes
 
 KiB, MiB = 1 << 10, 1 << 20
 
@@ -121,8 +122,10 @@ def test_a_failure_ahead_harms_nobody_who_does_not_read_it() -> None:
     cache = readahead.Cache(source.read, 8 * MiB)
     for offset in range(0, 2 * MiB, 64 * KiB):
         use(cache, offset, 64 * KiB)
+    processes.wait_for(
+        lambda: any(offset <= 7 * MiB < offset + length for offset, length in [*source.reads]), "the failure"
+    )
     cache.close()
-    assert any(offset <= 7 * MiB < offset + length for offset, length in source.reads)
 
 
 def test_what_is_used_is_not_overwritten_when_all_memory_is() -> None:
