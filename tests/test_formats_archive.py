@@ -15,28 +15,15 @@ from hypothesis import strategies as st
 
 from formats import archive, readers, tar, tar_sparse
 from importer import errors
-from tests import hostile_archives, processes
+from tests import hostile_archives, processes, reading
 
 LIMIT = 1 << 30
 NOISE = random.Random(1).randbytes(100_000)
 
 
-class Split:
-    """Serves at most ``step`` bytes per call."""
-
-    def __init__(self, data, step):
-        self.inner, self.step = readers.Bytes(data), step
-
-    def readinto(self, into):
-        return self.inner.readinto(into[: self.step])
-
-    def close(self):
-        pass
-
-
 def unpacked(data, step=1 << 20, limit=LIMIT):
     """Return {path: (entry, {offset: data})}."""
-    opened = archive.Archive(Split(data, step), limit_bytes=limit)
+    opened = archive.Archive(reading.Portions(data, step), limit_bytes=limit)
     found = {}
     for entry in opened:
         pieces = {}

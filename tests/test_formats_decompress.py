@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from formats import decompress, readers
 from importer import errors
+from tests import reading
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -36,29 +37,8 @@ PLAIN = random.Random(1).randbytes(700) + bytes(2000) + b"disk" * 300
 every_kind = pytest.mark.parametrize("kind", COMPRESS)
 
 
-class Split:
-    """Serves at most ``step`` bytes per call."""
-
-    def __init__(self, data, step):
-        self.inner, self.step, self.closed = readers.Bytes(data), step, False
-
-    def readinto(self, into):
-        return self.inner.readinto(into[: self.step])
-
-    def close(self):
-        self.closed = True
-
-
-def drain(reader, step=1 << 20):
-    buffer, out = memoryview(bytearray(step)), bytearray()
-    while count := reader.readinto(buffer):
-        out += buffer[:count]
-    assert reader.readinto(buffer) == 0
-    return bytes(out)
-
-
 def plain(kind, data, **options):
-    return drain(decompress.open(kind, readers.Bytes(data), **options))
+    return reading.drained(decompress.open(kind, readers.Bytes(data), **options))
 
 
 @every_kind
@@ -98,8 +78,8 @@ def test_more_is_garbage(kind, extra):
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 100])
 def test_small_pieces(kind, step):
     data = COMPRESS[kind](PLAIN) + COMPRESS[kind](b"") + COMPRESS[kind](PLAIN)
-    reader = decompress.open(kind, Split(data, step))
-    assert drain(reader, step) == PLAIN * 2
+    reader = decompress.open(kind, reading.Portions(data, step))
+    assert reading.drained(reader, step) == PLAIN * 2
 
 
 @every_kind
@@ -148,7 +128,7 @@ def test_every_flipped_bit_is_told(kind):
 
 @every_kind
 def test_close_reaches_the_source(kind):
-    source = Split(b"", 1)
+    source = reading.Portions(b"", 1)
     decompress.open(kind, source, limit=1).close()
     assert source.closed
 
@@ -191,7 +171,7 @@ def test_gz_header_with_every_field(step):
     header = b"\x1f\x8b\x08\x1e" + bytes(6) + struct.pack("<H", 3) + b"abc" + b"name\0" + b"comment\0"
     header += struct.pack("<H", zlib.crc32(header) & 0xFFFF)
     data = header + gzip.compress(PLAIN, mtime=0)[10:]
-    assert drain(decompress.open("gz", Split(data, step))) == PLAIN
+    assert reading.drained(decompress.open("gz", reading.Portions(data, step))) == PLAIN
 
 
 @every_kind
@@ -274,10 +254,10 @@ def test_xz_tool_reads_what_has_several_blocks(xz_multi_block):
     seen = []
 
     def tool(reader):
-        seen.append(drain(reader))
+        seen.append(reading.drained(reader))
         return readers.Bytes(PLAIN)
 
-    assert drain(decompress.open("xz", readers.Bytes(xz_multi_block), tool=tool)) == PLAIN
+    assert reading.drained(decompress.open("xz", readers.Bytes(xz_multi_block), tool=tool)) == PLAIN
     assert seen == [xz_multi_block]
 
 
@@ -299,4 +279,8 @@ def test_mutations_give_errors_of_ours_only(kind, data):
         good[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
         good = good or bytearray(1)
     with contextlib.suppress(errors.Error):
-        drain(decompress.open(kind, Split(bytes(good), data.draw(st.integers(1, 5000))), limit=1 << 24))
+        reading.drained(
+            decompress.open(
+                kind, reading.Portions(bytes(good), data.draw(st.integers(1, 5000))), limit=1 << 24
+            )
+        )

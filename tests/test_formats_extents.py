@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from formats import extents, readers
 from importer import errors
+from tests import reading
 
 NOISE = random.Random(1).randbytes(300_000)
 TEXT = b"text " * 60_000
@@ -54,11 +55,9 @@ def test_a_copy_goes_on_in_the_same_way() -> None:
 def test_as_bytes(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
     reader = extents.Reader(extents.Decoder(readers.Bytes(encode(runs))))
-    buffer = memoryview(bytearray(size))
-    found = b""
-    while count := reader.readinto(buffer):
-        found += buffer[:count]
-    assert found == b"".join(bytes(run) if isinstance(run, int) else run for run in runs)
+    assert reading.drained(reader, size) == b"".join(
+        bytes(run) if isinstance(run, int) else run for run in runs
+    )
 
 
 def test_nothing() -> None:

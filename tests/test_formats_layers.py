@@ -13,16 +13,10 @@ import pytest
 from formats import detect, layers, peek, readers
 from images import xz
 from importer import errors
+from tests import reading
 
 NOISE = random.Random(1).randbytes(1 << 20)
 QCOW2 = b"QFI\xfb\0\0\0\x03" + NOISE
-
-
-def drain(reader, step=100_000):
-    buffer, out = memoryview(bytearray(step)), bytearray()
-    while count := reader.readinto(buffer):
-        out += buffer[:count]
-    return bytes(out)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 10])
@@ -30,7 +24,7 @@ def drain(reader, step=100_000):
 def test_peek_loses_nothing(size, data):
     reader = peek.Peek(readers.Bytes(data), size)
     assert reader.head == data[:size]
-    assert drain(reader, 3) == data
+    assert reading.drained(reader, 3) == data
 
 
 @pytest.mark.parametrize(
@@ -45,7 +39,7 @@ def test_peek_loses_nothing(size, data):
 def test_stream(data, compressions):
     content, reader = layers.open(readers.Bytes(data))
     assert content == layers.Content(compressions, "qcow2", QCOW2[: detect.HEAD])
-    assert drain(reader) == QCOW2
+    assert reading.drained(reader) == QCOW2
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
@@ -74,7 +68,7 @@ def test_sample_is_bounded():
 
 def test_nothing_inside():
     content, reader = layers.open(readers.Bytes(gzip.compress(b"")))
-    assert (content.format, drain(reader)) == ("empty", b"")
+    assert (content.format, reading.drained(reader)) == ("empty", b"")
 
 
 @pytest.mark.parametrize("work", [layers.look, lambda data: layers.open(readers.Bytes(data))])
@@ -112,4 +106,4 @@ def test_limit_holds_for_every_layer():
     data = gzip.compress(gzip.compress(bytes(2 << 20)))
     _, reader = layers.open(readers.Bytes(data), limit=1 << 20)
     with pytest.raises(errors.TooLarge):
-        drain(reader)
+        reading.drained(reader)

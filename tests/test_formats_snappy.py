@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import readers, snappy
+from formats import snappy
 from importer import errors
+from tests import reading
 
 NOISE = random.Random(11).randbytes(70_000)
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 1000
@@ -44,25 +45,8 @@ def literal(data: bytes) -> bytes:
     return chunk(0x00, masked(data) + bytes([len(data), (len(data) - 1) << 2]) + data)
 
 
-class Dripping(readers.Bytes):
-    """Gives a few bytes at a time."""
-
-    def __init__(self, data: bytes, step: int) -> None:
-        super().__init__(data)
-        self._step = step
-
-    def readinto(self, into: memoryview, /) -> int:
-        return super().readinto(into[: self._step])
-
-
 def unpack(data: bytes, *, step: int = 1 << 20, size: int = 1 << 20) -> bytes:
-    reader = snappy.Reader(Dripping(data, step))
-    buffer = memoryview(bytearray(size))
-    found = b""
-    while count := reader.readinto(buffer):
-        found += buffer[:count]
-    reader.close()
-    return found
+    return reading.drained(snappy.Reader(reading.Portions(data, step)), size)
 
 
 def test_by_hand() -> None:

@@ -6,14 +6,11 @@ import pytest
 
 from formats import readers, vhd
 from tests import disks as disks_module
+from tests import reading
 
 
 def whole(data: bytes, step: int) -> bytes:
-    reader, found = vhd.WithoutFooter(readers.Bytes(data)), bytearray()
-    into = memoryview(bytearray(step))
-    while count := reader.readinto(into):
-        found += into[:count]
-    return bytes(found)
+    return reading.drained(vhd.WithoutFooter(readers.Bytes(data)), step)
 
 
 @pytest.mark.parametrize("step", [1, 511, 512, 513, 4096, 1 << 20])

@@ -11,6 +11,7 @@ import pytest
 
 from images import xz
 from importer import errors
+from tests import reading
 
 PLAIN = bytes(range(256)) * 4096 + bytes(3_000_000)
 PACKED = lzma.compress(PLAIN)
@@ -34,18 +35,10 @@ class Source:
         self.closed = True
 
 
-def read_all(reader: xz.Reader) -> bytes:
-    into = memoryview(bytearray(100_000))
-    said = bytearray()
-    while count := reader.readinto(into):
-        said += into[:count]
-    return bytes(said)
-
-
 def unpack(source: Source, **keywords: int) -> bytes:
     reader = xz.Reader(source, **keywords)
     try:
-        return read_all(reader)
+        return reading.drained(reader)
     finally:
         reader.close()
         assert source.closed

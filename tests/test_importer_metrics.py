@@ -55,12 +55,6 @@ def pod(tmp_path: Path) -> worker.Pod:
     return worker.Pod(tmp_path / "pod", env=env, metrics_port=processes.free_port())
 
 
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
-
-
 @contextlib.contextmanager
 def importing(pod: worker.Pod, url: str) -> Iterator[subprocess.Popen[str]]:
     """Start the pod and wait for its page."""

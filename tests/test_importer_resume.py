@@ -36,12 +36,6 @@ importer.run(importer.Request(
 """
 
 
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
-
-
 @pytest.fixture(params=["file", "block"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.param == "file":

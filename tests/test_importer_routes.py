@@ -6,7 +6,6 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from tests import devices, misbehave, processes
 
 MIB = 1 << 20
 NOISE = random.Random(3).randbytes(2 * MIB + 100)
-
-
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
 
 
 def wanted(url: str, target: Path) -> importer.Request:

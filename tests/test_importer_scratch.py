@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,6 @@ import pytest
 from tests import contract, misbehave, processes, qcow2_images, vmdk_stream, worker
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
 
 
 def more_than_memory(folder: Path) -> bytes:

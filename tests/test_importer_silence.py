@@ -32,12 +32,6 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - started < seconds
 
 
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
-
-
 @pytest.fixture(params=["accepts no connection", "answers no handshake", "answers no request"])
 def silent(request: pytest.FixtureRequest) -> Iterator[str]:
     """Give the address of a server that says nothing at all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ FAULTS = {  # curl's exit status
     "redirects": 47,
     "reset": 56,
 }
-
-
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
 
 
 def curl(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:

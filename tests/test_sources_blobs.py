@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import concurrent.futures
-import io
 import random
 import threading
 import time
 
 import pytest
 
+from formats import readers
 from images import fetch
 from importer import errors
 from sources import base, blobs, http, oci
-from tests import misbehave
+from tests import misbehave, reading
 
 DATA = random.Random(1).randbytes(3 << 20)
 OPTIONS = fetch.Options(connections=3, chunk=256 << 10, window=4, no_progress=2)
-
-
-class Bytes:
-    """A reader over bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = io.BytesIO(data)
-        self.closed = False
-
-    def readinto(self, into: memoryview, /) -> int:
-        return self._data.readinto(into)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def descriptor(data: bytes, algorithm: str = "sha256") -> oci.Descriptor:
@@ -38,21 +24,16 @@ def descriptor(data: bytes, algorithm: str = "sha256") -> oci.Descriptor:
 
 
 def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "sha256") -> blobs.Verified:
-    return blobs.Verified(descriptor(stated, algorithm), "x", served[:head], lambda at: Bytes(served[at:]))
-
-
-def content(reader: base.Reader, step: int = 100_000) -> bytes:
-    data, piece = b"", memoryview(bytearray(step))
-    while count := reader.readinto(piece):
-        data += piece[:count]
-    return data
+    return blobs.Verified(
+        descriptor(stated, algorithm), "x", served[:head], lambda at: readers.Bytes(served[at:])
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, blobs.PIECE, len(DATA)])
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
 def test_verified(size: int, algorithm: str) -> None:
     reader = verified(DATA[:size], DATA[:size], algorithm=algorithm)
-    assert content(reader) == DATA[:size]
+    assert reading.drained(reader) == DATA[:size]
     assert reader.readinto(memoryview(bytearray(1))) == 0
     reader.close()
     reader.close()
@@ -65,7 +46,7 @@ def test_not_what_the_digest_names(size: int, change: str) -> None:
     served = {"short": good[:-1], "long": good + b"+", "other": good[:-1] + bytes([good[-1] ^ 1])}[change]
     reader = verified(good, served)
     with pytest.raises(errors.DigestMismatch, match="digest mismatch"):
-        content(reader)
+        reading.drained(reader)
     reader.close()
 
 
@@ -84,7 +65,7 @@ def content_of(reader: base.Reader, size: int) -> bytes:
 
 
 def test_failures_cross_the_thread() -> None:
-    class Failing(Bytes):
+    class Failing(readers.Bytes):
         def readinto(self, into: memoryview, /) -> int:
             raise errors.TransferFailed(url="x", offset=1, reason="gone")
 
@@ -99,26 +80,26 @@ def test_closing_waits_for_no_answer() -> None:
     """A read that cannot be ended, as the making of a connection, must not hold up a cancel."""
     over = threading.Event()
 
-    class Deaf(Bytes):
+    class Deaf(readers.Bytes):
         def readinto(self, into: memoryview, /) -> int:
             over.wait(60)
             return 0
 
     reader = blobs.Verified(descriptor(DATA), "x", b"", lambda _: Deaf(b""))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(content, reader)
+        read = pool.submit(reading.drained, reader)
         time.sleep(0.1)
         began = time.monotonic()
         reader.close()
         assert time.monotonic() - began < 5
         over.set()
-        assert isinstance(reading.exception(), errors.DigestMismatch)
+        assert isinstance(read.exception(), errors.DigestMismatch)
 
 
 def test_read_all_is_bounded() -> None:
-    assert blobs.read_all(Bytes(b"12345"), 5, "x") == b"12345"
+    assert blobs.read_all(readers.Bytes(b"12345"), 5, "x") == b"12345"
     with pytest.raises(errors.Unsupported, match="more than 4 bytes"):
-        blobs.read_all(Bytes(b"12345"), 4, "x")
+        blobs.read_all(readers.Bytes(b"12345"), 4, "x")
 
 
 # -- over the wire ------------------------------------------------------------------------------
@@ -142,7 +123,7 @@ def ordered(url: str, position: int = 0, cancel: threading.Event | None = None) 
 def test_ordered(ranges: bool, position: int) -> None:
     with misbehave.Server() as server:
         reader = ordered(server.serve("/blob", misbehave.Page(DATA, ranges=ranges)), position)
-        assert content(reader) == DATA[position:]
+        assert reading.drained(reader) == DATA[position:]
         reader.close()
         assert (len(server.gets("/blob")) > 3) == ranges
 
@@ -153,7 +134,7 @@ def test_resets(ranges: bool) -> None:
     torn = misbehave.Page(DATA, ranges=ranges, cut=1_000_000 if not ranges else 300_000)
     with misbehave.Server() as server:
         reader = ordered(server.serve("/blob", (good, 1), (torn, 3), good), 1000)
-        assert content(reader) == DATA[1000:]
+        assert reading.drained(reader) == DATA[1000:]
         reader.close()
 
 
@@ -161,7 +142,7 @@ def test_ranges_that_stop_to_work() -> None:
     with misbehave.Server() as server:
         good = misbehave.Page(DATA)
         reader = ordered(server.serve("/blob", (good, 4), misbehave.Page(DATA, ranges=False)), 1000)
-        assert content(reader) == DATA[1000:]
+        assert reading.drained(reader) == DATA[1000:]
         reader.close()
 
 
@@ -183,5 +164,5 @@ def test_cancel(ranges: bool) -> None:
         assert reader.readinto(memoryview(bytearray(10)))
         cancel.set()
         with pytest.raises(errors.Cancelled):
-            content(reader)
+            reading.drained(reader)
         reader.close()

@@ -24,10 +24,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from images import fetch
 from importer import contract, errors
 from sources import base, gcs, session
-from tests import misbehave, objectservers, proxy, tls
+from tests import misbehave, objectservers, proxy, reading, tls
 
 DATA = random.Random(13).randbytes(3 * 1024 * 1024 + 17)
 TOKEN = "ya29.a-token-of-the-tests"
@@ -49,12 +48,6 @@ def guard(store: objectservers.Emulator) -> Iterator[objectservers.Service]:
         yield running
 
 
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
-
-
 def opened(
     endpoint: str, access: base.Access | None = None, credentials_file: Path | str = ""
 ) -> gcs.GcsSource:
@@ -68,27 +61,6 @@ def refusal(endpoint: str, credentials_file: Path | str = "") -> str:
     with pytest.raises(errors.Unreachable) as caught, opened(endpoint, None, credentials_file):
         pass
     return str(caught.value)
-
-
-def part(source: gcs.GcsSource, offset: int, length: int) -> bytes:
-    into = bytearray(length)
-    count = source.read_range(offset, memoryview(into))
-    return bytes(into[:count])
-
-
-def drained(reader: base.Reader) -> bytes:
-    found, into = bytearray(), memoryview(bytearray(100_000))
-    while count := reader.readinto(into):
-        found += into[:count]
-    reader.close()
-    return bytes(found)
-
-
-def streamed(source: gcs.GcsSource) -> bytes:
-    """Read everything through the engine: small ranges, in parallel, in order."""
-    assert source.size is not None
-    options = fetch.Options(connections=4, chunk=300_000)
-    return drained(fetch.Fetcher(source, source.size, options, cancel=threading.Event()).stream())
 
 
 def serve(server: misbehave.Server, *turns: Any, data: bytes = DATA, **more: object) -> str:
@@ -117,14 +89,14 @@ def test_an_object_is_read_at_random_in_parallel_and_in_order(store: objectserve
         assert (source.size, source.head) == (len(DATA), DATA[: 256 * 1024])
         assert source.identity is not None
         assert source.identity.startswith("generation 1")
-        assert part(source, 300_001, 70_000) == DATA[300_001:370_001]
-        assert part(source, len(DATA) - 5, 100) == DATA[-5:]
-        assert streamed(source) == DATA
+        assert reading.part(source, 300_001, 70_000) == DATA[300_001:370_001]
+        assert reading.part(source, len(DATA) - 5, 100) == DATA[-5:]
+        assert reading.streamed(source) == DATA
         source.verify()
     with opened(store.url("disk.img")) as source:
-        assert drained(source.stream()) == DATA
+        assert reading.drained(source.stream()) == DATA
         source.verify()
-        assert drained(source.stream(1000)) == DATA[1000:]
+        assert reading.drained(source.stream(1000)) == DATA[1000:]
 
 
 @pytest.mark.parametrize("name", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"])
@@ -139,7 +111,7 @@ def test_what_is_stored_compressed_arrives_as_stored(store: objectservers.Emulat
     store.put("packed", packed, encoding="gzip")
     with opened(store.url("packed")) as source:
         assert source.size == len(packed)
-        assert streamed(source) == packed
+        assert reading.streamed(source) == packed
         source.verify()
 
 
@@ -148,7 +120,7 @@ def test_compressed_answers_are_asked_for_and_left_alone(server: misbehave.Serve
     page = media(packed)
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "gzip"})
     with opened(serve(server, page, data=packed, contentEncoding="gzip")) as source:
-        assert streamed(source) == packed
+        assert reading.streamed(source) == packed
         source.verify()
     assert {seen.headers["accept-encoding"] for seen in server.gets(MEDIA)} == {"gzip"}
 
@@ -156,7 +128,7 @@ def test_compressed_answers_are_asked_for_and_left_alone(server: misbehave.Serve
 def test_an_empty_object(store: objectservers.Emulator) -> None:
     store.put("empty", b"")
     with opened(store.url("empty")) as source:
-        assert (source.size, source.head, drained(source.stream())) == (0, b"", b"")
+        assert (source.size, source.head, reading.drained(source.stream())) == (0, b"", b"")
         source.verify()
 
 
@@ -165,21 +137,21 @@ def test_only_the_generation_of_the_first_contact_is_read(server: misbehave.Serv
     with opened(serve(server, (media(), 2), gone)) as source:
         assert source.identity is not None
         assert source.identity.startswith("generation 7 crc32c ")
-        assert part(source, 5, 10) == DATA[5:15]
+        assert reading.part(source, 5, 10) == DATA[5:15]
         with pytest.raises(errors.SourceChanged, match="generation was 7, now replaced or deleted"):
-            part(source, 5, 10)
+            reading.part(source, 5, 10)
 
 
 def test_new_metadata_is_no_new_object(server: misbehave.Server) -> None:
     touched = media(etag='"two"', modified="Wed, 04 Nov 2026 10:00:00 GMT")
     with opened(serve(server, (media(), 1), touched)) as source:
-        assert streamed(source) == DATA
+        assert reading.streamed(source) == DATA
 
 
 def test_another_generation_in_the_answer_is_noticed(server: misbehave.Server) -> None:
     other = dataclasses.replace(media(), headers={"x-goog-generation": "8"})
     with opened(serve(server, (media(), 1), other)) as source, pytest.raises(errors.SourceChanged):
-        part(source, 0, 10)
+        reading.part(source, 0, 10)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -188,7 +160,7 @@ def test_bytes_that_are_not_the_stored_ones_are_noticed(server: misbehave.Server
     with opened(url) as source:
         assert source.size is not None
         source.verify()  # not all was read: nothing to say
-        drained(source.stream()) if ordered else streamed(source)
+        reading.drained(source.stream()) if ordered else reading.streamed(source)
         with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected crc32c:"):
             source.verify()
 
@@ -197,8 +169,8 @@ def test_a_reading_from_the_beginning_is_verified_anew(server: misbehave.Server)
     """The fallback to one stream reads again what was read by ranges, and what it brings is written."""
     url = serve(server, (media(), 2), media(b"?" + DATA[1:]))
     with opened(url) as source:
-        part(source, 0, 1000)
-        drained(source.stream())
+        reading.part(source, 0, 1000)
+        reading.drained(source.stream())
         with pytest.raises(errors.ChecksumMismatch):
             source.verify()
 
@@ -209,7 +181,7 @@ def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
     torn = media(cut=100_000)
     url = serve(server, (media(), 1), (busy, 2), (torn, 5), (limited, 1), (error(503, "later"), 1), media())
     with opened(url) as source:
-        assert streamed(source) == DATA
+        assert reading.streamed(source) == DATA
         source.verify()
 
 
@@ -285,7 +257,7 @@ def test_an_address_of_google_goes_through_proxy_and_custom_ca(
         serve(server, media())
         with opened("gs://b/o", access) as source:
             assert source.name == "gs://b/o"
-            assert streamed(source) == DATA
+            assert reading.streamed(source) == DATA
     assert between.requests[0].target == "storage.googleapis.com:443"
 
 
@@ -326,7 +298,7 @@ def external_account(directory: Path, token_url: str) -> Path:
 def test_a_service_account(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
     with opened(f"{guard.url}/images/disk.img", None, file) as source:
-        assert streamed(source) == DATA
+        assert reading.streamed(source) == DATA
         source.verify()
     assert len(guard.asked) == 1
     assert "assertion=" in guard.asked[0]
@@ -338,7 +310,7 @@ def test_an_external_account(guard: objectservers.Service, tmp_path: Path) -> No
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
         access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
         with opened(f"{guard.url}/images/disk.img", access, file) as source:
-            assert streamed(source) == DATA
+            assert reading.streamed(source) == DATA
     assert "subject_token=a-token-of-the-cluster" in guard.asked[0]
     assert between.requests[0].target == "sts.googleapis.com:443"
 
@@ -368,11 +340,11 @@ def test_no_limit_is_on_the_whole_of_a_transfer(server: misbehave.Server) -> Non
     started = time.monotonic()
     with opened(url, access) as source:
         assert source.head == data
-        assert drained(source.stream()) == data
+        assert reading.drained(source.stream()) == data
         source.verify()
         assert time.monotonic() - started > 6 * access.patience
         with pytest.raises(errors.Transient, match="timed out"):
-            drained(source.stream())
+            reading.drained(source.stream())
     assert {seen.headers["user-agent"] for seen in server.gets(MEDIA)} == {session.USER_AGENT}
 
 
@@ -382,7 +354,7 @@ def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server,
         file = service_account(tmp_path, service.url)
         url = serve(server, (media(), 1), (error(401, "Invalid Credentials"), 1), media())
         with opened(url, None, file) as source:
-            assert streamed(source) == DATA
+            assert reading.streamed(source) == DATA
     assert len(service.asked) == 2
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from importer import errors
 from sources import base, http
-from tests import misbehave, processes, proxy, servers, tls
+from tests import misbehave, processes, proxy, reading, servers, tls
 
 DATA = bytes(range(256)) * 4096
 GOOD = misbehave.Page(DATA)
@@ -33,18 +33,7 @@ def opened(url: str, access: base.Access | None = None) -> http.HttpSource:
 
 
 def whole(source: base.Source, offset: int = 0) -> bytes:
-    reader, found = source.stream(offset), bytearray()
-    into = memoryview(bytearray(100_000))
-    while count := reader.readinto(into):
-        found += into[:count]
-    reader.close()
-    return bytes(found)
-
-
-def part(source: http.HttpSource, offset: int, length: int) -> bytes:
-    into = bytearray(length)
-    count = source.read_range(offset, memoryview(into))
-    return bytes(into[:count])
+    return reading.drained(source.stream(offset))
 
 
 def test_nginx_is_read_in_order_and_at_random(tmp_path: Path) -> None:
@@ -57,7 +46,7 @@ def test_nginx_is_read_in_order_and_at_random(tmp_path: Path) -> None:
         assert source.ranges() is source
         assert whole(source) == DATA
         assert whole(source, 1000) == DATA[1000:]
-        assert part(source, 70_001, 300_000) == DATA[70_001:370_001]
+        assert reading.part(source, 70_001, 300_000) == DATA[70_001:370_001]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +232,7 @@ def test_one_redirect_serves_the_whole_run(server: misbehave.Server) -> None:
         )
         with opened(start) as source:
             for offset in range(0, 100_000, 10_000):
-                part(source, offset, 10_000)
+                reading.part(source, offset, 10_000)
         assert len(server.requests) == 1
         assert len(mirror.gets("/a")) == 11
         assert not mirror.gets("/b")
@@ -255,8 +244,8 @@ def test_a_mirror_that_is_lost_is_left(server: misbehave.Server) -> None:
         start = server.serve("/start", misbehave.Page(to=(first, mirror.serve("/b", GOOD))))
         with opened(start) as source:
             with pytest.raises(errors.Transient, match="404"):
-                part(source, 0, 10)
-            assert part(source, 0, 10) == DATA[:10]
+                reading.part(source, 0, 10)
+            assert reading.part(source, 0, 10) == DATA[:10]
         assert len(mirror.gets("/b")) == 1
 
 
@@ -268,10 +257,10 @@ def test_a_lost_mirror_is_left_by_all_threads(server: misbehave.Server) -> None:
         second = mirror.serve("/b", GOOD)
         start = server.serve("/start", misbehave.Page(to=(first, *[second] * 9)))
         with opened(start) as source, concurrent.futures.ThreadPoolExecutor(4) as pool:
-            reads = [pool.submit(part, source, number, 10) for number in range(4)]
+            reads = [pool.submit(reading.part, source, number, 10) for number in range(4)]
             kinds = {type(read.exception()) for read in reads}
             assert kinds <= {errors.Transient, type(None)}
-            assert part(source, 0, 10) == DATA[:10]
+            assert reading.part(source, 0, 10) == DATA[:10]
 
 
 def test_redirects_end(server: misbehave.Server) -> None:
@@ -337,36 +326,36 @@ def test_range_that_is_not_what_was_asked_for(
     server: misbehave.Server, later: dict[str, Any], kind: type[errors.Error]
 ) -> None:
     with opened(server.serve("/disk", (GOOD, 1), changed(**later))) as source, pytest.raises(kind):
-        part(source, 1000, 5000)
+        reading.part(source, 1000, 5000)
 
 
 @pytest.mark.parametrize("fault", [{"cut": 777}, {"missing": 0, "cut_at": 1777}])
 def test_what_came_before_a_break_counts(server: misbehave.Server, fault: dict[str, Any]) -> None:
     with opened(server.serve("/disk", (GOOD, 1), changed(**fault))) as source:
-        assert part(source, 1000, 5000) == DATA[1000:1777]
+        assert reading.part(source, 1000, 5000) == DATA[1000:1777]
 
 
 def test_reads_that_follow_each_other_are_one_request(server: misbehave.Server) -> None:
     with opened(server.serve("/disk", GOOD)) as source:
         source.expect(1000, 400_000)
-        assert part(source, 1000, 100_000) == DATA[1000:101_000]
-        assert part(source, 101_000, 100_000) == DATA[101_000:201_000]
+        assert reading.part(source, 1000, 100_000) == DATA[1000:101_000]
+        assert reading.part(source, 101_000, 100_000) == DATA[101_000:201_000]
         # A gap is read over; the last one ends the answer.
-        assert part(source, 250_000, 151_000) == DATA[250_000:401_000]
+        assert reading.part(source, 250_000, 151_000) == DATA[250_000:401_000]
         assert [seen.headers["range"] for seen in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
         # What comes back, or lies behind, is asked for anew.
-        assert part(source, 1000, 10) == DATA[1000:1010]
-        assert part(source, 500_000, 10) == DATA[500_000:500_010]
+        assert reading.part(source, 1000, 10) == DATA[1000:1010]
+        assert reading.part(source, 500_000, 10) == DATA[500_000:500_010]
         assert len(server.gets("/disk")) == 4
 
 
 def test_a_request_for_several_reads_goes_on_after_a_break(server: misbehave.Server) -> None:
     with opened(server.serve("/disk", (GOOD, 1), (changed(cut=150_000), 1), GOOD)) as source:
         source.expect(0, 400_000)
-        assert part(source, 0, 100_000) == DATA[:100_000]
-        assert part(source, 100_000, 100_000) == DATA[100_000:150_000]
-        assert part(source, 150_000, 50_000) == DATA[150_000:200_000]
-        assert part(source, 200_000, 200_000) == DATA[200_000:400_000]
+        assert reading.part(source, 0, 100_000) == DATA[:100_000]
+        assert reading.part(source, 100_000, 100_000) == DATA[100_000:150_000]
+        assert reading.part(source, 150_000, 50_000) == DATA[150_000:200_000]
+        assert reading.part(source, 200_000, 200_000) == DATA[200_000:400_000]
         ranges = [seen.headers["range"] for seen in server.gets("/disk")[1:]]
         assert ranges == ["bytes=0-399999", "bytes=150000-399999"]
 

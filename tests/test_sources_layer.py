@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import tarfile
 
 import pytest
@@ -13,43 +12,22 @@ from hypothesis import strategies as st
 from formats import tar_walk
 from importer import errors
 from sources import layer
-from tests import containers
+from tests import containers, reading
 from tests.containers import Entry
 
 DATA = bytes(range(256)) * 400
 DIRECTORY, LINK, HARD_LINK = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
-class Bytes:
-    """A reader that gives ``step`` bytes at a time."""
-
-    def __init__(self, data: bytes, step: int = 10_000) -> None:
-        self._data = io.BytesIO(data)
-        self._step = step
-
-    def readinto(self, into: memoryview, /) -> int:
-        return self._data.readinto(into[: self._step])
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
 def opened(data: bytes, hidden: layer.Hidden | None = None, step: int = 10_000) -> layer.Layer:
-    return layer.Layer(layer.plain(Bytes(data, step), data), hidden or layer.Hidden(), "layer")
-
-
-def content(found: layer.Layer, step: int = 7000) -> bytes:
-    data, piece = b"", memoryview(bytearray(step))
-    while count := found.readinto(piece):
-        data += piece[:count]
-    return data
+    return layer.Layer(layer.plain(reading.Portions(data, step), data), hidden or layer.Hidden(), "layer")
 
 
 def whole(data: bytes) -> None:
     """Read a layer as an import does."""
     found = opened(data)
     if found.find():
-        content(found)
+        reading.drained(found)
         found.finish()
 
 
@@ -72,7 +50,7 @@ def test_disk(compression: str, step: int) -> None:
     found = opened(blob.data, step=step)
     assert found.find()
     assert (found.path, found.size) == ("/disk/disk.img", len(DATA))
-    assert content(found) == DATA
+    assert reading.drained(found) == DATA
     found.finish()
 
 
@@ -80,7 +58,7 @@ def test_disk(compression: str, step: int) -> None:
 def test_sizes(size: int) -> None:
     found = opened(containers.tar(containers.disk(b"x" * size)))
     assert found.find()
-    assert content(found, 1 << 20) == b"x" * size
+    assert reading.drained(found, 1 << 20) == b"x" * size
     found.finish()
 
 
@@ -97,7 +75,7 @@ def test_tar_formats(form: int) -> None:
     found = opened(containers.tar([Entry("q" * 99), Entry(name, DATA)], form))
     assert found.find()
     assert found.path == f"/{name}"
-    assert content(found) == DATA
+    assert reading.drained(found) == DATA
 
 
 @pytest.mark.parametrize(
@@ -133,7 +111,7 @@ def test_refused(entries: list[Entry], rule: str, named: str) -> None:
 def test_a_second_file_in_the_same_layer(rest: list[Entry]) -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), *rest]))
     assert found.find()
-    assert content(found) == DATA
+    assert reading.drained(found) == DATA
     with pytest.raises(errors.Refused, match="2 files in /disk, one is expected: /disk/a, /disk/b"):
         found.finish()
 

@@ -15,7 +15,7 @@ import pytest
 
 from importer import errors
 from sources import base, registry
-from tests import containers, processes, registries, tls, worker
+from tests import containers, processes, reading, registries, tls, worker
 from tests.containers import Entry, Image
 
 DISK = random.Random(1).randbytes(2 << 20)
@@ -26,11 +26,9 @@ SECOND = Image((containers.titled(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
 
 def read(endpoint: str, **more: str) -> bytes:
     with registry.source(base.Location(endpoint, **more), threading.Event()) as source:
-        reader, piece, data = source.stream(), memoryview(bytearray(100_000)), bytearray()
-        while count := reader.readinto(piece):
-            data += piece[:count]
+        data = reading.drained(source.stream())
         source.verify()
-        return bytes(data)
+        return data
 
 
 def test_one_image(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from importer import errors
 from sources import base, registry
-from tests import containers, registries, tls
+from tests import containers, reading, registries, tls
 from tests.containers import Entry, Image
 
 DISK = random.Random(1).randbytes(300_000) + bytes(200_000) + b"end"
@@ -36,12 +36,9 @@ def opened(served: registries.Registry, endpoint: str, **more: str) -> registry.
 
 def read(source: base.Source) -> bytes:
     """Read and verify the disk, as an import does."""
-    reader, piece, data = source.stream(), memoryview(bytearray(100_000)), bytearray()
-    while count := reader.readinto(piece):
-        data += piece[:count]
-    reader.close()
+    data = reading.drained(source.stream())
     source.verify()
-    return bytes(data)
+    return data
 
 
 def pull(served: registries.Registry, image: Image, name: str = "r", **more: str) -> bytes:

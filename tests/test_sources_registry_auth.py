@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from importer import errors
 from sources import base, oci_reference, registry, registry_auth
 from sources.registry_auth import Credentials
-from tests import containers, misbehave, proxy, registries, tls
+from tests import containers, misbehave, proxy, reading, registries, tls
 
 IMAGE = containers.Image((containers.layer(*containers.disk(b"disk" * 1000)),))
 LATE = 2.6
@@ -174,11 +174,9 @@ def by_token(
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
     with registry.source(base.Location(endpoint, access, **more), threading.Event()) as source:
-        reader, piece, total = source.stream(), memoryview(bytearray(1 << 16)), 0
-        while count := reader.readinto(piece):
-            total += count
+        data = reading.drained(source.stream())
         source.verify()
-    return total
+    return len(data)
 
 
 def test_basic(guarded: registries.Registry) -> None:

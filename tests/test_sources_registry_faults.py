@@ -11,7 +11,7 @@ import pytest
 
 from importer import errors
 from sources import base, oci, registry
-from tests import containers, misbehave
+from tests import containers, misbehave, reading
 from tests.containers import Image
 
 DISK = random.Random(1).randbytes(3 << 20)
@@ -49,11 +49,9 @@ def endpoint(server: misbehave.Server, target: str = "") -> str:
 def pull(server: misbehave.Server, access: base.Access | None = None, target: str = "") -> bytes:
     location = base.Location(endpoint(server, target), access or base.Access(insecure=True))
     with registry.source(location, threading.Event()) as source:
-        reader, piece, data = source.stream(), memoryview(bytearray(100_000)), bytearray()
-        while count := reader.readinto(piece):
-            data += piece[:count]
+        data = reading.drained(source.stream())
         source.verify()
-    return bytes(data)
+    return data
 
 
 def test_plain_http_where_insecure(server: misbehave.Server) -> None:

@@ -19,10 +19,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from images import fetch
 from importer import errors
 from sources import aws, base, s3
-from tests import misbehave, objectservers, processes, proxy, tls
+from tests import misbehave, objectservers, processes, proxy, reading, tls
 
 DATA = random.Random(11).randbytes(3 * 1024 * 1024 + 17)
 ADMIN = base.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
@@ -53,12 +52,6 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectserver
         yield running
 
 
-@pytest.fixture
-def server() -> Iterator[misbehave.Server]:
-    with misbehave.Server() as running:
-        yield running
-
-
 def opened(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
     return s3.source(base.Location(endpoint=endpoint, access=access, region=region), threading.Event())
 
@@ -67,24 +60,6 @@ def refusal(endpoint: str, access: base.Access = ADMIN) -> str:
     with pytest.raises(errors.Unreachable) as caught, opened(endpoint, access):
         pass
     return str(caught.value)
-
-
-def part(source: s3.S3Source, offset: int, length: int) -> bytes:
-    into = bytearray(length)
-    count = source.read_range(offset, memoryview(into))
-    return bytes(into[:count])
-
-
-def streamed(source: s3.S3Source) -> bytes:
-    """Read everything through the engine: small ranges, in parallel, in order."""
-    assert source.size is not None
-    options = fetch.Options(connections=4, chunk=300_000)
-    stream = fetch.Fetcher(source, source.size, options, cancel=threading.Event()).stream()
-    found, into = bytearray(), memoryview(bytearray(100_000))
-    while count := stream.readinto(into):
-        found += into[:count]
-    stream.close()
-    return bytes(found)
 
 
 def document(code: str, **more: str) -> bytes:
@@ -108,9 +83,9 @@ def test_an_object_is_read_at_random_and_in_parallel(
         assert source.head == DATA[: 256 * 1024]
         assert source.identity is not None
         assert hashlib.md5(DATA).hexdigest() in source.identity
-        assert part(source, 300_001, 70_000) == DATA[300_001:370_001]
-        assert part(source, len(DATA) - 5, 100) == DATA[-5:]
-        assert streamed(source) == DATA
+        assert reading.part(source, 300_001, 70_000) == DATA[300_001:370_001]
+        assert reading.part(source, len(DATA) - 5, 100) == DATA[-5:]
+        assert reading.streamed(source) == DATA
 
 
 def test_certificates_are_verified_unless_told_not_to(store: objectservers.Store) -> None:
@@ -122,7 +97,7 @@ def test_certificates_are_verified_unless_told_not_to(store: objectservers.Store
 
 def test_reading_takes_no_right_but_to_read(store: objectservers.Store) -> None:
     with opened(store.url("disk.img"), READER) as source:
-        assert part(source, 0, 100) == DATA[:100]
+        assert reading.part(source, 0, 100) == DATA[:100]
 
 
 @pytest.mark.parametrize("key", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z.img", "(a)!'*.img"])
@@ -172,7 +147,7 @@ def test_a_refusal_names_its_cause(
 
 def test_a_public_object_needs_no_keys(store: objectservers.Store) -> None:
     with opened(store.url("disk.img", bucket="public"), base.Access()) as source:
-        assert streamed(source) == DATA
+        assert reading.streamed(source) == DATA
 
 
 @pytest.mark.parametrize("kind", ["store", "odd_store"])
@@ -180,17 +155,17 @@ def test_a_changed_object_is_noticed(kind: str, request: pytest.FixtureRequest) 
     server: objectservers.Store = request.getfixturevalue(kind)
     server.put("fickle", DATA)
     with opened(server.url("fickle")) as source:
-        assert part(source, 0, 10) == DATA[:10]
+        assert reading.part(source, 0, 10) == DATA[:10]
         server.put("fickle", DATA[::-1])
         with pytest.raises(errors.SourceChanged):
-            part(source, 0, 10)
+            reading.part(source, 0, 10)
 
 
 def test_a_server_that_answers_ranges_with_200(odd_store: objectservers.Store) -> None:
     with opened(odd_store.url("disk.img")) as source:
         assert (source.size, source.head) == (len(DATA), DATA[: 256 * 1024])
-        assert streamed(source) == DATA
-        assert part(source, 300_001, 70_000) == DATA[300_001:370_001]
+        assert reading.streamed(source) == DATA
+        assert reading.part(source, 300_001, 70_000) == DATA[300_001:370_001]
     assert "no such key" in refusal(odd_store.url("nothing"))
     assert "no such bucket" in refusal(odd_store.url("nothing", bucket="nowhere"))
     assert "wrong signature" in refusal(odd_store.url("disk.img"), dataclasses.replace(ADMIN, password="no"))
@@ -217,7 +192,7 @@ def test_requests_are_signed_for_the_region_and_with_the_session_token(server: m
     url = server.serve("/b/k", misbehave.Page(DATA))
     payer = (("x-amz-request-payer", "requester"),)
     with opened(url, dataclasses.replace(ADMIN, session_token="token-1", headers=payer)) as source:
-        part(source, 0, 10)
+        reading.part(source, 0, 10)
     with opened(url, region="eu-central-1"):
         pass
     first, second, third = server.gets("/b/k")
@@ -284,7 +259,7 @@ def test_an_s3_address_is_followed_to_its_region_through_the_proxy(
         access = dataclasses.replace(ADMIN, https_proxy=between.url, ca_files=(str(authority.certificate),))
         with opened("s3://b/k", access, region="eu-west-1") as source:
             assert source.name == "s3://b/k"
-            assert streamed(source) == DATA
+            assert reading.streamed(source) == DATA
     hosts = [seen.target for seen in between.requests if seen.method == "CONNECT"]
     assert hosts[:2] == ["s3.eu-west-1.amazonaws.com:443", "s3.eu-west-3.amazonaws.com:443"]
     assert scope(server.gets("/b/k")[-1]) == "eu-west-3/s3/aws4_request"
@@ -306,7 +281,7 @@ def test_trouble_that_passes_is_transient(server: misbehave.Server, status: int,
     busy = misbehave.Page(document(code), status=status, headers={"Retry-After": "7"})
     url = server.serve("/b/k", (misbehave.Page(DATA), 1), busy)
     with opened(url) as source, pytest.raises(errors.Transient, match=code) as caught:
-        part(source, 0, 10)
+        reading.part(source, 0, 10)
     assert caught.value.retry_after == (None if status == 400 else 7.0)
 
 
@@ -316,7 +291,7 @@ def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
     torn = dataclasses.replace(good, cut=100_000)
     url = server.serve("/b/k", (good, 1), (busy, 3), (torn, 5), (busy, 2), (torn, 3), good)
     with opened(url) as source:
-        assert streamed(source) == DATA
+        assert reading.streamed(source) == DATA
 
 
 def test_a_compressed_refusal_is_not_inflated_without_a_bound(server: misbehave.Server) -> None:
@@ -343,14 +318,14 @@ def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None
 
     def read() -> None:
         with contextlib.suppress(errors.Error):
-            part(source, 0, 1_000_000)
+            reading.part(source, 0, 1_000_000)
 
-    reading = threading.Thread(target=read)
-    reading.start()
+    thread = threading.Thread(target=read)
+    thread.start()
     processes.wait_for(lambda: server.sent("/b/k") > 1000 and len(server.gets("/b/k")) > 1, "the read")
     source.close()
-    reading.join(5)
-    assert not reading.is_alive()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 # -- credentials that a request does not bring: each in a process of its own ----------------------

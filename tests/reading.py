@@ -1,0 +1,60 @@
+"""How tests read: bytes in small portions, and all or a part of what a source has."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Protocol
+
+from formats import readers
+from images import fetch
+from sources import base
+
+
+class Portions(readers.Bytes):
+    """Gives at most ``step`` bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        super().__init__(data)
+        self._step = step
+        self.closed = False
+
+    def readinto(self, into: memoryview, /) -> int:
+        return super().readinto(into[: self._step])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Reader(Protocol):
+    """What ``drained`` needs of one."""
+
+    def readinto(self, into: memoryview, /) -> int: ...
+
+
+def drained(reader: Reader, step: int = 100_000) -> bytes:
+    """Read to the end, which stays the end."""
+    found, into = bytearray(), memoryview(bytearray(step))
+    while count := reader.readinto(into):
+        found += into[:count]
+    assert reader.readinto(into) == 0
+    return bytes(found)
+
+
+def part(source: base.RandomReader, offset: int, length: int) -> bytes:
+    """Return what comes of a range in one connection."""
+    into = bytearray(length)
+    count = source.read_range(offset, memoryview(into))
+    return bytes(into[:count])
+
+
+def streamed(source: base.Source) -> bytes:
+    """Read everything through the engine: small ranges, in parallel, in order."""
+    ranges, size = source.ranges(), source.size
+    assert ranges is not None
+    assert size is not None
+    options = fetch.Options(connections=4, chunk=300_000)
+    with contextlib.closing(
+        fetch.Fetcher(ranges, size, options, cancel=threading.Event()).stream()
+    ) as stream:
+        return drained(stream)
