@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from importer import contract
-from tests import devices, misbehave, node_servers, servers, uploads, worker
+from tests import devices, misbehave, node_servers, objectservers, servers, uploads, worker
 from tests import disks as disks_module
 
 
@@ -72,6 +72,29 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
     """Serve every disk of this run by an nginx with nothing special about it."""
     with servers.nginx(tmp_path_factory.mktemp("nginx"), disks.directory) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def seaweed(
+    certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[objectservers.Store]:
+    """Share an S3 server, whose certificate for https is of the authority of ``certificates``."""
+    with objectservers.seaweed(tmp_path_factory.mktemp("seaweed"), certificates.authority.issue()) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Store]:
+    """Share an S3 server of odd answers."""
+    with objectservers.rclone(tmp_path_factory.mktemp("rclone")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Emulator]:
+    """Share a server that speaks as Google does."""
+    with objectservers.emulator(tmp_path_factory.mktemp("emulator")) as store:
+        yield store
 
 
 @pytest.fixture(params=[512, 4096], ids=["block512", "block4096"])

@@ -7,12 +7,14 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+REPOSITORY = Path(__file__).parents[1]
 #: Seconds that a server may need to start or to end on a busy machine.
 PATIENCE = 20.0
 
@@ -38,6 +40,16 @@ def run(
     if done.returncode:
         raise AssertionError(f"{argv} ended with {done.returncode}: {done.stderr or done.stdout}")
     return done
+
+
+def script(code: str, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code where nothing of this machine says who it is but ``variables``."""
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    env |= {"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", **variables}
+    command = (sys.executable, "-W", "error", "-c", code, *argv)
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:

@@ -24,24 +24,6 @@ REPOSITORY = Path(__file__).parents[1]
 Put = objectservers.Store | objectservers.Emulator
 
 
-@pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Store]:
-    with objectservers.seaweed(tmp_path_factory.mktemp("seaweed")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Store]:
-    with objectservers.rclone(tmp_path_factory.mktemp("rclone")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Emulator]:
-    with objectservers.emulator(tmp_path_factory.mktemp("emulator")) as running:
-        yield running
-
-
 def brought(store: Put, disk: Path, target: Path) -> importer.Result:
     """Store a disk and import it, without scratch."""
     store.put(disk.name, disk.read_bytes())
