@@ -10,7 +10,7 @@ import pytest
 
 from formats import mapped, passing, placeable, vmdk_claims, vmdk_header, vmdk_layout, vmdk_markers
 from importer import errors
-from tests import test_images_place, test_images_place_stream, vmdk_stream
+from tests import placing, vmdk_stream
 
 SECTOR = 512
 GRAIN = vmdk_stream.GRAIN
@@ -58,8 +58,8 @@ def packed(grain: bytes, sector: int = 0, size: int | None = None) -> bytes:
 
 def placed(data: bytes) -> bytes:
     """Return the disk, which both ways of reading make alike."""
-    disk = test_images_place.placed(data, "vmdk")
-    assert test_images_place_stream.streamed(data, form="vmdk") == disk
+    disk = placing.placed(data, "vmdk")
+    assert placing.streamed(data, form="vmdk") == disk
     return disk
 
 
@@ -113,7 +113,7 @@ def test_the_file_need_not_hold_what_is_behind_the_end_of_the_disk() -> None:
 )
 def test_grains_in_the_wrong_place(grains: dict[int, int], words: str) -> None:
     data = image(grains, NOISE)
-    for way in (test_images_place.placed, test_images_place_stream.streamed):
+    for way in (placing.placed, placing.streamed):
         with pytest.raises(errors.Corrupt, match=words):
             way(data, form="vmdk")
 
@@ -136,7 +136,7 @@ def test_grains_in_the_wrong_place(grains: dict[int, int], words: str) -> None:
 )
 def test_tables_in_the_wrong_place(tables: tuple[int, ...], fields: dict[str, int], words: str) -> None:
     data = image({0: DATA}, NOISE, tables=tables, **fields)
-    for way in (test_images_place.placed, test_images_place_stream.streamed):
+    for way in (placing.placed, placing.streamed):
         with pytest.raises(errors.Corrupt, match=words):
             way(data, form="vmdk")
 
@@ -168,7 +168,7 @@ def test_what_is_not(fields: dict[str, int]) -> None:
 
 def test_rules_of_safety_hold_for_what_is_read_the_second_time() -> None:
     data = image({0: DATA}, NOISE).replace(b"parentCID=ffffffff", b"parentCID=12345678")
-    for way in (test_images_place.placed, test_images_place_stream.streamed):
+    for way in (placing.placed, placing.streamed):
         with pytest.raises(errors.Refused, match="parent"):
             way(data, form="vmdk")
 
@@ -213,7 +213,7 @@ GOOD = packed(b"b" * GRAIN)
 )
 def test_compressed_grains_that_are_wrong(grain: bytes) -> None:
     data = compressed(grain.ljust(-(-len(grain) // SECTOR) * SECTOR, b"\0"), packed(NOISE[:GRAIN], 128))
-    for way in (test_images_place.placed, test_images_place_stream.streamed):
+    for way in (placing.placed, placing.streamed):
         with pytest.raises(errors.Corrupt, match="the grain"):
             way(data, form="vmdk")
 
@@ -255,7 +255,7 @@ def test_tables_last() -> None:
 
 
 def followed(data: bytes) -> bytes:
-    return test_images_place_stream.streamed(data, form="vmdk")
+    return placing.streamed(data, form="vmdk")
 
 
 def changed(data: bytes, offset: int, layout: str, value: int) -> bytes:
@@ -319,7 +319,7 @@ def test_markers_that_nobody_knows() -> None:
 def test_footers_that_are_refused(offset: int, layout: str, value: int) -> None:
     good = vmdk_stream.streamed(DISK)
     bad = changed(good, len(good) - 1024 + offset, layout, value)
-    for way in (test_images_place.placed, test_images_place_stream.streamed):
+    for way in (placing.placed, placing.streamed):
         with pytest.raises(errors.ImageError, match=r"footer|truncated"):
             way(bad, form="vmdk")
 
@@ -327,7 +327,7 @@ def test_footers_that_are_refused(offset: int, layout: str, value: int) -> None:
 def test_a_footer_that_needs_more_than_there_is() -> None:
     good = vmdk_stream.streamed(DISK)
     bad = changed(good, len(good) - 1024 + 64, "<Q", len(good) // SECTOR + 1)
-    for way in (test_images_place.placed, test_images_place_stream.streamed):
+    for way in (placing.placed, placing.streamed):
         with pytest.raises(errors.Truncated):
             way(bad, form="vmdk")
 
@@ -344,10 +344,10 @@ def test_cut_anywhere() -> None:
         with pytest.raises(errors.ImageError):
             followed(good[:length])
         with pytest.raises(errors.ImageError):
-            test_images_place.placed(good[:length], "vmdk")
+            placing.placed(good[:length], "vmdk")
     shifted = good[:65536] + b"x" + good[65536:]
     for bad in (good + b"x", shifted):
-        for way in (test_images_place.placed, test_images_place_stream.streamed):
+        for way in (placing.placed, placing.streamed):
             with pytest.raises(errors.ImageError):
                 way(bad, form="vmdk")
 

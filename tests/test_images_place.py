@@ -13,58 +13,12 @@ from images import fetch, place
 from importer import errors
 from scratch import journal
 from tests import disks as disks_module
-from tests import processes, qcow2_images
+from tests import placing, processes, qcow2_images
 
 MiB = 1 << 20
 
 
-class Dirty:
-    """A disk in memory that was full of 0xFF, and knows what was written twice or not at all."""
-
-    def __init__(self, size: int) -> None:
-        self.data = bytearray(b"\xff") * size
-        self.covered = bytearray(size // 512)
-        self._lock = threading.Lock()
-
-    def write(self, offset: int, data: memoryview) -> None:
-        assert len(data)
-        self._cover(offset, len(data))
-        self.data[offset : offset + len(data)] = data
-
-    def zero(self, offset: int, length: int) -> None:
-        assert length
-        self._cover(offset, length)
-        self.data[offset : offset + length] = bytes(length)
-
-    def flush(self) -> None:
-        pass
-
-    def _cover(self, offset: int, length: int) -> None:
-        first, end = offset // 512, (offset + length) // 512
-        assert offset % 512 == length % 512 == 0
-        assert end <= len(self.covered), "behind the end of the disk"
-        with self._lock:
-            assert not any(self.covered[first:end]), "twice"
-            self.covered[first:end] = b"\1" * (end - first)
-
-
-class Bytes:
-    """A file in memory, read at random."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.size = len(data)
-
-    def read_range(self, offset: int, into: memoryview, /) -> int:
-        data = self._data[offset : offset + len(into)]
-        into[: len(data)] = data
-        return len(data)
-
-    def interrupt(self) -> None:
-        pass
-
-
-class FailsAfter(Bytes):
+class FailsAfter(placing.Bytes):
     """Breaks for good after so many readings, and counts bytes."""
 
     def __init__(self, data: bytes, readings: int) -> None:
@@ -80,32 +34,11 @@ class FailsAfter(Bytes):
         return super().read_range(offset, into)
 
 
-def fetcher(file: Bytes) -> fetch.Fetcher:
-    return fetch.Fetcher(file, file.size, fetch.Options(connections=2), cancel=threading.Event())
-
-
-def unjournalled() -> journal.Journal:
-    return journal.Journal(None, "", 0)
-
-
-def placed(data: bytes, form: str = "qcow2") -> bytes:
-    """Return the disk that our own reader makes of a file's bytes."""
-    source = fetcher(Bytes(data))
-    image = placeable.FORMATS[form].read_image(source.read, source.size)
-    target = Dirty(image.layout.virtual_size)
-    place.from_ranges(image, source, target, unjournalled())
-    assert all(target.covered), "left out"
-    return bytes(target.data)
-
-
-VARIANTS = [name for name in disks_module.FORMATS if name.startswith(("qcow2", "vmdk"))]
-
-
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", placing.VARIANTS)
 def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
-    assert placed(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+    assert placing.placed(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
 
 
 class Noted:
@@ -133,10 +66,10 @@ def test_a_table_as_long_as_the_largest_cluster(tmp_path: Path) -> None:
     file = tmp_path / "disk.qcow2"
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", file, "500G")
     processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
-    source = fetcher(Bytes(file.read_bytes()))
+    source = placing.fetcher(placing.Bytes(file.read_bytes()))
     image = placeable.FORMATS["qcow2"].read_image(source.read, source.size)
     target = Noted()
-    place.from_ranges(image, source, target, unjournalled())
+    place.from_ranges(image, source, target, placing.unjournalled())
     found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
     gib = 1024
     wanted = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
@@ -165,7 +98,7 @@ class Place(NamedTuple):
     withheld: int = 0
 
 
-def put(source: fetch.Fetcher, target: Dirty, notes: journal.Journal) -> None:
+def put(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
     place.from_ranges(qcow2.read_image(source.read, source.size), source, target, notes)
 
 
@@ -174,20 +107,20 @@ def test_resume(large: tuple[bytes, bytes], tmp_path: Path) -> None:
     data, expected = large
     where = Place(tmp_path / "journal")
     where.path.touch()
-    target = Dirty(len(expected))
+    target = placing.Dirty(len(expected))
     notes = journal.Journal.open(where, "this", len(expected), seconds=0)
     with pytest.raises(errors.TransferFailed):
-        put(fetcher(FailsAfter(data, 18)), target, notes)
+        put(placing.fetcher(FailsAfter(data, 18)), target, notes)
     target.covered = bytearray(len(target.covered))
     notes = journal.Journal.open(where, "this", len(expected))
     before = notes.covered
     again = FailsAfter(data, 1 << 30)
-    put(fetcher(again), target, notes)
+    put(placing.fetcher(again), target, notes)
     assert target.data == expected
     assert notes.covered == len(expected)
     assert 0 < before < len(expected)
     fresh = FailsAfter(data, 1 << 30)
-    put(fetcher(fresh), Dirty(len(expected)), unjournalled())
+    put(placing.fetcher(fresh), placing.Dirty(len(expected)), placing.unjournalled())
     assert again.fetched < fresh.fetched
 
 
@@ -197,17 +130,19 @@ def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes], tmp_path: 
     where = Place(tmp_path / "journal", withheld=MiB)
     where.path.touch()
     notes = journal.Journal.open(where, "this", len(expected))
-    put(fetcher(Bytes(data)), Dirty(len(expected)), notes)
+    put(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
     assert notes.missing(0, len(expected)) == [(0, MiB)]
-    target, again = Dirty(len(expected)), FailsAfter(data, 1 << 30)
-    put(fetcher(again), target, notes)
+    target, again = placing.Dirty(len(expected)), FailsAfter(data, 1 << 30)
+    put(placing.fetcher(again), target, notes)
     assert target.data[:MiB] == expected[:MiB]
     assert again.fetched < 5 * MiB
 
 
 def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> None:
     steps: list[int] = []
-    source = fetcher(Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
+    source = placing.fetcher(placing.Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
     image = qcow2.read_image(source.read, source.size)
-    place.from_ranges(image, source, Dirty(image.layout.virtual_size), unjournalled(), steps.append)
+    place.from_ranges(
+        image, source, placing.Dirty(image.layout.virtual_size), placing.unjournalled(), steps.append
+    )
     assert sum(steps) == image.layout.virtual_size

@@ -14,50 +14,18 @@ from images import passed, place_stream
 from importer import errors
 from scratch import spill
 from tests import disks as disks_module
-from tests import qcow2_images
-from tests.test_images_place import VARIANTS, Dirty
+from tests import placing, qcow2_images
 
 MiB = 1 << 20
 
 
-class Ordered:
-    """Bytes in order, in portions of many sizes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def readinto(self, into: memoryview, /) -> int:
-        count = min(len(into), len(self._data) - self._at, 1 + self._at * 7 % 300_000)
-        into[:count] = self._data[self._at : self._at + count]
-        self._at += count
-        return count
-
-
-def streamed(data: bytes, scratch: spill.Spill | None = None, form: str = "qcow2") -> bytes:
-    """Return the disk that comes of a file's bytes read once, in order."""
-    follower = placeable.FORMATS[form].follow(data[: placeable.HEAD_SIZE])
-    target = Dirty(follower.virtual_size)
-    steps: list[int] = []
-    length = place_stream.from_stream(
-        follower,
-        Ordered(data),
-        target,
-        cancel=threading.Event(),
-        spill=scratch,
-        advance=steps.append,
-    )
-    assert length == len(data)
-    assert all(target.covered), "left out"
-    assert sum(steps) == follower.virtual_size
-    return bytes(target.data)
-
-
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", placing.VARIANTS)
 def test_stream(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
-    assert streamed(image, form=disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+    assert (
+        placing.streamed(image, form=disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+    )
 
 
 @pytest.fixture(
@@ -78,20 +46,20 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_many_chunks(large: tuple[bytes, bytes]) -> None:
     data, expected = large
-    assert streamed(data) == expected
-    assert streamed(data + os.urandom(10 * MiB)) == expected
+    assert placing.streamed(data) == expected
+    assert placing.streamed(data + os.urandom(10 * MiB)) == expected
 
 
 def test_tables_at_the_end(large: tuple[bytes, bytes]) -> None:
     data, expected = large
-    assert streamed(qcow2_images.tables_last(data)) == expected
+    assert placing.streamed(qcow2_images.tables_last(data)) == expected
 
 
 def test_cut_anywhere(large: tuple[bytes, bytes]) -> None:
     data, _ = large
     for length in (1 << 16, len(data) // 3, len(data) // 2, len(data) - (2 << 20), len(data) - 600):
         with pytest.raises(errors.Corrupt):
-            streamed(data[:length])
+            placing.streamed(data[:length])
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +76,16 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
 def test_more_than_memory_needs_scratch(late: tuple[bytes, bytes], tmp_path: Path) -> None:
     data, expected = late
     with pytest.raises(errors.ScratchRequired):
-        streamed(data)
+        placing.streamed(data)
     with spill.Spill(tmp_path / "spill") as scratch:
-        assert streamed(data, scratch) == expected
+        assert placing.streamed(data, scratch) == expected
     assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - passed.MEMORY + MiB
 
 
 def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
     data, expected = large
 
-    class Full(Dirty):
+    class Full(placing.Dirty):
         def write(self, offset: int, data: memoryview) -> None:
             if offset > 30 * MiB:
                 raise errors.TargetError(path="disk", reason="no space left on device")
@@ -125,7 +93,9 @@ def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
 
     follower = placeable.FORMATS["qcow2"].follow(data[: placeable.HEAD_SIZE])
     with pytest.raises(errors.TargetError, match="no space"):
-        place_stream.from_stream(follower, Ordered(data), Full(len(expected)), cancel=threading.Event())
+        place_stream.from_stream(
+            follower, placing.Ordered(data), Full(len(expected)), cancel=threading.Event()
+        )
 
 
 def test_cancel(large: tuple[bytes, bytes]) -> None:
@@ -134,4 +104,4 @@ def test_cancel(large: tuple[bytes, bytes]) -> None:
     cancel.set()
     follower = placeable.FORMATS["qcow2"].follow(data[: placeable.HEAD_SIZE])
     with pytest.raises(errors.Cancelled):
-        place_stream.from_stream(follower, Ordered(data), Dirty(len(expected)), cancel=cancel)
+        place_stream.from_stream(follower, placing.Ordered(data), placing.Dirty(len(expected)), cancel=cancel)

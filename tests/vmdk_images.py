@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 import struct
+import tempfile
 from pathlib import Path
 
 from hypothesis import strategies
 
-from tests import processes, qcow2_images, vmdk_stream
+from tests import disks, processes, qcow2_images, vmdk_stream
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -50,6 +51,24 @@ def make(recipe: Recipe, path: Path) -> None:
         raw = path.with_name("raw")
         processes.run("qemu-img", "convert", "-f", "vmdk", "-O", "raw", grown, raw)
         path.write_bytes(vmdk_stream.streamed(raw.read_bytes()))
+
+
+def made(recipe: Recipe) -> tuple[bytes, bytes]:
+    """Make an image; return it and its disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        image, raw = Path(folder, "image"), Path(folder, "disk")
+        make(recipe, image)
+        disks.to_raw(image, "vmdk", raw)
+        return image.read_bytes(), raw.read_bytes()
+
+
+def damaged(recipe: Recipe, dice: random.Random) -> bytes:
+    """Make an image and change a few words of it."""
+    data = bytearray(made(recipe)[0])
+    places = words(data)
+    for _ in range(dice.randint(1, 3)):
+        damage(data, places, dice)
+    return bytes(data)
 
 
 @strategies.composite
