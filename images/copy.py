@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final
 
-from images import cancelling, directio, target_base
+from images import ahead, cancelling, directio, target_base
 from importer import errors
 
-#: Measured onto ext4 and a loop device: 1 MiB costs more calls, 4 MiB leave the processor's cache.
-CHUNK: Final = 2 << 20
-#: One being filled, one being written, two between them for the moments when one side stalls.
-MEMORY: Final = 4 * CHUNK
 #: Shorter runs of zeros are written: a call of the kernel for each costs more than their bytes.
 SHORTEST_ZERO: Final = 64 << 10
 
 
-class Reader(Protocol):
-    """Ordered bytes. A ``readinto`` that blocks must come back when the caller cancels."""
-
-    def readinto(self, into: memoryview, /) -> int: ...
-
-
 def copy_ordered(
-    reader: Reader,
+    reader: ahead.Source,
     target: target_base.Target,
     *,
     limit: int,
@@ -41,17 +29,16 @@ def copy_ordered(
     under way is wanted no more: it ends that soon.
     """
     total = 0
-    with _Filler(reader, cancel, give_up) as filler:
-        while filled := filler.next():
-            buffer, length = filled
+    over = threading.Event()
+    with ahead.Ahead(ahead.pieces(reader, cancel, over), over, give_up) as pieces:
+        for piece in pieces:
             if cancel.is_set():
                 raise errors.Cancelled
-            if total + length > limit:
-                raise errors.TooLarge(virtual_size=total + length, available=limit)
-            place(target, total, buffer.view[:length])
-            filler.pool.give(buffer)
-            total += length
-            advance(length)
+            if total + len(piece) > limit:
+                raise errors.TooLarge(virtual_size=total + len(piece), available=limit)
+            place(target, total, piece)
+            total += len(piece)
+            advance(len(piece))
     return total
 
 
@@ -64,59 +51,9 @@ def place(target: target_base.Target, offset: int, data: memoryview) -> None:
             target.write(offset + start, data[start:end])
 
 
-class _Filler:
-    """Reads ahead into a pool's buffers until the end, a failure or ``__exit__``."""
-
-    def __init__(self, reader: Reader, cancel: cancelling.Cancel, give_up: Callable[[], None]) -> None:
-        self.pool = directio.BufferPool(MEMORY, CHUNK)
-        self._reader = reader
-        self._cancel = cancel
-        self._give_up = give_up
-        self._ended = False
-        self._filled: queue.SimpleQueue[tuple[directio.Buffer, int] | BaseException | None] = (
-            queue.SimpleQueue()
-        )
-        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.pool.close()
-        if not self._ended:
-            self._give_up()
-        self._thread.join()
-
-    def next(self) -> tuple[directio.Buffer, int] | None:
-        """Return the next buffer and how much of it is filled, None at the end."""
-        filled = self._filled.get()
-        self._ended = not isinstance(filled, tuple)
-        if isinstance(filled, BaseException):
-            raise filled
-        return filled
-
-    def _run(self) -> None:
-        try:
-            length = CHUNK
-            while length == CHUNK:
-                buffer = self.pool.take()
-                length = self._fill(buffer)
-                if length:
-                    self._filled.put((buffer, length))
-            self._filled.put(None)
-        except BaseException as err:  # noqa: BLE001 - whatever it is belongs to the caller's thread
-            self._filled.put(err)
-
-    def _fill(self, buffer: directio.Buffer) -> int:
-        filled = 0
-        while filled < buffer.size:
-            if self._cancel.is_set() or self.pool.closed:
-                raise errors.Cancelled
-            count = self._reader.readinto(buffer.view[filled:])
-            if count == 0:
-                break
-            filled += count
-        return filled
+def drain(reader: ahead.Source, cancel: cancelling.Cancel) -> None:
+    """Read to the end and throw away: what a reader checks there counts, too."""
+    rest = memoryview(bytearray(1 << 20))
+    while reader.readinto(rest):
+        if cancel.is_set():
+            raise errors.Cancelled

@@ -7,7 +7,7 @@ import collections
 import threading
 from typing import Protocol
 
-from images import copy, directio
+from images import ahead, directio
 from importer import errors
 
 #: Bytes kept in memory; more go to scratch.
@@ -41,7 +41,7 @@ class Chunk:
     def end(self) -> int:
         return self.start + len(self.view)
 
-    def fill(self, reader: copy.Reader) -> bool:
+    def fill(self, reader: ahead.Source) -> bool:
         """Read into the whole buffer; return whether the reader went on for so long."""
         filled = 0
         while filled < len(self.view):

@@ -11,7 +11,7 @@ from concurrent import futures
 from types import TracebackType
 from typing import Protocol, Self
 
-from images import cancelling, copy, directio, passed, place, target_base
+from images import ahead, cancelling, directio, passed, place, target_base
 from importer import errors
 
 #: Bytes taken at once: a multiple of every cluster size, as long as the longest compressed cluster.
@@ -49,7 +49,7 @@ class Passing(Protocol):
 
 def from_stream(
     passing: Passing,
-    reader: copy.Reader,
+    reader: ahead.Source,
     target: target_base.Target,
     *,
     cancel: cancelling.Cancel,

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from formats import checksum, layers
-from images import cancelling, copy, fetch, resume, target, xz
+from images import ahead, cancelling, copy, fetch, resume, target, xz
 from importer import errors, plan, progress, request
 from scratch import journal
 from sources import base
 
 log = logging.getLogger(__name__)
-
-MIB = 1 << 20
 
 
 @dataclasses.dataclass
@@ -162,11 +160,11 @@ class Job:
         with contextlib.closing(self._ordered(advance)) as reader:
             if self.wanted.checksum is None:
                 yield reader
-                self.drain(reader)
+                copy.drain(reader, self.cancel)
                 return
             hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
             yield hashing
-            self.drain(hashing)
+            copy.drain(hashing, self.cancel)
             hashing.verify()
 
     @contextlib.contextmanager
@@ -180,7 +178,7 @@ class Job:
             with contextlib.closing(reader):
                 self._check_same(content)
                 yield reader
-                self.drain(reader)
+                copy.drain(reader, self.cancel)
 
     def _xz(self, packed: base.Reader) -> base.Reader:
         return xz.Reader(packed, give_up=self.cancel.set)
@@ -188,7 +186,7 @@ class Job:
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
         if self.ranges and self.source.ranges() is not None and self.source.size is not None:
             return self.fetcher(advance).stream()
-        return resume.Resuming(
+        reader = resume.Resuming(
             self.source.stream,
             self.source.size,
             name=self.source.name,
@@ -197,6 +195,10 @@ class Job:
             advance=advance,
             retried=self.progress.retry,
         )
+        if not self.content.compressions and not self.wanted.is_archive:
+            # These have a thread each to read and to write.
+            return reader
+        return ahead.Reader(reader, self.cancel, self.cancel.set)
 
     def _check_same(self, content: layers.Content) -> None:
         """Refuse a stream that is not what the first look has seen, and safety has checked."""
@@ -205,11 +207,3 @@ class Job:
             raise errors.SourceChanged(
                 url=self.source.name, what="format", before=first.format, now=content.format
             )
-
-    def drain(self, reader: base.Reader) -> None:
-        """Read to the end and throw away."""
-        # What the route did not want still belongs to the checksum and to a compression's own check.
-        rest = memoryview(bytearray(MIB))
-        while reader.readinto(rest):
-            if self.cancel.is_set():
-                raise errors.Cancelled

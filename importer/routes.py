@@ -72,6 +72,11 @@ def place_mapped(job: Job) -> None:
     except errors.ScratchRequired as err:
         if not job.wanted.scratch:
             raise
+        if job.source.once:
+            advice = "and this source gives it once: upload it as qcow2 (qemu-img convert -O qcow2)"
+            raise errors.Unsupported(
+                reason=f"it has to be read twice ({err.fields['reason']}), {advice}"
+            ) from err
         log.info("spool reason=%r", str(err))
         job.cancel.clear()
         spool(job)
@@ -171,7 +176,7 @@ def _verify(job: Job, path: str) -> None:
     if job.wanted.checksum is not None:
         with open(path, "rb", buffering=0) as stream:
             hashing = checksum.HashingReader(stream, checksum.parse(job.wanted.checksum))
-            job.drain(hashing)
+            copy.drain(hashing, job.cancel)
             hashing.verify()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from images import copy, target
+from images import ahead, copy, target
 from importer import errors
 from tests import devices, limits, oracle, processes
 
@@ -53,7 +53,7 @@ def disk_like(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 511, 512, 513, MiB, copy.CHUNK - 1, copy.CHUNK, copy.CHUNK + 1, 9 * MiB + 77]
+    "size", [0, 1, 511, 512, 513, MiB, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 9 * MiB + 77]
 )
 @pytest.mark.parametrize("kind", ["file", "block512", "block4096"])
 def test_it_arrives_as_with_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
@@ -133,7 +133,7 @@ def test_a_cancel_ends_both(tmp_path: Path) -> None:
 
 IN_A_POD = """
 import sys, threading
-from images import copy, target
+from images import ahead, copy, target
 
 class Data:
     left = 80 << 20
