@@ -30,6 +30,8 @@ LONGEST = 4 << 20
 _HEADER = struct.Struct("<B3xIQ")
 _ZEROS, _PLAIN, _ZSTD, _END = range(4)
 _RUN = struct.Struct("<cQ")
+#: Bytes of the digest.
+_DIGEST = 16
 
 #: Level 1 compresses faster than most networks and volumes take bytes.
 _LEVEL = 1
@@ -88,22 +90,24 @@ class Encoder:
 
 
 class Decoder:
-    """Yields what a stream holds: a number for a run of zeros, else data, valid until the next is asked for.
+    """Yields what a stream holds: a number for a run of zeros, else data in the next of ``buffers``.
 
-    Ends after the last record if its digest is that of what came. Raises ``errors.Corrupt``.
+    A buffer holds LONGEST bytes. Ends after the last record if its digest is that of what came. Raises
+    ``errors.Corrupt``.
     """
 
-    def __init__(self, reader: readers.Reader) -> None:
+    def __init__(self, reader: readers.Reader, buffers: Iterator[memoryview]) -> None:
         self._reader = reader
         self._digest = _hasher()()
         self._total = 0
-        self._buffer = memoryview(bytearray(LONGEST))
+        self._buffers = buffers
+        self._packed = memoryview(bytearray(LONGEST))
 
     def __iter__(self) -> Iterator[int | memoryview]:
-        if bytes(self._take(len(MAGIC))) != MAGIC:
+        if self._few(len(MAGIC)) != MAGIC:
             raise _corrupt("it does not begin as one")
         while True:
-            kind, stored, length = _HEADER.unpack(self._take(_HEADER.size))
+            kind, stored, length = _HEADER.unpack(self._few(_HEADER.size))
             if kind == _END:
                 self._finish(stored, length)
                 return
@@ -123,14 +127,13 @@ class Decoder:
         self._reader.close()
 
     def _data(self, kind: int, stored: int, length: int) -> memoryview:
-        packed = self._take(stored)
         if kind == _PLAIN and stored == length:
-            return packed
+            return self._take(next(self._buffers)[:stored])
         if kind != _ZSTD:
             raise _corrupt(f"a record is of the unknown kind {kind}")
         try:
             inflater = zstd.ZstdDecompressor()
-            data = inflater.decompress(packed, length + 1)
+            data = inflater.decompress(self._take(self._packed[:stored]), length + 1)
         except zstd.ZstdError as err:
             raise _corrupt(str(err)) from err
         if len(data) != length or not inflater.eof or inflater.unused_data:
@@ -138,13 +141,17 @@ class Decoder:
         return memoryview(data)
 
     def _finish(self, stored: int, total: int) -> None:
-        expected = bytes(self._take(min(stored, LONGEST)))
+        expected = self._few(min(stored, _DIGEST))
+        if self._reader.readinto(self._packed[:1]):
+            raise _corrupt("something follows its end")
         if total != self._total or expected != self._digest.digest():
             raise _corrupt(f"of {self._total} bytes that came, {total} sent, the digest is not the one sent")
 
-    def _take(self, count: int) -> memoryview:
-        into = self._buffer[:count]
-        if peek.fill(self._reader, into) < count:
+    def _few(self, count: int) -> bytes:
+        return bytes(self._take(self._packed[:count]))
+
+    def _take(self, into: memoryview) -> memoryview:
+        if peek.fill(self._reader, into) < len(into):
             raise errors.Truncated(format="clone stream", reason=f"ends after {self._total} bytes of content")
         return into
 

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from formats import archive, extents, readers, snappy
-from images import copy, directio, retry, staging, target, unpack
+from images import ahead, copy, directio, retry, staging, target, unpack
 from importer import errors, plan, progress, request, survey
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Clone:
     room: plan.Space
     progress: progress.Progress
     cancel: retry.Cancel
+    give_up: Callable[[], None]
 
     @property
     def options(self) -> target.Options:
@@ -50,38 +52,51 @@ def receive(
     shown: progress.Progress,
     cancel: retry.Cancel,
     *,
+    give_up: Callable[[], None],
     ours: bool = False,
 ) -> None:
     """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``.
 
-    ``ours``: it comes as our own source sends it, not in snappy's frames.
+    ``ours``: it comes as our own source sends it, not in snappy's frames. ``give_up``, called from another
+    thread, ends the read of ``body`` that is under way.
     """
-    clone = _begin(wanted, kind, shown, cancel)
-    stream = extents.Decoder(body) if ours else snappy.Reader(body)
-    with contextlib.closing(stream):
-        if isinstance(stream, snappy.Reader):
-            place = _device if kind == BLOCK else _archive
-            place(clone, stream)
-        elif kind == BLOCK:
-            _extents(clone, stream)
-        else:
-            _archive(clone, extents.Reader(stream))
+    clone = _begin(wanted, kind, shown, cancel, give_up)
+    if ours and kind == BLOCK:
+        _extents(clone, extents.Decoder(body, ahead.buffers(extents.LONGEST)))
+    elif ours:
+        with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
+            _archive(clone, extents.Reader(extents.Decoder(received, ahead.buffers(extents.LONGEST))))
+    elif kind == BLOCK:
+        _device(clone, snappy.Reader(body))
+    else:
+        with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
+            _archive(clone, snappy.Reader(received))
     shown.done()
 
 
-def _begin(wanted: request.Request, kind: str, shown: progress.Progress, cancel: retry.Cancel) -> Clone:
+def _begin(
+    wanted: request.Request,
+    kind: str,
+    shown: progress.Progress,
+    cancel: retry.Cancel,
+    give_up: Callable[[], None],
+) -> Clone:
     if kind == FILESYSTEM and wanted.volume:
         staging.empty(wanted.volume)
     elif not pathlib.Path(wanted.target).is_block_device():
         staging.remove_left_over(pathlib.Path(wanted.target).parent)
     shown.phase("transfer", None)
-    return Clone(wanted, survey.room(wanted), shown, cancel)
+    return Clone(wanted, survey.room(wanted), shown, cancel, give_up)
 
 
 def _extents(clone: Clone, decoder: extents.Decoder) -> None:
     limit, at = clone.room.available, 0
-    with target.open(clone.wanted.target, None, clone.options) as out:
-        for run in decoder:
+    over = threading.Event()
+    with (
+        target.open(clone.wanted.target, None, clone.options) as out,
+        ahead.Ahead(iter(decoder), over, clone.give_up) as runs,
+    ):
+        for run in runs:
             if clone.cancel.is_set():
                 raise errors.Cancelled
             length = run if isinstance(run, int) else len(run)
@@ -106,7 +121,12 @@ def _archive(clone: Clone, reader: readers.Reader) -> None:
 def _device(clone: Clone, reader: readers.Reader) -> None:
     with target.open(clone.wanted.target, None, clone.options) as out:
         copy.copy_ordered(
-            reader, out, limit=clone.room.available, cancel=clone.cancel, advance=clone.progress.advance
+            reader,
+            out,
+            limit=clone.room.available,
+            cancel=clone.cancel,
+            advance=clone.progress.advance,
+            give_up=clone.give_up,
         )
         clone.commit(out)
 
@@ -115,6 +135,7 @@ def _folder(clone: Clone, reader: readers.Reader, folder: pathlib.Path) -> None:
     with staging.Staging(folder) as staged:
         entries = archive.Archive(reader, limit_bytes=clone.room.available)
         unpack.unpack(entries, staged.path, advance=clone.progress.advance)
+        copy.drain(reader, clone.cancel)
         clone.progress.phase("sync", None)
         staged.commit()
 
@@ -132,6 +153,7 @@ def _disk_of(clone: Clone, reader: readers.Reader) -> None:
                 _place(clone, entries, entry, out)
         if out is None:
             raise errors.Unsupported(reason=f"the file system that was sent holds no file named {DISK}")
+        copy.drain(reader, clone.cancel)
         clone.commit(out)
 
 
@@ -149,7 +171,7 @@ def _parts(entry: archive.Entry) -> Iterator[tuple[int, int, bool]]:
 
 def _place(clone: Clone, entries: archive.Archive, entry: archive.Entry, out: target.Target) -> None:
     """Write the current entry, a hole as zeros."""
-    buffer = directio.Buffer(copy.CHUNK)
+    buffer = directio.Buffer(ahead.CHUNK)
     for offset, length, is_data in _parts(entry):
         if not is_data:
             out.zero(offset, length)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime as dt
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from images import retry
@@ -23,46 +21,29 @@ TURN = 0.2
 
 def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
     """Serve until one upload is on storage, the deadline passes, or ``cancel`` is set."""
-    return run(serve(make(upload_settings.read(env, paths), cancel)))
+    return serve(make(upload_settings.read(env, paths), cancel))
 
 
-def run(serving: Coroutine[None, None, report.Report]) -> report.Report:
-    """Return what ``serving`` does, in a loop of its own."""
-    with asyncio.Runner(loop_factory=_loop) as runner:
-        return runner.run(serving)
+def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:
+    """Return a server. Raises ``errors.MissingExtra``."""
+    with errors.optional("the upload server", package="h11 or multipart", extra="upload"):
+        from importer import upload_server
+    return upload_server.Server(settings, cancel)
 
 
-async def serve(server: upload_server.Server) -> report.Report:
+def serve(server: upload_server.Server) -> report.Report:
     """Serve, and return how it ended. Raises ``errors.Error``."""
     settings = server.settings
-    async with server.listening():
-        while not server.done.is_set():
+    with server.listening():
+        while not server.done.wait(TURN):
             if server.cancel.is_set():
                 raise errors.Cancelled
             if _has_passed(settings.deadline) and server.is_idle:
                 log.info("deadline passed deadline=%s", settings.deadline)
                 return report.deadline_passed()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.done.wait(), TURN)
-        assert server.order is not None  # noqa: S101  (of what is done)
-        order = server.order
-        return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
-
-
-def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:
-    """Return a server. Raises ``errors.MissingExtra``."""
-    with errors.optional("the upload server", package="aiohttp", extra="upload"):
-        from importer import upload_server
-    return upload_server.Server(settings, cancel)
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return a loop; uvloop's takes a tenth to a sixth off an upload, and is not built for every machine."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    assert server.running is not None  # noqa: S101  (of what is done)
+    order = server.running.order
+    return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
 
 
 def _has_passed(deadline: dt.datetime | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from images import cancelling, retry
 from importer import clone_target, errors, execute, progress, request
-from sources import base, upload
+from sources import upload
 
 CHECKSUM = "x-cdi-checksum"
 CONTENT_TYPE = "x-cdi-content-type"
@@ -61,11 +61,13 @@ def order(settings: request.Request, headers: Mapping[str, str], *, archive: boo
 
 
 def carry_out(
-    what: Order, body: base.Reader, size: int | None, accepted: Callable[[], object], cancel: retry.Cancel
+    what: Order, body: upload.Body, size: int | None, accepted: Callable[[], object], cancel: retry.Cancel
 ) -> None:
     """Bring the bytes of ``body`` to the target. Raises ``errors.Error``; nothing usable is left then."""
     shown = progress.Several(progress.Lines(sys.stderr), Accepted(accepted))
     if what.clone:
-        clone_target.receive(what.wanted, what.clone, body, shown, cancel, ours=what.extents)
-        return
-    execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancelling.Stop(cancel))
+        clone_target.receive(
+            what.wanted, what.clone, body, shown, cancel, give_up=body.stop, ours=what.extents
+        )
+    else:
+        execute.bring(upload.UploadSource(body, size), what.wanted, shown, cancelling.Stop(cancel))

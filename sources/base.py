@@ -121,6 +121,8 @@ class Source:
     format: str | None = None
     #: Bytes that one read of ``ranges`` brings at most, however many are asked for. None: no such limit.
     longest_read: int | None = None
+    #: Whether ``stream`` gives the bytes only once.
+    once: bool = False
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
 

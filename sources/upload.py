@@ -2,104 +2,132 @@
 
 from __future__ import annotations
 
-import collections
 import threading
-from collections.abc import Callable
-from typing import Self
+from typing import Protocol, Self
 
 from importer import errors
 from sources import base
 
-#: Bytes that may wait: what arrives while one piece is written.
-LIMIT = 8 << 20
 HEAD_SIZE = 256 * 1024
 NAME = "the uploaded stream"
+#: Seconds to read what is on the way from a connection that is wanted no more.
+GRACE = 0.5
+
+
+class Content(Protocol):
+    """What one request brings."""
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read 1 to ``len(into)`` bytes; 0 only at the end. Raises what breaks it."""
+
+    def interrupt(self) -> None:
+        """End the read under way in another thread, and all later ones."""
 
 
 class Body:
-    """Bytes on their way from the thread of a server to the one that writes the disk.
+    """What the requests of one upload bring, for the thread that writes the disk.
 
-    ``on_room``: called, from the reading thread, when ``put`` has refused and may be called again.
+    Whoever serves a request lends its content. The reader takes from that itself, so that no byte is
+    copied, or waits, between the connection and the reader's memory.
     """
 
-    def __init__(self, on_room: Callable[[], object] = lambda: None) -> None:
-        self._on_room = on_room
-        self._pieces: collections.deque[memoryview] = collections.deque()
-        self._waiting = 0
-        self._full = False
+    def __init__(self) -> None:
+        self._lent: Content | None = None
+        self._reading = False
+        self._broken: Exception | None = None
         self._ended = False
-        self._closed = False
         self._failure: errors.Error | None = None
         self._changed = threading.Condition()
-        #: Bytes that were put so far.
+        #: Bytes that were read so far.
         self.received = 0
 
     @property
+    def is_lent(self) -> bool:
+        """Whether a request brings bytes now."""
+        return self._lent is not None
+
+    @property
     def is_complete(self) -> bool:
-        """Whether nothing more is to be put."""
+        """Whether nothing more is to come."""
         return self._ended or self._failure is not None
 
-    def put(self, data: bytes) -> bool:
-        """Take ``data``; False: wait for ``on_room`` before the next. Never blocks."""
+    def lend(self, content: Content) -> Exception | None:
+        """Wait until all of it was read, or nobody reads any more; return what broke it."""
         with self._changed:
-            self.received += len(data)
-            if self._closed or not data:
-                return True
-            self._pieces.append(memoryview(data))
-            self._waiting += len(data)
-            self._full = self._waiting >= LIMIT
-            self._changed.notify()
-            return not self._full
+            if self._ended:
+                return None
+            self._lent, self._broken = content, None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._lent is not content)
+            return self._broken
+
+    def withdraw(self) -> None:
+        """Take back what is lent, and wait until it is. What has arrived of it is read if that goes fast."""
+        with self._changed:
+            content = self._lent
+            if content is None or self._changed.wait_for(lambda: self._lent is not content, GRACE):
+                return
+            content.interrupt()
+            self._changed.wait_for(lambda: not self._reading)
+            self._give_back(content, ConnectionError("another request goes on with the upload"))
 
     def end(self) -> None:
-        """Everything has been put."""
+        """Nothing more will be lent, and whoever still lends need not wait."""
         with self._changed:
             self._ended = True
-            self._changed.notify()
+            self._lent = None
+            self._changed.notify_all()
 
     def fail(self, failure: errors.Error) -> None:
-        """Nothing more will come; the reader is told why, and not given what still waits."""
+        """Nothing more is wanted, or will come: the reader is told so."""
         with self._changed:
-            self._failure = failure
-            self._pieces.clear()
-            self._changed.notify()
+            self._failure = self._failure or failure
+            if self._lent is not None:
+                self._lent.interrupt()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the read under way, and all later ones."""
+        self.fail(errors.Cancelled())
 
     def readinto(self, into: memoryview, /) -> int:
         """Wait for bytes; see ``sources.base.Reader``."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pieces or self._ended or self._failure)
-            if self._failure is not None:
-                raise self._failure
-            if not self._pieces:
-                return 0
-            piece = self._pieces[0]
-            count = min(len(piece), len(into))
-            if count == len(piece):
-                self._pieces.popleft()
-            else:
-                self._pieces[0] = piece[count:]
-            self._waiting -= count
-            has_room = self._full and self._waiting <= LIMIT // 2
-            if has_room:
-                self._full = False
-        # Outside the lock: nobody else takes a piece apart.
-        into[:count] = piece[:count]
-        if has_room:
-            self._on_room()
-        return count
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lent or self.is_complete)
+                if self._failure is not None:
+                    raise self._failure
+                if self._lent is None:
+                    return 0
+                content, self._reading = self._lent, True
+            count, broken = 0, None
+            try:
+                count = content.readinto(into)
+            except Exception as err:  # noqa: BLE001  (whoever has lent it is told)
+                broken = err
+            with self._changed:
+                self._reading = False
+                self.received += count
+                if not count and self._failure is None:
+                    self._give_back(content, broken)
+                self._changed.notify_all()
+            if count:
+                return count
 
-    def close(self) -> None:
-        """Let go of what waits; what is put later is dropped."""
-        with self._changed:
-            self._closed, self._full = True, False
-            self._pieces.clear()
-        self._on_room()
+    def _give_back(self, content: Content, broken: Exception | None) -> None:
+        if self._lent is content:
+            self._lent, self._broken = None, broken
+            self._changed.notify_all()
+
+    def close(self) -> None: ...
 
 
 class UploadSource(base.Source):
     """What a client sends: forward-only, without identity, perhaps of unknown size."""
 
-    def __init__(self, body: base.Reader, size: int | None) -> None:
+    once = True
+
+    def __init__(self, body: Body, size: int | None) -> None:
         self.name = NAME
         self.size = size
         self._body = body
@@ -114,18 +142,18 @@ class UploadSource(base.Source):
         self.head = bytes(view[:filled])
         return self
 
-    def close(self) -> None:
-        self._body.close()
-
     def stream(self, offset: int = 0) -> base.Reader:
         if offset or self._opened:
             raise errors.NoRanges(url=self.name, reason="a request body is read once")
         self._opened = True
         return _Stream(memoryview(self.head), self._body)
 
+    def interrupt(self) -> None:
+        self._body.stop()
+
 
 class _Stream:
-    """The head again, then the rest. The body stays its source's to close."""
+    """The head again, then the rest."""
 
     def __init__(self, head: memoryview, rest: base.Reader) -> None:
         self._head = head

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import datetime as dt
 import json
@@ -134,10 +133,10 @@ def test_busy_on_every_path(server: uploads.Server) -> None:
 class Lingering(uploads.Server):
     """Goes on listening after the first success, as a server does for a moment."""
 
-    async def _serve(self) -> report.Report:
+    def _serve(self) -> report.Report:
         self._face = upload.make(self.settings, self.cancel)
-        async with self._face.listening():
-            await asyncio.to_thread(self.cancel.wait)
+        with self._face.listening():
+            self.cancel.wait()
         return report.uploaded(clone=False, preallocated=False)
 
 

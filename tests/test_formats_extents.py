@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -15,6 +16,7 @@ from tests import reading
 NOISE = random.Random(1).randbytes(300_000)
 TEXT = b"text " * 60_000
 RUNS: list[int | bytes] = [70_000, TEXT, NOISE, 1 << 40, NOISE[:1], 512]
+BUFFERS = itertools.repeat(memoryview(bytearray(extents.LONGEST)))
 
 
 def encode(runs: list[int | bytes]) -> bytes:
@@ -26,7 +28,7 @@ def encode(runs: list[int | bytes]) -> bytes:
 
 
 def decode(stream: bytes) -> list[int | bytes]:
-    decoder = extents.Decoder(readers.Bytes(stream))
+    decoder = extents.Decoder(readers.Bytes(stream), BUFFERS)
     return [run if isinstance(run, int) else bytes(run) for run in decoder]
 
 
@@ -54,7 +56,7 @@ def test_a_copy_goes_on_in_the_same_way() -> None:
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_as_bytes(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
-    reader = extents.Reader(extents.Decoder(readers.Bytes(encode(runs))))
+    reader = extents.Reader(extents.Decoder(readers.Bytes(encode(runs)), BUFFERS))
     assert reading.drained(reader, size) == b"".join(
         bytes(run) if isinstance(run, int) else run for run in runs
     )

@@ -19,7 +19,7 @@ import cramjam
 import pytest
 
 from formats import extents, readers, snappy
-from images import volume
+from images import ahead, volume
 from importer import clone, clone_stream, contract, errors, progress
 from tests import devices, disks, oracle, processes, tls, uploads
 from tests.test_formats_snappy import plain as plain_chunk
@@ -442,7 +442,7 @@ def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: flo
             stream._pays.encoded(clone_stream.STEP, 0, 1.0)
             stream._pays.sent(1, sending)
             rest = b"".join(bytes(part) for part in stream.wire(cut))
-            runs = extents.Decoder(readers.Bytes(first[:cut] + rest))
+            runs = extents.Decoder(readers.Bytes(first[:cut] + rest), ahead.buffers(extents.LONGEST))
             assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
             first = first[:cut] + rest
 

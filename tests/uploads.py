@@ -75,7 +75,7 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._outcome = upload.run(self._serve())
+            self._outcome = self._serve()
         except errors.Error as err:
             self._outcome = err
 
@@ -86,9 +86,9 @@ class Server:
         self.settings = dataclasses.replace(self.settings, wanted=wanted, idle=seconds)
         return self
 
-    async def _serve(self) -> report.Report:
+    def _serve(self) -> report.Report:
         self._face = upload.make(self.settings, self.cancel)
-        return await upload.serve(self._face)
+        return upload.serve(self._face)
 
     def wait_until_busy(self) -> None:
         """Wait for an upload to begin; asking the server could be taken for one."""

@@ -1,0 +1,142 @@
+"""The upload server's connections: a thread for each, and a bound on them all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from importer import errors, upload_http
+from importer.upload_connection import Connection
+
+log = logging.getLogger(__name__)
+
+#: Seconds for a handshake.
+HANDSHAKE = 10.0
+#: Seconds for answers that are still being given when the server ends.
+SHUTDOWN = 10.0
+#: Connections at once; for one more, the oldest that asks for nothing has to go.
+MOST = 256
+#: Seconds until another connection is taken after one could not be: there may be no descriptor left.
+PAUSE = 0.1
+
+Handle: TypeAlias = Callable[[upload_http.Request, upload_http.Exchange], upload_http.Answer]
+
+
+class Listener:
+    """Answers requests by ``handle``. ``idle``, ``patience``: see ``upload_http.Exchange``."""
+
+    def __init__(self, context: ssl.SSLContext, handle: Handle, *, idle: float, patience: float) -> None:
+        self._context = context
+        self._handle = handle
+        self._idle = idle
+        self._patience = patience
+        self._changed = threading.Condition()
+        #: Whether a request of it is being answered, the oldest first.
+        self._connections: dict[Connection, bool] = {}
+        self._ending = False
+
+    @contextlib.contextmanager
+    def listening(self, host: str, port: int, end: Callable[[], object]) -> Iterator[int]:
+        """Yield the port while connections are taken.
+
+        Afterwards ``end`` is to end what requests wait for: those that were admitted are answered.
+        """
+        try:
+            listener = _listen(host, port)
+        except OSError as err:
+            raise errors.RequestError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
+        accepting = threading.Thread(target=self._accept, args=(listener,), name="accept", daemon=True)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            self._ending = True
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            listener.close()
+            end()
+            self._wait_for_the_last()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+            except OSError as err:
+                if self._ending:
+                    return
+                log.warning("no connection taken: %s", err)
+                time.sleep(PAUSE)
+                continue
+            threading.Thread(target=self._serve, args=(plain,), name="connection", daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(plain.close)
+            # A client that leaves, breaks TLS or is too slow: its own affair.
+            stack.enter_context(contextlib.suppress(OSError))
+            connection = Connection(plain, self._context)
+            self._register(connection)
+            stack.callback(self._forget, connection)
+            stack.callback(connection.close)
+            connection.shake_hands(HANDSHAKE)
+            while self._exchange(connection) and not self._ending:
+                pass
+
+    def _exchange(self, connection: Connection) -> bool:
+        """Answer one request; False: the connection ends."""
+        exchange = upload_http.Exchange(connection, self._idle, self._patience)
+        try:
+            request = exchange.receive()
+            if request is None:
+                return False
+            self._mark(connection, busy=True)
+            answer = self._answer(request, exchange)
+        except upload_http.Refusal as refusal:
+            answer = refusal.answer
+        goes_on = exchange.answer(answer)
+        self._mark(connection, busy=False)
+        return goes_on
+
+    def _answer(self, request: upload_http.Request, exchange: upload_http.Exchange) -> upload_http.Answer:
+        try:
+            return self._handle(request, exchange)
+        except upload_http.Refusal:
+            raise
+        except Exception:
+            log.exception("internal error")
+            return upload_http.Answer(500, "internal error")
+
+    def _register(self, connection: Connection) -> None:
+        with self._changed:
+            if len(self._connections) >= MOST:
+                idle = (each for each, busy in self._connections.items() if not busy and not each.interrupted)
+                next(idle, connection).interrupt()
+            self._connections[connection] = False
+
+    def _mark(self, connection: Connection, *, busy: bool) -> None:
+        with self._changed:
+            self._connections[connection] = busy
+
+    def _forget(self, connection: Connection) -> None:
+        with self._changed:
+            del self._connections[connection]
+            self._changed.notify_all()
+
+    def _wait_for_the_last(self) -> None:
+        with self._changed:
+            for connection, busy in self._connections.items():
+                if not busy:
+                    connection.interrupt()
+            self._changed.wait_for(lambda: not self._connections, SHUTDOWN)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=MOST, dualstack_ipv6=both)
