@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import tarfile
 import tempfile
@@ -15,25 +14,9 @@ import pytest
 from formats import archive, readers
 from images import staging, unpack
 from importer import errors
-from tests import hostile_archives, processes
+from tests import hostile_archives, processes, tar_parts
 
 LIMIT = 1 << 40
-
-
-def member(name, data=b"", **fields):
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info, data
-
-
-def packed(*members):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as made:
-        for info, data in members:
-            made.addfile(info, io.BytesIO(data))
-    return file.getvalue()
 
 
 def into(directory, data, limit=LIMIT):
@@ -90,7 +73,9 @@ def test_terabyte_of_holes_costs_nothing(disks, place):
 def test_larger_than_a_buffer(place):
     data = os.urandom(20 << 20)
     told = []
-    reader = archive.Archive(readers.Bytes(packed(member("large", data))), limit_bytes=LIMIT)
+    reader = archive.Archive(
+        readers.Bytes(tar_parts.packed(tar_parts.member("large", data))), limit_bytes=LIMIT
+    )
     unpack.unpack(reader, place, advance=told.append)
     assert (place / "large").read_bytes() == data
     assert sum(told) == len(data)
@@ -99,10 +84,10 @@ def test_larger_than_a_buffer(place):
 def test_modes(place):
     into(
         place,
-        packed(
-            member("file", b"x", mode=0o6755),
-            member("closed", type=tarfile.DIRTYPE, mode=0o1000),
-            member("closed/file", b"x", mode=0o400),
+        tar_parts.packed(
+            tar_parts.member("file", b"x", mode=0o6755),
+            tar_parts.member("closed", type=tarfile.DIRTYPE, mode=0o1000),
+            tar_parts.member("closed/file", b"x", mode=0o400),
         ),
     )
     assert (place / "file").stat().st_mode & 0o7777 == 0o755
@@ -113,14 +98,14 @@ def test_modes(place):
 def test_later_entries_replace_earlier_ones(place):
     into(
         place,
-        packed(
-            member("a", b"first"),
-            member("hard", type=tarfile.LNKTYPE, linkname="a"),
-            member("a", b"second"),
-            member("link", type=tarfile.SYMTYPE, linkname="hard"),
-            member("link", b"third"),
-            member("d", type=tarfile.DIRTYPE),
-            member("d", type=tarfile.DIRTYPE),
+        tar_parts.packed(
+            tar_parts.member("a", b"first"),
+            tar_parts.member("hard", type=tarfile.LNKTYPE, linkname="a"),
+            tar_parts.member("a", b"second"),
+            tar_parts.member("link", type=tarfile.SYMTYPE, linkname="hard"),
+            tar_parts.member("link", b"third"),
+            tar_parts.member("d", type=tarfile.DIRTYPE),
+            tar_parts.member("d", type=tarfile.DIRTYPE),
         ),
     )
     assert [(place / name).read_bytes() for name in ("a", "hard", "link")] == [b"second", b"first", b"third"]
@@ -139,28 +124,39 @@ def test_nothing_gets_outside(disks, place, name):
 @pytest.mark.parametrize(
     "members",
     [
-        [member("l", type=tarfile.SYMTYPE, linkname="."), member("l/file", b"x")],
-        [member("l", type=tarfile.SYMTYPE, linkname="."), member("l", type=tarfile.DIRTYPE)],
-        [member("f", b"x"), member("f/file", b"x")],
-        [member("f", b"x"), member("f", type=tarfile.DIRTYPE)],
-        [member("h", type=tarfile.LNKTYPE, linkname="missing")],
-        [member("h", type=tarfile.LNKTYPE, linkname="h")],
-        [member("d", type=tarfile.DIRTYPE), member("h", type=tarfile.LNKTYPE, linkname="d")],
+        [tar_parts.member("l", type=tarfile.SYMTYPE, linkname="."), tar_parts.member("l/file", b"x")],
         [
-            member("a/b/l", type=tarfile.SYMTYPE, linkname="../../x"),
-            member("h", type=tarfile.LNKTYPE, linkname="a/b/l"),
+            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="."),
+            tar_parts.member("l", type=tarfile.DIRTYPE),
         ],
-        [member("l", type=tarfile.SYMTYPE, linkname="d"), member("h", type=tarfile.LNKTYPE, linkname="l/x")],
+        [tar_parts.member("f", b"x"), tar_parts.member("f/file", b"x")],
+        [tar_parts.member("f", b"x"), tar_parts.member("f", type=tarfile.DIRTYPE)],
+        [tar_parts.member("h", type=tarfile.LNKTYPE, linkname="missing")],
+        [tar_parts.member("h", type=tarfile.LNKTYPE, linkname="h")],
+        [
+            tar_parts.member("d", type=tarfile.DIRTYPE),
+            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="d"),
+        ],
+        [
+            tar_parts.member("a/b/l", type=tarfile.SYMTYPE, linkname="../../x"),
+            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="a/b/l"),
+        ],
+        [
+            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="d"),
+            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="l/x"),
+        ],
     ],
 )
 def test_ways_through_links_are_refused(place, members):
     with pytest.raises(errors.Refused, match="link"):
-        into(place, packed(*members))
+        into(place, tar_parts.packed(*members))
 
 
 def test_file_in_place_of_a_directory(place):
     with pytest.raises(errors.TargetError, match="d: unpack: file exists"):
-        into(place, packed(member("d", type=tarfile.DIRTYPE), member("d", b"x")))
+        into(
+            place, tar_parts.packed(tar_parts.member("d", type=tarfile.DIRTYPE), tar_parts.member("d", b"x"))
+        )
 
 
 def test_full(tmp_path):
@@ -168,14 +164,14 @@ def test_full(tmp_path):
     processes.run("mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path)
     try:
         with pytest.raises(errors.TargetError, match="no space left on device"):
-            into(tmp_path, packed(member("large", bytes(2 << 20))))
+            into(tmp_path, tar_parts.packed(tar_parts.member("large", bytes(2 << 20))))
     finally:
         processes.run("umount", tmp_path)
 
 
 def test_no_such_directory(tmp_path):
     with pytest.raises(errors.TargetError, match="no such file"):
-        into(tmp_path / "missing", packed())
+        into(tmp_path / "missing", tar_parts.packed())
 
 
 def staged(directory, data):
@@ -204,10 +200,10 @@ def as_nobody(work, *arguments):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_as_nobody():
     """An ordinary user unpacks what root packed; owners stay behind."""
-    data = packed(
-        member("d", type=tarfile.DIRTYPE, mode=0o500, uid=0),
-        member("d/file", b"x", uid=0, mode=0o4400),
-        member("d/link", type=tarfile.SYMTYPE, linkname="file"),
+    data = tar_parts.packed(
+        tar_parts.member("d", type=tarfile.DIRTYPE, mode=0o500, uid=0),
+        tar_parts.member("d/file", b"x", uid=0, mode=0o4400),
+        tar_parts.member("d/link", type=tarfile.SYMTYPE, linkname="file"),
     )
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         os.chown(directory, 65534, 65534)
@@ -223,7 +219,7 @@ def test_as_nobody():
 def test_staged_and_committed(place):
     (place / "kept").write_text("kept")
     with staging.Staging(place) as work:
-        into(work.path, packed(member("a/b", b"x"), member("c", b"x")))
+        into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x")))
         assert not (place / "a").exists()
         work.commit()
     assert set(facts(place)) == {"a", "a/b", "c", "kept"}
@@ -231,15 +227,20 @@ def test_staged_and_committed(place):
 
 def test_nothing_is_left_without_a_commit(place):
     with contextlib.suppress(errors.Truncated), staging.Staging(place) as work:
-        into(work.path, packed(member("a/b", b"x"))[:600])
+        into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"))[:600])
     assert os.listdir(place) == []
 
 
 def test_second_attempt_after_a_kill(place):
     """The first was killed while it moved things into place."""
-    members = [member("a/b", b"x"), member("a/c", b"new"), member("d", b"x"), member("l", b"x")]
+    members = [
+        tar_parts.member("a/b", b"x"),
+        tar_parts.member("a/c", b"new"),
+        tar_parts.member("d", b"x"),
+        tar_parts.member("l", b"x"),
+    ]
     work = staging.Staging(place).__enter__()
-    into(work.path, packed(*members))
+    into(work.path, tar_parts.packed(*members))
     (place / "a").mkdir()
     (place / "a/b").write_text("moved")
     (place / "d").write_text("moved")
@@ -247,7 +248,7 @@ def test_second_attempt_after_a_kill(place):
     staging.remove_left_over(place)
     assert set(facts(place)) == {"a", "a/b", "d", "l"}
     with staging.Staging(place) as again:
-        into(again.path, packed(*members))
+        into(again.path, tar_parts.packed(*members))
         again.commit()
     found = {name: told[-1] for name, told in facts(place).items() if told != ["directory"]}
     assert found == {"a/b": b"x", "a/c": b"new", "d": b"x", "l": b"x"}
@@ -257,11 +258,11 @@ def test_directory_in_place_of_a_file(place):
     (place / "a").write_text("file")
     (place / "b").mkdir()
     with staging.Staging(place) as work:
-        into(work.path, packed(member("a/b", b"x")))
+        into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
         work.commit()
     assert set(facts(place)) == {"a", "a/b", "b"}
     with staging.Staging(place) as work:
-        into(work.path, packed(member("b", b"x")))
+        into(work.path, tar_parts.packed(tar_parts.member("b", b"x")))
         with pytest.raises(errors.TargetError, match="is a directory"):
             work.commit()
     assert set(facts(place)) == {"a", "a/b", "b"}
