@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 
 from importer import contract
-from tests import devices, misbehave, node_servers, objectservers, servers, uploads, worker
+from tests import (
+    devices,
+    engine,
+    misbehave,
+    node_servers,
+    objectservers,
+    ovirt_disks,
+    ovirt_stages,
+    registries,
+    servers,
+    uploads,
+    worker,
+)
 from tests import disks as disks_module
 
 
@@ -84,6 +96,16 @@ def seaweed(
 
 
 @pytest.fixture(scope="session")
+def guarded(
+    certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[registries.Registry]:
+    """Share a registry with passwords, and TLS by the authority of ``certificates``."""
+    directory, authority = tmp_path_factory.mktemp("registry"), certificates.authority
+    with registries.registry(directory, authority=authority, password=True) as registry:
+        yield registry
+
+
+@pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Store]:
     """Share an S3 server of odd answers."""
     with objectservers.rclone(tmp_path_factory.mktemp("rclone")) as store:
@@ -95,6 +117,34 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers
     """Share a server that speaks as Google does."""
     with objectservers.emulator(tmp_path_factory.mktemp("emulator")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def ovirt_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_stages.Place]:
+    directory = tmp_path_factory.mktemp("ovirt")
+    with engine.running(directory) as (running, authority):
+        yield ovirt_stages.Place(running, authority, directory)
+
+
+@pytest.fixture
+def ovirt(ovirt_running: ovirt_stages.Place) -> ovirt_stages.Place:
+    """Share an oVirt engine for disks to be migrated, as it is when nothing is wrong."""
+    ovirt_running.reset()
+    return ovirt_running
+
+
+@pytest.fixture(scope="session")
+def ovirt_disk_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_disks.Place]:
+    with ovirt_disks.placed(tmp_path_factory.mktemp("ovirt"), local=False) as place:
+        yield place
+
+
+@pytest.fixture
+def ovirt_disk(ovirt_disk_running: ovirt_disks.Place) -> Iterator[ovirt_disks.Place]:
+    """Share an oVirt engine with a disk, as it is when nothing is wrong."""
+    ovirt_disk_running.reset()
+    yield ovirt_disk_running
+    assert not ovirt_disk_running.engine.locked
 
 
 @pytest.fixture(params=[512, 4096], ids=["block512", "block4096"])
@@ -149,6 +199,14 @@ def node(empty_node: node_servers.Container) -> node_servers.Container:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
     """Share an authority, and the pairs of an upload server and its client."""
     return uploads.certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Make a directory for what has to be kept for a while."""
+    path = tmp_path / "scratch"
+    path.mkdir()
+    return path
 
 
 @pytest.fixture

@@ -164,5 +164,16 @@ def archive(path: Path, tags: Mapping[str, Image]) -> Path:
     return path
 
 
+def image_of(path: Path, compression: str = "+gzip") -> Image:
+    """Return an image with a disk between other layers."""
+    return Image(
+        (
+            layer(Entry("disk/old.img", b"old" * 100)),
+            layer(Entry("etc/a"), *disk(path.read_bytes()), compression=compression),
+            layer(Entry("disk/.wh.old.img"), Entry("etc/b")),
+        )
+    )
+
+
 def _blob_entry(blob: Blob) -> Entry:
     return Entry(f"blobs/{blob.digest.replace(':', '/')}", blob.data)

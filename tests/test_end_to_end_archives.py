@@ -1,4 +1,4 @@
-"""Hostile archives: an error, and neither the volume nor anything outside it has changed."""
+"""Archives become the tree that was packed; of hostile ones nothing comes, in the volume or outside it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,36 @@ from pathlib import Path
 
 import pytest
 
+import importer
 from tests import devices, hostile_archives, servers, worker
 from tests import disks as disks_module
 
 MiB = 1 << 20
 IMAGE, TARGET = 4, 6
+
+
+@pytest.mark.parametrize("compression", [None, *disks_module.COMPRESSIONS])
+def test_archives(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, compression: str | None
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    url = web.url(disks.tar(compression))
+    request = importer.Request(
+        source="http", location=importer.Location(url), target=str(volume), content_type="archive"
+    )
+    importer.run(request)
+    assert contents(volume) == contents(disks.tree())
+    assert (volume / "sparse").stat().st_blocks * 512 < 2 * MiB
+
+
+def contents(root: Path) -> dict[str, object]:
+    """Return what a tree holds: bytes of files, targets of links."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        kept = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(root))] = kept
+    return found
 
 
 @pytest.mark.parametrize("name", sorted({*hostile_archives.ARCHIVES} - {"innocent"}))

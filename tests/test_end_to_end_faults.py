@@ -30,13 +30,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             yield device
 
 
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    path = tmp_path / "scratch"
-    path.mkdir()
-    return path
-
-
 def check_failure(done: worker.Done, status: int, words: str, target: Path) -> None:
     assert (done.status, done.output) == (status, ""), done.errors
     assert words in done.complaint

@@ -36,13 +36,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             yield device
 
 
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    path = tmp_path / "scratch"
-    path.mkdir()
-    return path
-
-
 def dirty_file(directory: Path) -> Path:
     for name in ("disk.img", "disk.img.part"):
         devices.fill(directory / name, 12 * MiB)
@@ -263,30 +256,6 @@ def test_large_and_nearly_empty_costs_little(
     oracle.same(target, disks.expected("qcow2", "far"))
     assert target.stat().st_blocks * 512 <= 2 * MiB
     assert result.read < 2 * MiB
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_archives(
-    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, compression: str | None
-) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    url = web.url(disks.tar(compression))
-    request = importer.Request(
-        source="http", location=importer.Location(url), target=str(volume), content_type="archive"
-    )
-    importer.run(request)
-    assert contents(volume) == contents(disks.tree())
-    assert (volume / "sparse").stat().st_blocks * 512 < 2 * MiB
-
-
-def contents(root: Path) -> dict[str, object]:
-    """Return what a tree holds: bytes of files, targets of links."""
-    found: dict[str, object] = {}
-    for path in sorted(root.rglob("*")):
-        kept = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        found[str(path.relative_to(root))] = kept
-    return found
 
 
 def test_imports_at_the_same_time(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:

@@ -149,14 +149,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tls.Authority:
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    authority: tls.Authority, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[registries.Registry]:
-    """Run a registry with TLS and passwords."""
-    directory = tmp_path_factory.mktemp("registry")
-    with registries.registry(directory, authority=authority, password=True) as served:
-        served.push("team/disk", IMAGE)
-        yield served
+def guarded(guarded: registries.Registry) -> registries.Registry:
+    guarded.push("team/disk", IMAGE)
+    return guarded
 
 
 @contextlib.contextmanager
