@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tests import (
     objectservers,
     ovirt_disks,
     ovirt_stages,
+    pods,
     registries,
     servers,
     uploads,
@@ -31,7 +33,7 @@ from tests import disks as disks_module
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
-    parser.addoption("--image", help="the image that tests/test_image.py runs (make test-image)")
+    parser.addoption("--image", help="the image that tests/test_image*.py run (make test-image)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_left_out = collection_path.name == "test_image.py" and not config.getoption("--image")
+    of_image = re.fullmatch(r"test_image(_\w+)?\.py", collection_path.name)
+    is_left_out = of_image and not config.getoption("--image")
     return True if is_left_out else None
 
 
@@ -207,6 +210,22 @@ def scratch(tmp_path: Path) -> Path:
     path = tmp_path / "scratch"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def image(request: pytest.FixtureRequest) -> str:
+    """Return the name of the image that ``make test-image`` has built."""
+    name = request.config.getoption("--image")
+    if name is None:
+        pytest.skip("needs --image")
+    return str(name)
+
+
+@pytest.fixture
+def container(image: str, tmp_path: Path) -> pods.Pod:
+    """Make an importer's pod in a container, with a file-system volume and the http source."""
+    env = {"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0", "OWNER_UID": "1-2"}
+    return pods.Pod(tmp_path / "pod", image, env=env)
 
 
 @pytest.fixture

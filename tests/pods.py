@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests import processes, worker
+from tests import devices, oracle, processes, worker
 
 #: What a controller's pod is given (contract, Roles), and what a careful cluster takes away.
 LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
@@ -89,6 +89,24 @@ class Pod(worker.Volumes):
         output = self.directory / "output"
         with processes.running(command, log=output, ready=lambda: processes.answers(port)) as started:
             yield started
+
+
+def check(pod: Pod, done: subprocess.CompletedProcess[str], message: str, expected: Path) -> None:
+    """Check that a container has ended well, with this message, and that the volume has the disk."""
+    assert (done.returncode, pod.message) == (0, message), done.stderr
+    assert "Traceback" not in done.stderr
+    oracle.same(pod.disk, expected, beyond=devices.DIRT if pod.block else b"\0")
+
+
+@contextlib.contextmanager
+def device(directory: Path) -> Iterator[Path]:
+    """Make a block device of 16 MiB for a container, filled with 0xFF."""
+    with devices.loop(directory, 16 << 20) as made:
+        before = made.stat()
+        # As the kubelet's runtime does (device_ownership_from_security_context).
+        os.chown(made, 1001, 1001)
+        yield made
+        os.chown(made, before.st_uid, before.st_gid)
 
 
 @contextlib.contextmanager
