@@ -233,3 +233,9 @@ def paths(tmp_path: Path) -> contract.Paths:
     """Return the places of a pod with nothing but an empty file-system volume."""
     (tmp_path / "data").mkdir()
     return contract.Paths(data=str(tmp_path / "data"), block="/no", scratch="/no", termination_log="/no")
+
+
+@pytest.fixture
+def disk(paths: contract.Paths) -> Path:
+    """Return where the disk will be."""
+    return Path(paths.data, "disk.img")

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import http.client
 import http.server
+import random
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.message import Message
 from pathlib import Path
 from typing import ClassVar, Self
@@ -18,6 +19,13 @@ from importer import contract, errors, report, upload, upload_settings
 from tests import processes, tls
 
 CLIENT = "client.upload-server.cdi.kubevirt.io"
+MIB = 1 << 20
+#: Where uploads go, at once and in several requests.
+SYNC, RESUMABLE = "/v1beta1/upload", "/v1beta1/upload-resumable"
+DATA = random.Random(3).randbytes(3 * MIB) + bytes(5 * MIB) + random.Random(4).randbytes(512)
+DONE = '{"preallocationApplied":false,"message":"Upload Complete"}'
+TUS = {"Tus-Resumable": "1.0.0"}
+MORE = {**TUS, "Content-Type": "application/offset+octet-stream"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +50,10 @@ def certificates(directory: Path) -> Certificates:
     """Make an authority, a server of this host and the client that may upload."""
     authority = tls.Authority(directory)
     return Certificates(authority, authority.issue(), authority.issue(common_name=CLIENT, client=True))
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    processes.wait_for(condition, "the condition")
 
 
 class Answer:
@@ -148,6 +160,13 @@ class Server:
         with self.connect(client) as connection:
             connection.request(method, path, body, dict(headers or {}))
             return Answer(connection.getresponse())
+
+    def offset(self, where: str = RESUMABLE) -> int:
+        """Return how much of an upload in several requests the server says to have."""
+        answer = self.ask("HEAD", where, None, TUS)
+        assert answer.status == 200
+        assert answer.headers["Cache-Control"] == "no-store"
+        return int(answer.headers["Upload-Offset"])
 
     def begin(self, connection: http.client.HTTPSConnection, path: str, length: int) -> None:
         """Send the head of a POST whose body the test sends itself."""

@@ -1,0 +1,92 @@
+"""Clones whose ends are killed, and as programs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from formats import snappy
+from importer import contract
+from tests import clones, devices, oracle, processes, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+SIZE = clones.SIZE
+DONE = clones.DONE
+
+
+@pytest.fixture
+def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
+    with uploads.Server(certificates, {}, paths) as running:
+        yield running
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return clones.content(tmp_path / "original")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return clones.folder(tmp_path / "volume")
+
+
+def test_pod(server: uploads.Server, folder: Path, paths: contract.Paths, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with clones.cloner(clones.environment(server, "filesystem", folder), log) as process:
+        assert process.wait(30) == 0
+    assert log.read_text() == "Clone Complete"
+    clones.same_tree(folder, paths.data)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_source_that_is_killed(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, number: int
+) -> None:
+    log = tmp_path / "log"
+    with contextlib.ExitStack() as stack:
+        target = stack.enter_context(devices.slow(tmp_path, SIZE, bytes_per_second=8 * MIB))
+        source = tmp_path / "noise"
+        source.write_bytes(random.Random(1).randbytes(SIZE))
+        server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
+        with clones.cloner(clones.environment(server, "block", source), log) as process:
+            server.wait_until_busy()
+            process.send_signal(number)
+            assert process.wait(20)
+        if number == signal.SIGTERM:
+            assert log.read_text() == "Unable to process data: cancelled"
+        headers = {"x-cdi-content-type": "blockdevice-clone"}
+        short = b"".join(snappy.frames([memoryview(b"short" * 1024)]))
+        processes.wait_for(lambda: server.ask("POST", SYNC, short, headers).status == 200, "the next one")
+
+
+def test_a_target_that_is_killed(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """The same source goes on with the pod that is started in its place."""
+    source = tmp_path / "noise"
+    source.write_bytes(random.Random(2).randbytes(SIZE))
+    with devices.slow(tmp_path, SIZE, bytes_per_second=16 * MIB) as target:
+        env = {"DESTINATION": str(target)}
+        first = uploads.Server(certificates, env, paths)
+        second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
+        second.port = first.port
+        argv = [sys.executable, "-m", "importer", "--termination-log=/dev/null"]
+        ready = functools.partial(processes.answers, first.port)
+        log = tmp_path / "log"
+        with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
+            sender = clones.cloner(clones.environment(first, "block", source), tmp_path / "message")
+            processes.wait_for(lambda: "transfer" in log.read_text(), "the clone to begin")
+            pod.kill()
+        with second, sender:
+            assert sender.wait(30) == 0
+            assert second.result().message == DONE
+        oracle.same(target, source)

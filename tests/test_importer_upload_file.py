@@ -1,0 +1,159 @@
+"""The command that uploads a file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from importer import contract, errors, progress, upload_file
+from tests import devices, oracle, processes, uploads
+
+MIB = 1 << 20
+
+MIB = uploads.MIB
+PLACE = uploads.RESUMABLE
+DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)
+TUS = uploads.TUS
+MORE = uploads.MORE
+
+
+@pytest.fixture
+def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
+    with uploads.Server(certificates, {}, paths) as running:
+        yield running
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "image").write_bytes(DATA)
+    return tmp_path / "image"
+
+
+def wanted(server: uploads.Server, image: Path, **more: object) -> upload_file.Wanted:
+    made = server.certificates
+    found = {
+        "path": str(image),
+        "url": f"https://localhost:{server.port}",
+        "ca_file": str(made.authority.certificate),
+        "certificate": str(made.client.certificate),
+        "key": str(made.client.key),
+        "stall": 20.0,
+        **more,
+    }
+    return upload_file.Wanted(**found)  # type: ignore[arg-type]
+
+
+def test_command(server: uploads.Server, image: Path, disk: Path) -> None:
+    made = server.certificates
+    argv = [sys.executable, "-m", "importer", "upload", image, server.url(""), "--progress", "lines"]
+    argv += ["--ca-file", made.authority.certificate, "--cert", made.client.certificate]
+    argv += ["--key", made.client.key, "--checksum", f"sha256:{hashlib.sha256(DATA).hexdigest()}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "100.0% done" in done.stderr
+    assert disk.read_bytes() == DATA
+
+
+def test_the_command_says_what_the_server_says(server: uploads.Server, image: Path) -> None:
+    with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
+        upload_file.send(
+            wanted(server, image, checksum="md5:" + "0" * 32), progress.NullProgress(), threading.Event()
+        )
+    with pytest.raises(errors.UploadFailed, match="401"):
+        upload_file.send(
+            wanted(server, image, certificate="", key=""), progress.NullProgress(), threading.Event()
+        )
+    with pytest.raises(errors.Unreachable, match="certificate"):
+        upload_file.send(wanted(server, image, ca_file=""), progress.NullProgress(), threading.Event())
+
+
+def test_a_server_that_knows_only_one_request(image: Path) -> None:
+    """Such as CDI's upload proxy, which wants a token."""
+    with uploads.OneRequest.serving() as port:
+        url = f"http://127.0.0.1:{port}"
+        upload_file.send(
+            upload_file.Wanted(str(image), url, token="secret"), progress.NullProgress(), threading.Event()
+        )
+    seen = uploads.OneRequest.seen
+    assert [(method, path) for method, path, _, _ in seen] == [
+        ("HEAD", PLACE),
+        ("POST", PLACE),
+        ("POST", "/v1beta1/upload"),
+    ]
+    assert {headers["Authorization"] for _, _, headers, _ in seen} == {"Bearer secret"}
+    assert seen[-1][3] == DATA
+
+
+def test_the_command_goes_on_after_breaks(server: uploads.Server, image: Path, disk: Path) -> None:
+    with uploads.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1) as relay:
+        meter = progress.Meter()
+        url = f"https://localhost:{relay.port}"
+        upload_file.send(wanted(server, image, url=url), meter, threading.Event())
+        # Starting over each time would send 3 MiB and 2001 bytes twice; a reset loses what was not read yet.
+        assert relay.sent < len(DATA) + 3 * MIB
+    assert (meter.finished, meter.count) == (True, len(DATA))
+    assert disk.read_bytes() == DATA
+
+
+def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) -> None:
+    cancel = threading.Event()
+
+    class Stop(progress.NullProgress):
+        def advance(self, count: int) -> None:
+            processes.wait_for(lambda: server.received > 100_000, "the first bytes")
+            cancel.set()
+
+    with pytest.raises(errors.Cancelled):
+        upload_file.send(wanted(server, image), Stop(), cancel)
+    begun = server.offset()
+    assert begun > 0
+    with uploads.Relay(server.port) as relay:
+        url = f"https://localhost:{relay.port}"
+        upload_file.send(wanted(server, image, url=url), progress.NullProgress(), threading.Event())
+        assert relay.sent < len(DATA) - begun + 100_000
+    assert disk.read_bytes() == DATA
+
+
+def test_the_server_is_started_anew(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    image = tmp_path / "noise"
+    image.write_bytes(random.Random(2).randbytes(24 * MIB))
+    with devices.slow(tmp_path, 24 * MIB, bytes_per_second=16 * MIB) as target:
+        env = {"DESTINATION": str(target)}
+        first = uploads.Server(certificates, env, paths)
+        ended: list[BaseException | None] = []
+        meter = progress.Meter()
+
+        def send() -> None:
+            try:
+                upload_file.send(wanted(first, image), meter, threading.Event())
+                ended.append(None)
+            except errors.Error as err:
+                ended.append(err)
+
+        argv = [sys.executable, "-m", "importer", "-v=3", "--termination-log=/dev/null"]
+        log = tmp_path / "log"
+        ready = functools.partial(processes.answers, first.port)
+        with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
+            client = threading.Thread(target=send)
+            client.start()
+            processes.wait_for(lambda: meter.count > 12 * MIB, "half of the disk")
+            pod.send_signal(signal.SIGKILL)
+        second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
+        second.port = first.port
+        with second:
+            client.join(processes.PATIENCE)
+            assert ended == [None]
+            assert second.result().status == 0
+        oracle.same(target, image)

@@ -1,0 +1,159 @@
+"""The life of the upload server, and of its pod."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from importer import contract, errors, upload_settings
+from tests import devices, disks, oracle, processes, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+DATA = uploads.DATA
+DONE = uploads.DONE
+
+
+@pytest.fixture
+def paths(paths: contract.Paths, tmp_path: Path) -> contract.Paths:
+    """Add scratch."""
+    (tmp_path / "scratch").mkdir()
+    return dataclasses.replace(
+        paths, scratch=str(tmp_path / "scratch"), termination_log=str(tmp_path / "termination-log")
+    )
+
+
+@pytest.fixture
+def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
+    with uploads.Server(certificates, {}, paths) as running:
+        yield running
+
+
+def test_deadline(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    now = dt.datetime.now(dt.UTC).isoformat()
+    with uploads.Server(certificates, {"DEADLINE": now}, paths) as server:
+        ended = server.result()
+    assert ended.status == 0
+    assert json.loads(ended.message) == {
+        "preallocationApplied": False,
+        "deadlinePassed": True,
+        "message": "Deadline Passed",
+    }
+
+
+def test_a_deadline_waits_for_an_upload(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path
+) -> None:
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1.5)
+    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
+        with server.connect() as connection:
+            server.begin(connection, SYNC, len(DATA))
+            connection.send(DATA[:1000])
+            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > deadline, "the deadline")
+            assert server.ask("POST", SYNC, b"x").status == 503
+            connection.send(DATA[1000:])
+            assert connection.getresponse().status == 200
+        assert server.result().message == DONE
+    assert disk.read_bytes() == DATA
+
+
+def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
+    with server.connect() as connection:
+        server.begin(connection, SYNC, len(DATA))
+        connection.send(DATA[:MIB])
+        server.wait_until_busy()
+        server.cancel.set()
+        with pytest.raises(errors.Cancelled):
+            server.result()
+    oracle.unusable(disk)
+    assert not list(disk.parent.iterdir())
+
+
+@pytest.mark.parametrize("variant", ["raw", "vhdx"])
+def test_async_answers_before_the_processing(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    disks: disks.Disks,
+    variant: str,
+) -> None:
+    """The disk is larger than what may wait on the way to the device, and the device is slow."""
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=5 * MIB) as target:
+        with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
+            body = disks.image(variant, "dense").read_bytes()
+            assert server.ask("POST", "/v1beta1/upload-async", body).status == 200
+            if variant == "vhdx":
+                assert server.ask("POST", SYNC, b"x").status == 503
+            assert server.result().message == DONE
+        oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)
+
+
+def test_memory_is_bounded_and_a_slow_volume_slows_the_client(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """What the client may be ahead of the device: 8 MiB that wait, and what the kernel keeps of sockets."""
+    size = 96 * MIB
+    with devices.slow(tmp_path, size, bytes_per_second=24 * MIB) as target:
+        made = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
+        argv = [sys.executable, "-m", "importer", f"--termination-log={paths.termination_log}"]
+        ready = functools.partial(processes.answers, made.port)
+        with processes.running(
+            argv, log=tmp_path / "log", ready=ready, env={**os.environ, **made.env}
+        ) as pod:
+            started = time.monotonic()
+            with made.connect() as connection:
+                made.begin(connection, SYNC, size)
+                for _ in range(size // MIB):
+                    connection.send(DATA[:MIB])
+                assert time.monotonic() - started > 1
+                lines = Path(f"/proc/{pod.pid}/status").read_text().splitlines()
+                assert connection.getresponse().status == 200
+            (peak,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+            assert peak < 160 * MIB
+            assert pod.wait(20) == 0
+
+
+def test_faults_of_the_environment_come_together(paths: contract.Paths) -> None:
+    env = {"CLIENT_NAME": "x", "LISTEN_PORT": "many", "DEADLINE": "soon", "PREALLOCATION": "maybe"}
+    with pytest.raises(errors.RequestError) as caught:
+        upload_settings.read(env, paths)
+    for name in ("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "LISTEN_PORT", "DEADLINE", "PREALLOC"):
+        assert name in str(caught.value)
+
+
+def test_a_busy_port(server: uploads.Server, paths: contract.Paths) -> None:
+    other = uploads.Server(server.certificates, {"LISTEN_PORT": str(server.port)}, paths)
+    other.port = server.port
+    with other, pytest.raises(errors.RequestError, match="cannot listen"):
+        other.result()
+
+
+@pytest.mark.parametrize("end", ["success", "SIGTERM"])
+def test_pod(certificates: uploads.Certificates, paths: contract.Paths, disk: Path, end: str) -> None:
+    server = uploads.Server(certificates, {}, paths)
+    argv = [sys.executable, "-m", "importer", "-v=3", "-alsologtostderr", f"--data-dir={paths.data}"]
+    argv += [f"--block-device={paths.block}", f"--termination-log={paths.termination_log}"]
+    with subprocess.Popen(argv, env={**os.environ, **server.env}) as process:
+        processes.wait_for(lambda: processes.answers(server.port), "the pod")
+        if end == "success":
+            assert server.ask("POST", SYNC, DATA).status == 200
+        else:
+            process.send_signal(signal.SIGTERM)
+        status = process.wait(20)
+    message = Path(paths.termination_log).read_text()
+    if end == "success":
+        assert (status, message) == (0, DONE)
+        assert disk.read_bytes() == DATA
+    else:
+        assert (status, message) == (1, "Unable to process data: cancelled")
