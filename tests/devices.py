@@ -59,6 +59,24 @@ def loop(directory: Path, size: int, *, sector: int = 512, dirt: bytes = DIRT) -
 
 
 @contextlib.contextmanager
+def target(kind: str, directory: Path, size: int) -> Iterator[Path]:
+    """Give a place for a disk: one for a new ``file``, or a device of ``size`` bytes.
+
+    ``kind`` of a device: ``block``, its sector's size, or both.
+    """
+    if kind == "file":
+        yield directory / "disk.img"
+        return
+    with loop(directory, size, sector=int(kind.removeprefix("block") or 512)) as device:
+        yield device
+
+
+def beyond(target: Path) -> bytes:
+    """Return what has to follow the disk: on a device what was there, in a file nothing."""
+    return DIRT if target.is_block_device() else b"\0"
+
+
+@contextlib.contextmanager
 def attached(backing: Path, *, sector: int = 512, direct: bool = True) -> Iterator[Path]:
     """Show a file as a block device; ``direct``: past the page cache, where the file system can."""
     processes.need_root()

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import importer
-from tests import devices, engine_states, imageiod, tls
 from tests import engine as engine_module
+from tests import engine_states, imageiod, tls
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -69,7 +69,3 @@ class Place:
         assert all(transfer.phase in engine_states.ENDED for transfer in self.engine.transfers)
         assert not self.engine.locked
         assert not list((self.directory / "scratch").iterdir())
-
-
-def beyond(target: Path) -> bytes:
-    return devices.DIRT if target.is_block_device() else b"\0"

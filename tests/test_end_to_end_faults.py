@@ -23,11 +23,8 @@ IMPATIENT = ("--stall-timeout=1",)
 
 @pytest.fixture(params=["file", "block"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-    else:
-        with devices.loop(tmp_path, 16 * MiB) as device:
-            yield device
+    with devices.target(request.param, tmp_path, 16 * MiB) as path:
+        yield path
 
 
 def check_failure(done: worker.Done, status: int, words: str, target: Path) -> None:
@@ -43,7 +40,7 @@ def check_failure(done: worker.Done, status: int, words: str, target: Path) -> N
 def check_rerun(url: str, target: Path, expected: Path) -> None:
     """Import again onto what the failure left, without cleaning."""
     importer.run(importer.Request(source="http", location=importer.Location(url), target=str(target)))
-    oracle.same(target, expected, beyond=devices.DIRT if target.is_block_device() else b"\0")
+    oracle.same(target, expected, beyond=devices.beyond(target))
 
 
 @dataclasses.dataclass(frozen=True)

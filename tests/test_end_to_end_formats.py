@@ -58,11 +58,6 @@ def bring(url: str, target: Path, **wanted: Any) -> importer.Result:
     return result
 
 
-def beyond(target: Path) -> bytes:
-    """Return what has to follow the disk: on a device what was there, in a file nothing."""
-    return devices.DIRT if target.is_block_device() else b"\0"
-
-
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("variant", disks_module.COMMON)
 def test_product(
@@ -76,7 +71,7 @@ def test_product(
     image = disks.wrapped(variant, compression)
     result = bring(web.url(image), target, scratch=scratch)
     expected = disks.expected(variant)
-    oracle.same(target, expected, beyond=beyond(target))
+    oracle.same(target, expected, beyond=devices.beyond(target))
     assert result.size == expected.stat().st_size
     if target.is_file():
         assert target.stat().st_size == result.size
@@ -88,7 +83,7 @@ def test_rarer_variants(
     disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str
 ) -> None:
     bring(web.url(disks.image(variant)), target, scratch=scratch)
-    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("compression", ["gz", "xz"])
@@ -102,7 +97,7 @@ def test_rarer_variants_compressed(
     compression: str,
 ) -> None:
     bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch)
-    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("content", ["ragged", "bytewise", "zero", "dense"])
@@ -111,7 +106,7 @@ def test_contents(
     disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str, content: str
 ) -> None:
     bring(web.url(disks.image(variant, content)), target, scratch=scratch)
-    oracle.same(target, disks.expected(variant, content), beyond=beyond(target))
+    oracle.same(target, disks.expected(variant, content), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("content", ["ragged", "bytewise"])
@@ -120,7 +115,7 @@ def test_odd_sizes_in_streams(
     disks: disks_module.Disks, web: servers.Web, target: Path, content: str, compression: str
 ) -> None:
     bring(web.url(disks.wrapped("raw", compression, content)), target)
-    oracle.same(target, disks.expected("raw", content), beyond=beyond(target))
+    oracle.same(target, disks.expected("raw", content), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
@@ -133,7 +128,7 @@ def test_without_ranges(
     page = misbehave.Page(disks.image(variant).read_bytes(), ranges=False, framing=framing)
     with misbehave.Server() as server:
         bring(server.serve("/disk", page), target, scratch=scratch)
-    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 def test_vmdk_whose_tables_do_not_bear_its_markers_out(
@@ -154,7 +149,7 @@ def test_vmdk_whose_tables_do_not_bear_its_markers_out(
         with pytest.raises(errors.ScratchRequired, match="contradict"):
             bring(url, target)
         bring(url, target, scratch=scratch)
-    oracle.same(target, tmp_path / "expected", beyond=beyond(target))
+    oracle.same(target, tmp_path / "expected", beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
@@ -204,7 +199,7 @@ def test_no_scratch_with_ranges(
     disks: disks_module.Disks, web: servers.Web, target: Path, variant: str
 ) -> None:
     bring(web.url(disks.image(variant)), target)
-    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256", "sha512"])
@@ -245,7 +240,7 @@ def test_local_files(
     disks: disks_module.Disks, target: Path, scratch: Path, variant: str, compression: str | None
 ) -> None:
     bring(str(disks.wrapped(variant, compression)), target, scratch=scratch)
-    oracle.same(target, disks.expected(variant), beyond=beyond(target))
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 def test_large_and_nearly_empty_costs_little(

@@ -30,10 +30,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             yield point / "disk.img"
 
 
-def beyond(path: Path) -> bytes:
-    return devices.DIRT if path.is_block_device() else b"\0"
-
-
 def scattered(size: int, seed: int) -> tuple[bytes, list[tuple[int, int, bool]]]:
     """Make a disk of unaligned pieces of data and zeros, and the pieces in any order."""
     chance = random.Random(seed)
@@ -76,7 +72,7 @@ def test_pieces_in_any_order_by_several_threads(
         for thread in crew:
             thread.join()
         disk.commit()
-    oracle.same(place, expected, beyond=beyond(place))
+    oracle.same(place, expected, beyond=devices.beyond(place))
     if preallocate and not place.is_block_device():
         assert place.stat().st_blocks * 512 >= size
 
@@ -92,7 +88,7 @@ def test_zero_is_zero_on_whatever_was_there(place: Path, tmp_path: Path, mode: s
         disk.commit()
     expected = tmp_path / "expected"
     expected.write_bytes(bytes(3 * MiB) + b"data" * 1024 + bytes(SIZE - 3 * MiB - 4096))
-    oracle.same(place, expected, beyond=beyond(place))
+    oracle.same(place, expected, beyond=devices.beyond(place))
 
 
 def test_nothing_usable_without_a_commit(place: Path) -> None:
@@ -120,7 +116,7 @@ def test_what_is_kept_can_be_gone_on_with(place: Path, tmp_path: Path) -> None:
         disk.commit()
     expected = tmp_path / "expected"
     expected.write_bytes(content)
-    oracle.same(place, expected, beyond=beyond(place))
+    oracle.same(place, expected, beyond=devices.beyond(place))
 
 
 def test_an_update_changes_parts_of_a_disk(place: Path, tmp_path: Path) -> None:
@@ -136,7 +132,7 @@ def test_an_update_changes_parts_of_a_disk(place: Path, tmp_path: Path) -> None:
     content[2 * MiB : 3 * MiB] = bytes(MiB)
     expected = tmp_path / "expected"
     expected.write_bytes(content)
-    oracle.same(place, expected, beyond=beyond(place))
+    oracle.same(place, expected, beyond=devices.beyond(place))
 
 
 def test_nothing_goes_beyond_the_size(place: Path) -> None:

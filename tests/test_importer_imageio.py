@@ -18,11 +18,8 @@ FINAL = ("write -P 6 7M 3M", "write -z 8M 64k")
 
 @pytest.fixture(params=["file", 512, 4096])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB, sector=request.param) as device:
-        yield device
+    with devices.target(str(request.param), tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB) as path:
+        yield path
 
 
 def test_two_deltas_and_a_final_one(ovirt: ovirt_stages.Place, target: Path) -> None:
@@ -31,19 +28,19 @@ def test_two_deltas_and_a_final_one(ovirt: ovirt_stages.Place, target: Path) -> 
     chain.snapshot(*ovirt_stages.FIRST)
     result = importer.run(ovirt.request(chain, target, frozen))
     assert result.plan.route is importer.Route.EXTENTS
-    oracle.same(target, ovirt.content(chain, frozen), beyond=ovirt_stages.beyond(target))
+    oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
     for writes in (SECOND, FINAL):
         previous, frozen = frozen, chain.active.id
         chain.snapshot(*writes)
         result = importer.run(ovirt.request(chain, target, frozen, previous))
         assert result.plan.route is importer.Route.MERGE
         assert result.size == (ovirt_stages.SIZE if target.is_file() else result.size)
-        oracle.same(target, ovirt.content(chain, frozen), beyond=ovirt_stages.beyond(target))
+        oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
     final = ovirt.request(chain, target, chain.active.id, frozen)
     final = dataclasses.replace(final, location=dataclasses.replace(final.location, final=True))
     for _ in range(2):  # a stage that has ended may be asked for again, too
         importer.run(final)
-        oracle.same(target, ovirt.content(chain, chain.active.id), beyond=ovirt_stages.beyond(target))
+        oracle.same(target, ovirt.content(chain, chain.active.id), beyond=devices.beyond(target))
     assert [transfer.form for transfer in ovirt.engine.transfers] == ["raw", "cow", "cow", "cow", "cow"]
     assert {transfer.phase for transfer in ovirt.engine.transfers} == {"finished_success"}
     ovirt.settled()
@@ -84,7 +81,7 @@ def test_a_delta_of_another_checkpoint(
     first, _, last = (volume.id for volume in staged.volumes)
     with pytest.raises(errors.Refused, match=f"backing file is '{staged.volumes[1].id}', not '{first}'"):
         importer.run(ovirt.request(staged, target, last, first))
-    oracle.same(target, ovirt.content(staged, first), beyond=ovirt_stages.beyond(target))
+    oracle.same(target, ovirt.content(staged, first), beyond=devices.beyond(target))
     ovirt.settled()
 
 
@@ -134,7 +131,7 @@ def test_a_disk_that_was_grown_between_checkpoints(
     )
     with pytest.raises(errors.TooLarge, match="A larger PVC is required"):
         importer.run(ovirt.request(staged, target, third, second))
-    oracle.same(target, ovirt.content(staged, second), beyond=ovirt_stages.beyond(target))
+    oracle.same(target, ovirt.content(staged, second), beyond=devices.beyond(target))
     ovirt.settled()
 
 

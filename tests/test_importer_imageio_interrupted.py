@@ -24,11 +24,8 @@ REPOSITORY = Path(__file__).parents[1]
 
 @pytest.fixture(params=["file", 512, 4096])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB, sector=request.param) as device:
-        yield device
+    with devices.target(str(request.param), tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB) as path:
+        yield path
 
 
 # -- killed at any point, and run again ----------------------------------------------------------------
@@ -105,7 +102,7 @@ def test_a_full_copy_that_is_killed(ovirt: ovirt_stages.Place, target: Path, pha
     oracle.unusable(target)
     ovirt.engine.delay = ""
     result = importer.run(wanted)
-    oracle.same(target, ovirt.content(chain, first), beyond=ovirt_stages.beyond(target))
+    oracle.same(target, ovirt.content(chain, first), beyond=devices.beyond(target))
     assert result.resumed > 0
     ovirt.settled()
 
@@ -126,7 +123,7 @@ def test_a_delta_that_is_killed(ovirt: ovirt_stages.Place, target: Path, phase: 
     for delay in (0.0, 0.05) if phase == "merge" else (0.0,):
         assert kill(wanted, phase, after(delay)) in {-signal.SIGKILL, 0}
     importer.run(wanted)
-    oracle.same(target, ovirt.content(chain, second), beyond=ovirt_stages.beyond(target))
+    oracle.same(target, ovirt.content(chain, second), beyond=devices.beyond(target))
     if not target.is_block_device():
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
     ovirt.settled()

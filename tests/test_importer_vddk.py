@@ -34,13 +34,8 @@ def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Estate]:
 @pytest.fixture(params=["file", "block512", "block4096"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Give a new file, or a device full of 0xFF."""
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(
-        tmp_path, vmware_stages.SIZE + vmware_stages.MiB, sector=int(request.param[5:])
-    ) as device:
-        yield device
+    with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
+        yield path
 
 
 def test_every_stage_is_what_the_snapshot_holds(estate: vmware.Estate, target: Path) -> None:

@@ -23,13 +23,8 @@ REPOSITORY = Path(__file__).parents[1]
 @pytest.fixture(params=["file", "block512", "block4096"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Give a new file, or a device full of 0xFF."""
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(
-        tmp_path, vmware_stages.SIZE + vmware_stages.MiB, sector=int(request.param[5:])
-    ) as device:
-        yield device
+    with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
+        yield path
 
 
 def test_a_stage_is_stopped_in_the_middle(tmp_path: Path) -> None:

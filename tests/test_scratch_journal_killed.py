@@ -43,11 +43,8 @@ with target.open(path, len(content), target.Options(mode=mode)) as disk:
 def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(4 * MiB + 300 * 512))
-    if kind == "file":
-        kill_until_done(tmp_path / "disk.img", source)
-    else:
-        with devices.loop(tmp_path, 8 * MiB, sector=int(kind[5:])) as device:
-            kill_until_done(device, source)
+    with devices.target(kind, tmp_path, 8 * MiB) as path:
+        kill_until_done(path, source)
 
 
 def unusable(path: Path) -> None:
@@ -86,4 +83,4 @@ def kill_until_done(path: Path, source: Path) -> None:
         unusable(path)
     again = 2 * (target.notes(path, 4 * MiB) or pytest.fail("no place")).withheld
     assert written <= source.stat().st_size + lives * (again + 4 * 65536) + 65536
-    oracle.same(path, source, beyond=devices.DIRT if path.is_block_device() else b"\0")
+    oracle.same(path, source, beyond=devices.beyond(path))
