@@ -90,22 +90,13 @@ def _needs_scratch(seen: execute.Inspection) -> bool:
 @click.argument("manifest")
 @click.option("--target", default="", type=click.Path(), help="File, directory or device for the data.")
 @click.option("--from", "origin", default="", help="The file to upload, or the volume to clone.")
-@click.option(
-    "--secrets", type=FOLDER, help="Secrets and ConfigMaps: a folder for each, a file for each key."
-)
+@_secrets
 @click.option("--scratch", type=FOLDER, help="Folder for what cannot be streamed.")
 @_overhead
 @_after
 @click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT).")
 @click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
-@click.option(
-    "--stall-timeout",
-    "stall",
-    type=click.FloatRange(min=1),
-    default=180.0,
-    show_default=True,
-    help="Give up after so many seconds without a byte.",
-)
+@options.stall_option("a byte")
 @click.option("--vddk-libdir", default=contract.Paths().vddk_libdir, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Check, look at the source, print the plan; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

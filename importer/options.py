@@ -47,6 +47,19 @@ FRACTION = _typed("fraction", contract.parse_overhead)
 HEADER = _typed("header", contract.parse_header)
 FILE = click.Path(exists=True, dir_okay=False)
 
+
+def stall_option(what: str) -> Decorator:
+    """Return the option that says for how long to wait for ``what``."""
+    return click.option(
+        "--stall-timeout",
+        "stall",
+        type=click.FloatRange(min=1),
+        default=180.0,
+        show_default=True,
+        help=f"Give up after so many seconds without {what}.",
+    )
+
+
 _SOURCE: tuple[Decorator, ...] = (
     click.option(
         "--source", "kind", help="Kind of source, where the address does not tell (http, s3, vddk, …)."
@@ -76,13 +89,7 @@ _SOURCE: tuple[Decorator, ...] = (
         show_default=True,
         help="Parallel connections.",
     ),
-    click.option(
-        "--stall-timeout",
-        type=click.FloatRange(min=1),
-        default=180.0,
-        show_default=True,
-        help="Give up after so many seconds without a byte.",
-    ),
+    stall_option("a byte"),
     click.option(
         "--architecture", default="", help="Platform of a container image [default: this machine's]."
     ),
@@ -131,14 +138,7 @@ _UPLOAD: tuple[Decorator, ...] = (
     click.option("--key", type=FILE, default="", help="Its key (PEM) [default: in the certificate's file]."),
     click.option("--insecure", is_flag=True, help="Do not verify certificates."),
     click.option("--checksum", default="", help="ALGORITHM:HEX of the file, verified before success."),
-    click.option(
-        "--stall-timeout",
-        "stall",
-        type=click.FloatRange(min=1),
-        default=180.0,
-        show_default=True,
-        help="Give up after so many seconds without progress.",
-    ),
+    stall_option("progress"),
 )
 
 
@@ -192,8 +192,8 @@ def make_request(
         preallocation=given.get("preallocate", False),
         direct=given.get("direct", False),
         checksum=given["checksum"],
-        connect_patience=min(request.CONNECT_PATIENCE, given["stall_timeout"]),
-        fetch=fetch.Options(connections=given["connections"], no_progress=given["stall_timeout"]),
+        connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
+        fetch=fetch.Options(connections=given["connections"], no_progress=given["stall"]),
     )
     contract.check(made)
     return made
@@ -223,7 +223,7 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
         https_proxy=reading.either_case("https_proxy"),
         no_proxy=reading.either_case("no_proxy"),
         connections=given["connections"],
-        patience=given["stall_timeout"],
+        patience=given["stall"],
     )
     names = (
         "architecture",
