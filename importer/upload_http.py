@@ -106,9 +106,11 @@ class Exchange:
             raise Refusal(err.error_status_hint) from err
         if head is None:
             return None
+        if not head.http_version.startswith(b"1."):
+            raise Refusal(505)
         names = {name for name, _ in head.headers}
-        if names >= {b"content-length", b"transfer-encoding"}:
-            # Whoever says both may want two servers to read two different requests (RFC 9112, 6.1).
+        if b"transfer-encoding" in names and (b"content-length" in names or head.http_version == b"1.0"):
+            # Whoever says so may want two servers to read two different requests (RFC 9112, 6.1).
             raise Refusal(400)
         try:
             self._request = Request(self._connection, head, self._patience)

@@ -71,8 +71,11 @@ class Server:
         """Answer one request, when what it asks for is done. Raises ``Refusal``."""
         if request.path == "/healthz" and request.method in {"GET", "HEAD"}:
             return Answer(text="OK")
-        version, _, rest = request.path[1:].partition("/")
+        root, _, path = request.path.partition("/")
+        version, _, rest = path.partition("/")
         kind, _, name = rest.partition("/")
+        if root:
+            raise Refusal(404)
         if version in VERSIONS and kind == RESUMABLE and "/" not in name:
             return self.resumable.answer(request, exchange, name)
         if version in VERSIONS and rest in KINDS:
