@@ -21,7 +21,7 @@ def test_hand_shake(node: node_servers.Container) -> None:
     assert [path.name for path in node.ready.parent.iterdir()] == ["ready"]
     assert node_servers.ask(node.port, "/disk.img").body == node_servers.DATA
     node.done.touch()
-    assert node.process.wait(5) == 0
+    assert node.process.wait(processes.PATIENCE) == 0
 
 
 def test_the_program_is_static(node_program: Path) -> None:
@@ -183,7 +183,7 @@ def test_import_end_to_end(
         FILESYSTEM_OVERHEAD="0",
     )
     assert done.status == 0, done.errors
-    assert server.wait(5) == 0
+    assert server.wait(processes.PATIENCE) == 0
     assert pod.told["labels"] == {
         "kubevirt.io/foo-bar": "1", "instancetype.kubevirt.io/default-preference": "fedora"
     }  # fmt: skip
@@ -211,7 +211,7 @@ def test_stopped(node: node_servers.Container, number: signal.Signals) -> None:
     with socket.create_connection(("127.0.0.1", node.port)) as client:
         client.sendall(b"GET ")
         node.process.send_signal(number)
-        assert node.process.wait(5) == 128 + number
+        assert node.process.wait(processes.PATIENCE) == 128 + number
 
 
 def test_a_server_that_is_started_again(node: node_servers.Container) -> None:
@@ -221,8 +221,8 @@ def test_a_server_that_is_started_again(node: node_servers.Container) -> None:
     processes.wait_for(lambda: processes.answers(node.port), "the port")
     assert node_servers.ask(node.port, "/disk.img").body == node_servers.DATA
     node.done.touch()
-    assert server.wait(5) == 0
-    assert node.start().wait(5) == 0
+    assert server.wait(processes.PATIENCE) == 0
+    assert node.start().wait(processes.PATIENCE) == 0
 
 
 def test_a_ready_file_of_an_earlier_start_goes(node: node_servers.Container) -> None:
