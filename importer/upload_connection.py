@@ -94,7 +94,7 @@ class Connection:
     def line(self, longest: int, limit: float) -> bytes:
         """Return a line without its end; what has come of it stays for the next call if there is none yet."""
         while (end := self._ahead.find(b"\r\n", 0, longest + 2)) < 0:
-            if len(self._ahead) > longest:
+            if len(self._ahead) > longest + 1:
                 raise ConnectionError(f"a line is longer than {longest} bytes")
             more = self._until(lambda: self._tls.recv(RECORD), limit)
             if not more:
@@ -153,6 +153,9 @@ class Connection:
     def _until(self, step: Callable[[], T], limit: float, *, heed: bool = True) -> T:
         deadline = time.monotonic() + limit
         while True:
+            # Also where there is no need to wait: a client may never be silent.
+            if heed and self._interrupted:
+                raise Interrupted
             try:
                 return step()
             except (ssl.SSLWantReadError, BlockingIOError):

@@ -198,6 +198,7 @@ class _Chunked:
         self._patience = patience
         self._left = 0
         self._behind = False
+        self._trailers: int | None = None
         self._failure: OSError | None = None
         self.at_end = False
 
@@ -227,6 +228,9 @@ class _Chunked:
     def close(self) -> None: ...
 
     def _some(self, into: memoryview, limit: float) -> int:
+        if self._trailers is not None:
+            self._end(self._trailers, limit)
+            return 0
         if not self._left:
             self._begin(limit)
             return 0
@@ -246,12 +250,11 @@ class _Chunked:
             raise ConnectionError("a chunk of no length")
         self._left = int(found[1], 16)
         self._behind = bool(self._left)
-        if not self._left:
-            self._end()
+        self._trailers = None if self._left else 0
 
-    def _end(self) -> None:
-        for _ in range(TRAILERS):
-            if not self._connection.line(LINE, self._patience):
-                self.at_end = True
-                return
-        raise ConnectionError(f"more than {TRAILERS} trailers")
+    def _end(self, trailers: int, limit: float) -> None:
+        """Read one line behind the last chunk, where so many have come."""
+        if trailers == TRAILERS:
+            raise ConnectionError(f"more than {TRAILERS} trailers")
+        self.at_end = not self._connection.line(LINE, limit)
+        self._trailers = trailers + 1
