@@ -10,7 +10,6 @@ arrived. Servers on other ports, and ``localhost`` against ``127.0.0.1``, are ot
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import fcntl
@@ -22,64 +21,12 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any, Self
 
 from tests import tls
+from tests.pages import Page, Seen
 
 KiB = 1 << 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Page:
-    """What a path answers, and how, in bytes of one answer's body unless said otherwise."""
-
-    body: bytes = b""
-    status: int = 200
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    content_type: str = "application/octet-stream"
-    etag: str | None = '"one"'
-    modified: str | None = "Mon, 02 Nov 2026 10:00:00 GMT"
-    #: Whether a Range is honoured, and whether Accept-Ranges says so (by default: the truth).
-    ranges: bool = True
-    claims_ranges: bool | None = None
-    #: How the end of the body is told: ``length``, ``chunked`` or ``close``.
-    framing: str = "length"
-    #: Status of HEAD.
-    head: int = 200
-    #: ``user:password`` that is asked for.
-    password: str | None = None
-    #: Where to go instead, in turn: one redirect after the other leads elsewhere.
-    to: tuple[str, ...] = ()
-    #: Content-Range of a 206; may use {first}, {last} and {total}.
-    content_range: str = "bytes {first}-{last}/{total}"
-    #: The bytes of a 206 are those from this much further on.
-    shift: int = 0
-    #: Content-Length promises this many bytes more than come (then the connection ends).
-    missing: int = 0
-    #: This many bytes come after Content-Length has been served.
-    extra: int = 0
-    #: Reset the connection after so many bytes of an answer / on reaching this byte of the whole body.
-    cut: int | None = None
-    cut_at: int | None = None
-    #: Send nothing more after so many bytes / on reaching this byte of the whole body, but keep the
-    #: connection; ``silent``: not even a status.
-    stall: int | None = None
-    stall_at: int | None = None
-    silent: bool = False
-    #: Bytes at a time, and seconds to wait after each.
-    drip: tuple[int, float] | None = None
-
-
-@dataclasses.dataclass
-class Seen:
-    """A request that arrived; names of headers in lower case. ``sent``: bytes of the body so far."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    status: int = 0
-    sent: int = 0
 
 
 class Server:
@@ -208,8 +155,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if page.silent:
                 self._stall()
                 return
-            page = _forbidden(page, headers) or page
-            span = _span(page, headers)
+            page = page.refusal(headers) or page
+            span = page.span(headers)
             if self.command == "HEAD" and page.head != 200:
                 page, span = dataclasses.replace(page, status=page.head, body=b"", to=()), None
             if page.status == 200 and span is not None and span[0] >= len(page.body):
@@ -287,28 +234,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(0.001)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.server.resets.add(self.connection)
-
-
-def _forbidden(page: Page, headers: Mapping[str, str]) -> Page | None:
-    """Return the refusal of a request that may not have the page."""
-    if page.password is not None:
-        wanted = "Basic " + base64.b64encode(page.password.encode()).decode()
-        if headers.get("authorization") != wanted:
-            return Page(b"who?", status=401, headers={"WWW-Authenticate": 'Basic realm="private"'}, head=401)
-    if headers.get("if-match", page.etag) != page.etag:
-        return Page(b"another", status=412, head=412)
-    return None
-
-
-def _span(page: Page, headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the first and last byte that a Range asks for, None for everything."""
-    unit, _, spec = headers.get("range", "").partition("=")
-    if unit != "bytes" or not page.ranges or page.status != 200 or page.to:
-        return None
-    if headers.get("if-range", page.etag) not in (page.etag, page.modified):
-        return None
-    first, _, last = spec.partition("-")
-    size = len(page.body)
-    if not first:
-        return max(0, size - int(last)), size - 1
-    return int(first), min(int(last), size - 1) if last else size - 1
