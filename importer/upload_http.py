@@ -151,9 +151,11 @@ class Exchange:
             text = b""
         if not whole or self._connection.interrupted:
             headers["Connection"] = "close"
+        # Words of the client come back as they were.
+        encoded = [(name, value.encode("latin-1")) for name, value in headers.items()]
         phrase = http.HTTPStatus(said.status).phrase.encode()
         events = [
-            h11.Response(status_code=said.status, headers=list(headers.items()), reason=phrase),
+            h11.Response(status_code=said.status, headers=encoded, reason=phrase),
             h11.Data(data=text),
             h11.EndOfMessage(),
         ]

@@ -22,6 +22,8 @@ VERSION = "1.0.0"
 SAYS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
 OFFERS = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defer-length,termination"}
 CONTENT = "application/offset+octet-stream"
+#: No length has so many.
+DIGITS = 19
 #: Seconds for a request to notice that another one has come.
 TURN = 0.1
 
@@ -101,8 +103,7 @@ class Resumable:
             if request.method == "HEAD":
                 return Answer(headers=session.headers())
             if request.method == "DELETE":
-                session.running.broken(ConnectionError("the client has ended it"))
-                return Answer(204, headers=SAYS)
+                return _delete(session)
         raise Refusal(404)
 
     def _create(self, request: Request) -> Answer:
@@ -128,7 +129,8 @@ class Resumable:
             failure = session.running.take(request.content)
             if session.length is not None and session.offset > session.length:
                 session.running.broken(errors.RequestError("more bytes came than Upload-Length says"))
-            elif failure is None and session.offset >= (session.length or 0):
+            elif session.offset == session.length or (failure is None and session.length is None):
+                # Whatever broke behind the last byte: a client that asks learns that all is there.
                 session.running.body.end()
             if session.waits:
                 session.wait(self._server.patience)
@@ -152,6 +154,15 @@ class Resumable:
             self._session = None
 
 
+def _delete(session: Session) -> Answer:
+    if not session.waits:
+        # Whoever was told that it is gone would be told wrong: all has come, and becomes a disk.
+        raise Refusal(409 if session.running.work.done() else 503)
+    session.running.broken(ConnectionError("the client has ended it"))
+    futures.wait({session.running.work})
+    return Answer(204, headers=SAYS)
+
+
 def _refused(request: Request, session: Session) -> Answer | None:
     """Return what a PATCH that does not fit is told."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CONTENT:
@@ -165,7 +176,7 @@ def _refused(request: Request, session: Session) -> Answer | None:
 
 def _length(request: Request) -> int | None:
     text = request.headers.get("upload-length", "")
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < DIGITS:
         return int(text)
     if not text and request.headers.get("upload-defer-length") == "1":
         return None

@@ -138,7 +138,7 @@ def test_an_interruption_of_a_client_that_is_never_silent(pair: Pair) -> None:
     with pytest.raises(upload_connection.Interrupted):
         pair.server.some(5)
     pair.server.drain(0.1)
-    pair.client.close()
+    socket.socket.shutdown(pair.client, socket.SHUT_RDWR)
     sending.join(processes.PATIENCE)
 
 
