@@ -141,8 +141,9 @@ class Connection:
             self._tls.unwrap()
         with contextlib.suppress(OSError):
             self._tls.shutdown(socket.SHUT_WR)
-            # Closed with something unread, the kernel would have the client forget our last answer.
-            self.drain(FAREWELL)
+            if not self._interrupted:
+                # Closed with something unread, the kernel would have the client forget our last answer.
+                self.drain(FAREWELL)
         with self._lock:
             self._closed = True
             os.close(self._event)

@@ -152,7 +152,7 @@ class Exchange:
         if not whole or self._connection.interrupted:
             headers["Connection"] = "close"
         # Words of the client come back as they were.
-        encoded = [(name, value.encode("latin-1")) for name, value in headers.items()]
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         phrase = http.HTTPStatus(said.status).phrase.encode()
         events = [
             h11.Response(status_code=said.status, headers=encoded, reason=phrase),

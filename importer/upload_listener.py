@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import socket
 import ssl
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 HANDSHAKE = 10.0
 #: Seconds for answers that are still being given when the server ends.
 SHUTDOWN = 10.0
-#: Connections at once; for one more, the oldest that asks for nothing has to go.
-MOST = 256
+#: Connections at once; for one more, the oldest that asks for nothing has to go, which takes a moment.
+MOST, LEAVING = 256, 16
 #: Seconds until another connection is taken after one could not be: there may be no descriptor left.
 PAUSE = 0.1
 
@@ -39,6 +40,7 @@ class Listener:
         self._changed = threading.Condition()
         #: Whether a request of it is being answered, the oldest first.
         self._connections: dict[Connection, bool] = {}
+        self._threads = 0
         self._ending = False
 
     @contextlib.contextmanager
@@ -56,7 +58,9 @@ class Listener:
         try:
             yield listener.getsockname()[1]
         finally:
-            self._ending = True
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
             listener.shutdown(socket.SHUT_RDWR)
             accepting.join()
             listener.close()
@@ -64,19 +68,35 @@ class Listener:
             self._wait_for_the_last()
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        while not self._ending:
             try:
-                plain, _ = listener.accept()
-            except OSError as err:
-                if self._ending:
-                    return
-                log.warning("no connection taken: %s", err)
-                time.sleep(PAUSE)
-                continue
+                self._take(*listener.accept())
+            except (OSError, RuntimeError) as err:
+                # There is no descriptor left, or no thread.
+                if not self._ending:
+                    log.warning("no connection taken: %s", err)
+                    time.sleep(PAUSE)
+
+    def _take(self, plain: socket.socket, _: object) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(plain.close)
+            self._make_room()
             threading.Thread(target=self._serve, args=(plain,), name="connection", daemon=True).start()
+            with self._changed:
+                self._threads += 1
+            stack.pop_all()
+
+    def _make_room(self) -> None:
+        with self._changed:
+            if self._threads >= MOST:
+                idle = (each for each, busy in self._connections.items() if not busy and not each.interrupted)
+                for oldest in itertools.islice(idle, 1):
+                    oldest.interrupt()
+            self._changed.wait_for(lambda: self._threads < MOST + LEAVING or self._ending)
 
     def _serve(self, plain: socket.socket) -> None:
         with contextlib.ExitStack() as stack:
+            stack.callback(self._end_of_thread)
             stack.callback(plain.close)
             # A client that leaves, breaks TLS or is too slow: its own affair.
             stack.enter_context(contextlib.suppress(OSError))
@@ -112,12 +132,16 @@ class Listener:
             log.exception("internal error")
             return upload_http.Answer(500, "internal error")
 
+    def _end_of_thread(self) -> None:
+        with self._changed:
+            self._threads -= 1
+            self._changed.notify_all()
+
     def _register(self, connection: Connection) -> None:
         with self._changed:
-            if len(self._connections) >= MOST:
-                idle = (each for each, busy in self._connections.items() if not busy and not each.interrupted)
-                next(idle, connection).interrupt()
             self._connections[connection] = False
+            if self._ending:
+                connection.interrupt()
 
     def _mark(self, connection: Connection, *, busy: bool) -> None:
         with self._changed:
