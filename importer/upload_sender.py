@@ -101,7 +101,7 @@ class Sender:
             self.retried(err)
             patience.wait(err, offset)
             return False
-        if answer.status in {404, 409}:
+        if answer.status in {404, 409} or (answer.status == 400 and answer.header("Upload-Offset")):
             # Not all that was sent has arrived, or the server is another one now.
             patience.wait(errors.Transient(url=self.client.url, reason=answer.reason()), offset)
             return False
