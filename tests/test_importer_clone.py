@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from importer import clone, contract, errors, progress
-from tests import clones, devices, oracle, tls, uploads
+from tests import clones, devices, oracle, tls, upload_relay, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -168,7 +168,7 @@ def test_progress_never_falls_and_ends_at_100(
 
 
 def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
-    with devices.loop(tmp_path, SIZE, dirt=b"\0") as source, uploads.Relay(server.port) as relay:
+    with devices.loop(tmp_path, SIZE, dirt=b"\0") as source, upload_relay.Relay(server.port) as relay:
         clones.play(
             clones.environment(server, "block", source, UPLOAD_URL=f"https://localhost:{relay.port}{SYNC}")
         )
@@ -207,7 +207,7 @@ def test_a_clone_goes_on_after_breaks(
     noise = folder / "disk.img"
     noise.write_bytes(random.Random(6).randbytes(8 * MIB))
     meter = progress.Meter()
-    with uploads.Relay(server.port, None, 1000, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
+    with upload_relay.Relay(server.port, None, 1000, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
         url = f"https://localhost:{relay.port}{SYNC}"
         place = noise if mode == "block" else folder
         settings = clone.read(clones.environment(server, mode, place, UPLOAD_URL=url))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from importer import contract, errors, progress, upload_file
-from tests import devices, oracle, processes, uploads
+from tests import devices, oracle, processes, upload_relay, uploads
 
 MIB = 1 << 20
 
@@ -99,7 +99,7 @@ def test_the_command_goes_on_after_breaks(
     server: uploads.Server, image: Path, disk: Path, tells: bool
 ) -> None:
     """Also when a proxy tells it what the server says to a request that was cut short."""
-    with uploads.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, tells=tells) as relay:
+    with upload_relay.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, tells=tells) as relay:
         meter = progress.Meter()
         url = f"https://localhost:{relay.port}"
         upload_file.send(wanted(server, image, url=url), meter, threading.Event())
@@ -120,7 +120,7 @@ def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) ->
         upload_file.send(wanted(server, image), Stop(), cancel)
     begun = server.offset()
     assert begun > 0
-    with uploads.Relay(server.port) as relay:
+    with upload_relay.Relay(server.port) as relay:
         url = f"https://localhost:{relay.port}"
         upload_file.send(wanted(server, image, url=url), progress.NullProgress(), threading.Event())
         assert relay.sent < len(DATA) - begun + 100_000
