@@ -38,6 +38,7 @@ class Server:
         self.done = threading.Event()
         #: Held from the question whether an upload may begin until one has.
         self._admission = threading.Lock()
+        self._ending = False
         self.resumable = upload_resumable.Resumable(self)
 
     @contextlib.contextmanager
@@ -53,6 +54,8 @@ class Server:
 
     def _end(self) -> None:
         """Let go of an upload that is under way: the server was told to stop."""
+        with self._admission:
+            self._ending = True
         if self.running is not None and not self.running.work.done():
             self.running.broken(errors.Cancelled())
             futures.wait({self.running.work})
@@ -120,7 +123,7 @@ class Server:
         """Let an upload begin in the block. Raises the refusal of one that must not begin now."""
         with self._admission:
             self.resumable.drop_abandoned()
-            if self.running is not None and not self.running.work.done():
+            if self._ending or (self.running is not None and not self.running.work.done()):
                 raise Refusal(503)
             if self.running is not None and self.running.work.exception() is None:
                 raise Refusal(409)

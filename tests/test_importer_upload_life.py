@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from importer import contract, errors, upload_settings
+from importer import contract, errors, report, upload, upload_settings
 from tests import devices, disks, oracle, processes, uploads
 
 MIB = uploads.MIB
@@ -78,6 +78,53 @@ def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
             server.result()
     oracle.unusable(disk)
     assert not list(disk.parent.iterdir())
+
+
+class Ending(uploads.Server):
+    """Is about to end: what was under way has been let go, connections are still there."""
+
+    def _serve(self) -> report.Report:
+        self._face = upload.make(self.settings, self.cancel)
+        with self._face.listening():
+            self._face._end()
+            self.cancel.wait()
+        return report.deadline_passed()
+
+
+def test_no_upload_begins_while_the_server_ends(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path
+) -> None:
+    with Ending(certificates, {}, paths) as server:
+        assert server.ask("POST", SYNC, DATA).status == 503
+        create = {**uploads.TUS, "Upload-Length": "5"}
+        assert server.ask("POST", uploads.RESUMABLE, b"", create).status == 503
+        assert server.ask("GET", "/healthz").status == 200
+    assert not disk.exists()
+
+
+@pytest.mark.parametrize("variant", ["raw", "vhdx", "qcow2"])
+def test_stopped_while_processing(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    disks: disks.Disks,
+    variant: str,
+) -> None:
+    """What is left of the conversion, or of bytes that wait for the device, is left undone."""
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=2 * MIB) as target:
+        server = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
+        wanted = dataclasses.replace(server.settings.wanted, direct=True)
+        server.settings = dataclasses.replace(server.settings, wanted=wanted)
+        body = disks.image(variant, "dense").read_bytes()
+        with server, server.connect() as connection:
+            connection.request("POST", SYNC, body)
+            processes.wait_for(lambda: server.received == len(body), "all bytes")
+            begun = time.monotonic()
+            server.cancel.set()
+            with pytest.raises(errors.Cancelled):
+                server.result()
+            assert time.monotonic() - begun < 6
+        oracle.unusable(target)
 
 
 @pytest.mark.parametrize("variant", ["raw", "vhdx"])

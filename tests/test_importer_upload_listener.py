@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +67,27 @@ def test_a_flood(server: uploads.Server) -> None:
         assert held()[0] - before[0] <= upload_listener.MOST + upload_listener.LEAVING + 1
         assert healthy(server)
     processes.wait_for(lambda: held() <= before, "threads and descriptors")
+
+
+def test_no_descriptor_is_left(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """Until clients go; then all is well again."""
+    processes.need("prlimit")
+    made = uploads.Server(certificates, {}, paths)
+    log = tmp_path / "log"
+    argv = ["prlimit", "--nofile=48", sys.executable, "-m", "importer", f"--data-dir={paths.data}"]
+    argv += [f"--block-device={paths.block}", f"--termination-log={tmp_path / 'message'}", "-v=3"]
+    ready = functools.partial(processes.answers, made.port)
+    with processes.running(argv, log=log, ready=ready, env={**os.environ, **made.env}) as pod:
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(upload_wire.plain(made))
+            processes.wait_for(lambda: "no connection taken" in log.read_text(), "the last descriptor")
+        assert healthy(made)
+        assert made.ask("POST", SYNC, DATA).status == 200
+        assert pod.wait(processes.PATIENCE) == 0
+    assert "Traceback" not in log.read_text()
 
 
 def test_clients_that_are_slow_on_purpose(certificates: uploads.Certificates, paths: contract.Paths) -> None:
