@@ -180,7 +180,7 @@ def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_p
 def test_an_empty_device_takes_seconds(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """Of a device every byte is read: 100 GiB in under a minute, on a machine that does other things too."""
+    """Seconds of the processor, of both ends: by the clock, the machine's other work would be tested."""
     size = 100 << 30
     backing = [tmp_path / "source", tmp_path / "target"]
     for path in backing:
@@ -191,9 +191,9 @@ def test_an_empty_device_takes_seconds(
         devices.attached(backing[1]) as target,
         uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
     ):
-        started = time.monotonic()
+        started = time.process_time()
         clones.play(clones.environment(server, "block", source))
-        assert time.monotonic() - started < 60
+        assert time.process_time() - started < 30
         assert server.result().message == DONE
     assert all(path.stat().st_blocks * 512 < 2 * MIB for path in backing)
 
