@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +11,7 @@ import requests
 import requests.auth
 
 from importer import errors
-from sources import base, buckets, wire
-
-#: Hosts of S3 (docs.aws.amazon.com/general/latest/gr/s3.html), its access points and private endpoints.
-#: Other names below amazonaws.com are those of customers' machines.
-S3_HOST = re.compile(
-    r"(.+\.)?s3(-[a-z0-9-]+)?(\.dualstack)?(\.[a-z]+-[a-z0-9-]+(\.vpce)?)?\.amazonaws\.com(\.cn)?"
-)
+from sources import base, buckets
 
 
 class Keys(buckets.Keys):
@@ -36,15 +28,6 @@ class Keys(buckets.Keys):
         if access.user:
             token = access.session_token or None
             self._keys = botocore.credentials.Credentials(access.user, access.password, token)
-
-    def _are_for(self, url: str) -> bool:
-        """Tell whether a server is AWS's own, or the one that the surroundings name for S3."""
-        if is_s3(url):
-            return True
-        with _translated():
-            # Any key spares the search for one.
-            client = _session().client("s3", aws_access_key_id="-", aws_secret_access_key="-")  # noqa: S106
-        return wire.origin(url) == wire.origin(client.meta.endpoint_url)
 
     def _find(self) -> Any:
         """Look for keys of the environment, a profile, a web identity or the machine."""
@@ -82,11 +65,6 @@ class _Signature(requests.auth.AuthBase):
         auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
         return request
-
-
-def is_s3(url: str) -> bool:
-    """Tell whether an address is one of AWS's own servers for S3."""
-    return S3_HOST.fullmatch(urllib.parse.urlsplit(url).hostname or "") is not None
 
 
 def _session() -> Any:

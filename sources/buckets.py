@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import urllib.parse
 from typing import Any, NamedTuple
 
 from importer import errors
 from sources import pinned, wire
-
-log = logging.getLogger(__name__)
 
 
 class Name(NamedTuple):
@@ -51,23 +48,13 @@ class Keys:
     def __bool__(self) -> bool:
         return self._keys is not None
 
-    def look_around(self, url: str) -> bool:
-        """Look once for keys to ask ``url`` with, if none were given; tell whether there are some now.
-
-        They are for the store that they were put there for, not for whoever refuses an anonymous request.
-        """
+    def look_around(self) -> bool:
+        """Look for keys once, if none were given; tell whether there are some now."""
         if self or self._looked:
-            return False
-        if not self._are_for(url):
-            log.info("no ambient keys are used for url=%r", wire.safe_url(url))
             return False
         self._looked = True
         self._keys = self._find()
         return bool(self)
-
-    def _are_for(self, url: str) -> bool:
-        """Tell whether the keys of the surroundings are for the server of an address."""
-        raise NotImplementedError
 
     def _find(self) -> Any:
         """Return the keys that the surroundings offer, or None."""

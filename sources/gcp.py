@@ -24,7 +24,7 @@ SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 
 
 def is_googles(url: str) -> bool:
-    """Tell whether an address is one of Google's own. Whoever bears a token has what it opens."""
+    """Tell whether an address is one of Google's own, which may be shown tokens of the surroundings."""
     scheme, host, _ = wire.origin(url)
     return scheme == "https" and host.endswith(".googleapis.com")
 
@@ -59,9 +59,6 @@ class Keys(buckets.Keys):
         self._send: Any = None
         self._lock = threading.Lock()
         super().__init__(_load(location.credentials_file) if location.credentials_file else None)
-
-    def _are_for(self, url: str) -> bool:
-        return is_googles(url)
 
     def _find(self) -> Any:
         """Look for keys of the environment, gcloud's or of the machine."""

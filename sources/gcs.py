@@ -149,7 +149,8 @@ class _Object(pinned.Place):
                 return
             except errors.Unreachable as err:
                 refused = err.fields.get("status") in {401, 403}
-                if not refused or not self._keys.look_around(self._media):
+                # Whoever bears a token has what it opens: another's server is not shown this machine's.
+                if not refused or not gcp.is_googles(self._media) or not self._keys.look_around():
                     raise
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:

@@ -133,7 +133,7 @@ class _Object(pinned.Place):
             self.unpin()
             return True
         if refusal.fields.get("status") in {400, 401, 403}:
-            return self._keys.look_around(self.url)
+            return self._keys.look_around()
         return False
 
     def failure(self, response: requests.Response) -> errors.Error:
