@@ -15,6 +15,7 @@ import pytest
 
 from importer import contract
 from tests import (
+    clones,
     devices,
     engine,
     misbehave,
@@ -202,6 +203,18 @@ def node(empty_node: node_servers.Container) -> node_servers.Container:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
     """Share an authority, and the pairs of an upload server and its client."""
     return uploads.certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """Make a disk to clone."""
+    return clones.content(tmp_path / "original")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make the content of a file system to clone."""
+    return clones.folder(tmp_path / "volume")
 
 
 @pytest.fixture

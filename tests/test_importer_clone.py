@@ -26,16 +26,6 @@ def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterato
         yield running
 
 
-@pytest.fixture
-def original(tmp_path: Path) -> Path:
-    return clones.content(tmp_path / "original")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return clones.folder(tmp_path / "volume")
-
-
 @pytest.mark.parametrize("preallocation", ["false", "true"])
 def test_file_system_to_file_system(
     certificates: uploads.Certificates, paths: contract.Paths, folder: Path, preallocation: str

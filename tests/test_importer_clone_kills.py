@@ -29,16 +29,6 @@ def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterato
         yield running
 
 
-@pytest.fixture
-def original(tmp_path: Path) -> Path:
-    return clones.content(tmp_path / "original")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return clones.folder(tmp_path / "volume")
-
-
 def test_pod(server: uploads.Server, folder: Path, paths: contract.Paths, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with clones.cloner(clones.environment(server, "filesystem", folder), log) as process:

@@ -27,16 +27,6 @@ def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterato
         yield running
 
 
-@pytest.fixture
-def original(tmp_path: Path) -> Path:
-    return clones.content(tmp_path / "original")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return clones.folder(tmp_path / "volume")
-
-
 # -- the other end is upstream's
 
 

@@ -18,8 +18,6 @@ import pytest
 from importer import contract, errors, progress, upload_file
 from tests import devices, oracle, processes, upload_relay, uploads
 
-MIB = 1 << 20
-
 MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
 DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)

@@ -11,8 +11,6 @@ import pytest
 from importer import contract
 from tests import oracle, processes, uploads
 
-MIB = 1 << 20
-
 MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
 DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)
