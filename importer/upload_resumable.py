@@ -29,7 +29,7 @@ TURN = 0.1
 
 
 class Session:
-    """One upload. ``length`` in bytes; None: its last request ends it."""
+    """One upload. ``length`` in bytes; None: not told yet, or never (see ``_is_all``)."""
 
     def __init__(self, running: upload_running.Running, length: int | None, metadata: str) -> None:
         self.name = secrets.token_hex(16)
@@ -73,9 +73,10 @@ class Session:
         self._patience.start()
 
     def stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        # The work's thread stops it too.
+        timer, self._patience = self._patience, None
+        if timer is not None:
+            timer.cancel()
 
 
 class Resumable:
@@ -118,18 +119,22 @@ class Resumable:
         except errors.RequestError as err:
             return upload_http.failed(err)
         running.work.add_done_callback(lambda work: self._ended(session, work))
-        return Answer(201, headers={**session.headers(), "Location": f"{request.path}/{session.name}"})
+        return Answer(
+            201, headers={**session.headers(), "Location": f"{request.path.rstrip('/')}/{session.name}"}
+        )
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
         with session.turn():
             if refused := _refused(request, session):
                 return refused
+            if session.length is None:
+                session.length = _told_length(request)
             session.stop_waiting()
             exchange.say_continue()
             failure = session.running.take(request.content)
             if session.length is not None and session.offset > session.length:
                 session.running.broken(errors.RequestError("more bytes came than Upload-Length says"))
-            elif session.offset == session.length or (failure is None and session.length is None):
+            elif session.offset == session.length or (failure is None and _is_all(request, session)):
                 # Whatever broke behind the last byte: a client that asks learns that all is there.
                 session.running.body.end()
             if session.waits:
@@ -169,9 +174,26 @@ def _refused(request: Request, session: Session) -> Answer | None:
         return Answer(415, headers=SAYS)
     if request.headers.get("upload-offset") != str(session.offset):
         return Answer(409, headers=session.headers())
-    if session.length is not None and session.offset + (request.length or 0) > session.length:
+    try:
+        length = _told_length(request) if session.length is None else session.length
+    except errors.RequestError as err:
+        return upload_http.failed(err)
+    if length is not None and session.offset + (request.length or 0) > length:
         return Answer(413, headers=session.headers())
     return None
+
+
+def _is_all(request: Request, session: Session) -> bool:
+    """Tell whether an upload of no told length ends with a request: with one that has none either.
+
+    Of pieces whose lengths are told, more may come; the last of them tells the whole length.
+    """
+    return session.length is None and request.length is None
+
+
+def _told_length(request: Request) -> int | None:
+    """Return the length that a client tells with a later request. Raises ``RequestError``."""
+    return _length(request) if "upload-length" in request.headers else None
 
 
 def _length(request: Request) -> int | None:

@@ -80,6 +80,23 @@ def test_a_length_of_none(server: uploads.Server, disk: Path) -> None:
     assert disk.read_bytes() == DATA
 
 
+def test_a_length_that_is_told_at_the_end(server: uploads.Server, disk: Path) -> None:
+    """As clients do that read from a pipe: pieces of a known length, of an unknown whole."""
+    created = server.ask("POST", f"{PLACE}/", b"", {**TUS, "Upload-Defer-Length": "1"})
+    where = created.headers["Location"]
+    assert patch(server, where, 0, b"").status == 204
+    answer = patch(server, where, 0, DATA[:MIB])
+    assert (answer.status, answer.headers["Upload-Defer-Length"]) == (204, "1")
+    assert patch(server, where, MIB, b"x", **{"Upload-Length": "many"}).status == 400
+    assert patch(server, where, MIB, b"x", **{"Upload-Length": str(MIB)}).status == 413
+    length = {"Upload-Length": str(len(DATA))}
+    answer = patch(server, where, MIB, DATA[MIB : 2 * MIB], **length)
+    assert (answer.status, answer.headers["Upload-Length"]) == (204, str(len(DATA)))
+    assert patch(server, where, 2 * MIB, DATA[2 * MIB :]).status == 204
+    assert server.result().status == 0
+    assert disk.read_bytes() == DATA
+
+
 def test_termination(server: uploads.Server, disk: Path) -> None:
     where = create(server)
     patch(server, where, 0, DATA[:1000])
