@@ -127,7 +127,9 @@ class Decoder:
         self._reader.close()
 
     def _data(self, kind: int, stored: int, length: int) -> memoryview:
-        if kind == _PLAIN and stored == length:
+        if kind == _PLAIN and stored != length:
+            raise _corrupt(f"a record holds {stored} bytes for {length}")
+        if kind == _PLAIN:
             return self._take(next(self._buffers)[:stored])
         if kind != _ZSTD:
             raise _corrupt(f"a record is of the unknown kind {kind}")

@@ -35,15 +35,17 @@ def serve(server: upload_server.Server) -> report.Report:
     """Serve, and return how it ended. Raises ``errors.Error``."""
     settings = server.settings
     with server.listening():
-        while not server.done.wait(TURN):
-            if server.cancel.is_set():
-                raise errors.Cancelled
+        while not (server.done.wait(TURN) or server.cancel.is_set()):
             if _has_passed(settings.deadline) and server.is_idle:
                 log.info("deadline passed deadline=%s", settings.deadline)
-                return report.deadline_passed()
-    assert server.running is not None  # noqa: S101  (of what is done)
-    order = server.running.order
-    return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
+                break
+    # What was admitted before the end has ended by now, perhaps well.
+    if server.has_succeeded and server.running is not None:
+        order = server.running.order
+        return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
+    if server.cancel.is_set():
+        raise errors.Cancelled
+    return report.deadline_passed()
 
 
 def _has_passed(deadline: dt.datetime | None) -> bool:

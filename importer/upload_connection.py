@@ -215,8 +215,10 @@ class Connection:
                 return self._socket.recv_into(self._window)
             if room >= WORTH:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, WORTH)
-                self._ready(select.POLLIN, QUIET, heed=heed)
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+                try:
+                    self._ready(select.POLLIN, QUIET, heed=heed)
+                finally:
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             if not self._ready(select.POLLIN, limit, heed=heed):
                 raise TimeoutError(f"nothing came for {limit:g} s")
 

@@ -97,6 +97,7 @@ class Exchange:
         self._idle = idle
         self._patience = patience
         self._request: Request | None = None
+        self._is_head = False
 
     def receive(self) -> Request | None:
         """Wait for the request; None: the client has closed. Raises ``Refusal`` of what is none."""
@@ -127,6 +128,7 @@ class Exchange:
             self._h11.receive_data(self._connection.some(deadline - time.monotonic()))
         if not isinstance(event, h11.Request):
             return None
+        self._is_head = event.method == b"HEAD"
         self._connection.put_back(self._h11.trailing_data[0])
         return event
 
@@ -147,7 +149,7 @@ class Exchange:
             text = b""
         else:
             headers |= {"Content-Length": str(len(text)), "Content-Type": "text/plain; charset=utf-8"}
-        if request is not None and request.method == "HEAD":
+        if self._is_head:
             text = b""
         if not whole or self._connection.interrupted:
             headers["Connection"] = "close"

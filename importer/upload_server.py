@@ -63,7 +63,13 @@ class Server:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being uploaded or processed, nor was with success."""
-        return not self.done.is_set() and (self.running is None or self.running.work.done())
+        return self.running is None or (self.running.work.done() and not self.has_succeeded)
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether an upload is on storage."""
+        running = self.running
+        return running is not None and running.work.done() and running.work.exception() is None
 
     @property
     def patience(self) -> float:

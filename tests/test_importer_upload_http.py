@@ -81,6 +81,15 @@ def test_what_is_refused(server: uploads.Server, fault: str) -> None:
         assert wire.has_ended()
 
 
+@pytest.mark.parametrize(
+    ("status", "rest"),
+    [(400, f"/ HTTP/1.1\r\n{CHUNKED}Content-Length: 5"), (400, "//[ HTTP/1.1"), (505, "/ HTTP/2.0")],
+)
+def test_a_head_that_is_refused(server: uploads.Server, status: int, rest: str) -> None:
+    with upload_wire.connected(server, None) as wire:
+        assert wire.ask(f"HEAD {rest}\r\nHost: x\r\n\r\n", "HEAD").status == status
+
+
 TAKEN = {
     "a query": "GET /healthz?a=b#c HTTP/1.1\r\nHost: x\r\n\r\n",
     "an address": "GET https://localhost:8443/healthz HTTP/1.1\r\nHost: x\r\n\r\n",
