@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import ipaddress
 import socket
@@ -15,6 +14,8 @@ import requests
 import requests.adapters
 import urllib3
 import urllib3.connection
+
+from sources import wire
 
 #: One read of a body without a length; the work in Python is for each of these.
 READ_SIZE = 512 * 1024
@@ -96,8 +97,7 @@ class Adapter(requests.adapters.HTTPAdapter):
             if isinstance(waiting, _Attempt):
                 waiting.leave()
             elif waiting.sock is not None:
-                with contextlib.suppress(OSError):
-                    waiting.sock.shutdown(socket.SHUT_RDWR)
+                wire.shut(waiting.sock)
 
 
 def read(raw: Any, into: memoryview) -> int:
@@ -139,6 +139,8 @@ def _pools(waiting: Waiting, border: Border) -> dict[str, Any]:
 
     class Plain(urllib3.connection.HTTPConnection):
         answer: http.client.HTTPResponse
+        #: What the answer is read from, also when the connection is not kept.
+        answering: Any = None
 
         # A class there, of which nothing is wanted but to be called.
         def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]
@@ -165,6 +167,7 @@ def _pools(waiting: Waiting, border: Border) -> dict[str, Any]:
 
         def getresponse(self) -> Any:
             waiting.add(self)
+            self.answering = self.sock
             try:
                 return super().getresponse()
             finally:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import http.client
 import logging
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -224,8 +223,8 @@ def _like(client: Any) -> Any:
 def _shut(client: Any) -> None:
     # The library has no call that ends a read another thread waits in. Where that has ended meanwhile and
     # closed the connection, what it leaves in its place answers every question with a ValueError.
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        client._backend._con.sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        wire.shut(client._backend._con.sock)  # noqa: SLF001
 
 
 def _place(url: str) -> str:

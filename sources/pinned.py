@@ -7,6 +7,7 @@ import logging
 import threading
 import urllib.parse
 import weakref
+from typing import Any
 
 import requests
 import requests.auth
@@ -176,8 +177,9 @@ def checked(url: str) -> urllib.parse.SplitResult:
 
 
 def _shut(response: requests.Response) -> None:
+    connection: Any = response.raw.connection
     try:
-        response.raw.shutdown()
-    except (AttributeError, RuntimeError, ValueError, OSError):
-        # Already at its end, or (a proxy's tunnel) without the means: its time-out ends it.
+        wire.shut(connection.answering)
+    except (AttributeError, TypeError):
+        # Already at its end, or (TLS within a proxy's TLS) without the means: its time-out ends it.
         response.close()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from importer import errors
 from sources.base import Access
@@ -146,3 +148,13 @@ def _chain(err: BaseException | None) -> Iterator[BaseException]:
         for item in inner:
             yield from _chain(item)
         err = err.__cause__ or err.__context__
+
+
+def shut(sock: Any) -> None:
+    """End the reads that other threads wait in.
+
+    A TLS socket's own ``shutdown`` lets go of TLS first: a read under way would go on in the clear, and
+    return what is still encrypted as if it were the data. Raises ``TypeError`` of what is no socket.
+    """
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

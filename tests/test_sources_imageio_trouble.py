@@ -219,6 +219,22 @@ def test_a_restart_of_engine_and_host(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.ended("finished_success")
 
 
+def test_what_an_interrupted_read_brings_is_data(ovirt_disk: ovirt_disks.Place) -> None:
+    """Not what is still encrypted: it would be written to the disk, and counted as done."""
+    now = ovirt_disk.now.read_bytes()
+    with ovirt_disk.source() as source:
+        for turn in range(60):
+            into = memoryview(bytearray(len(now)))
+            timer = threading.Timer(turn / 4000, source.interrupt)
+            timer.start()
+            count = 0
+            with contextlib.suppress(errors.Transient):
+                while count < len(now) and timer.is_alive():
+                    count += source.read_range(count, into[count:])
+            timer.join()
+            assert into[:count] == now[:count]
+
+
 def test_an_end_in_the_middle(ovirt_disk: ovirt_disks.Place) -> None:
     cancel = threading.Event()
     wanted = importer.Request(
