@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import ssl
+import struct
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -155,6 +156,10 @@ def shut(sock: Any) -> None:
 
     A TLS socket's own ``shutdown`` lets go of TLS first: a read under way would go on in the clear, and
     return what is still encrypted as if it were the data. Raises ``TypeError`` of what is no socket.
+
+    To close the socket then resets the connection. A server whose window was full would not learn of it
+    otherwise, and would keep what it serves, such as a locked disk, until some time-out.
     """
     with suppress(OSError):
+        socket.socket.setsockopt(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
