@@ -229,7 +229,10 @@ class _HttpStream:
             into[:count] = self.replay[:count]
             self.replay = self.replay[count:]
             return count
-        with session.translated(self._place.name, first=False):
+        with (
+            self._place.reading(self._response),
+            session.translated(self._place.name, first=False),
+        ):
             return connections.read(self._response.raw, into)
 
     def close(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
 import urllib.parse
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import requests
@@ -40,7 +42,9 @@ class Place:
         self._session = connection or session.new_session(access)
         self._pinned = self.url
         self._answered = False
+        #: Answers not given back, and those of them that lie idle, in no thread's hand.
         self._live: set[requests.Response] = set()
+        self._idle: set[requests.Response] = set()
         self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -135,14 +139,40 @@ class Place:
         """Let go of an answer, read or not."""
         with self._lock:
             self._live.discard(response)
+            self._idle.discard(response)
         response.close()
 
+    @contextlib.contextmanager
+    def reading(self, response: requests.Response) -> Iterator[None]:
+        """Have an answer in hand, to read from it.
+
+        Raises ``Transient`` where it was interrupted: its end then need not be the object's.
+        """
+        interrupted = errors.Transient(url=self.name, reason="interrupted")
+        with self._lock:
+            if response not in self._live:
+                raise interrupted
+            self._idle.discard(response)
+        try:
+            yield
+        finally:
+            with self._lock:
+                is_live = response in self._live
+                if is_live:
+                    self._idle.add(response)
+            if not is_live:
+                response.close()
+                raise interrupted
+
     def interrupt(self) -> None:
-        """End the answers that other threads are reading or waiting for."""
+        """End all answers, also those that other threads have in hand or wait for; those close them."""
         with self._lock:
             live, self._live = self._live, set()
-        for response in live:
+            idle, self._idle = self._idle, set()
+        for response in live - idle:
             _shut(response)
+        for response in idle:
+            response.close()
         connections.interrupt(self._session)
 
     def close(self) -> None:

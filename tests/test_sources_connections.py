@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import importer
+from formats import peek
 from importer import errors
-from sources import base, connections, http
-from tests import misbehave, processes, proxy, tls
+from sources import base, connections, http, wire
+from tests import misbehave, processes, proxy, reading, tls
 
 DATA = bytes(range(256)) * 4096
 #: Seconds. Time-outs are longer by far.
@@ -94,6 +96,56 @@ def test_after_an_interrupt_reads_work_again() -> None:
         into = bytearray(1000)
         assert source.read_range(5, memoryview(into)) == 1000
         assert into == DATA[5:1005]
+
+
+def test_a_server_learns_that_nobody_reads_any_more() -> None:
+    """Also one that waits with a full window, whose bytes under way were all read."""
+    failed = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
+        with taken:
+            try:
+                taken.sendall(bytes(64 << 20))
+            except OSError:
+                failed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        with socket.create_connection(listener.getsockname()) as client:
+            time.sleep(0.5)
+            wire.shut(client)
+            while client.recv(1 << 20):
+                pass
+        assert failed.wait(SOON)
+        thread.join()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_was_not_read_to_its_end_is_closed(ranges: bool) -> None:
+    """Also where the reader keeps it for a next read, which need not come."""
+    before = len(os.listdir("/proc/self/fd"))
+    with misbehave.Server() as server:
+        source = http.HttpSource(server.serve("/d", misbehave.Page(DATA, ranges=ranges)), base.Access())
+        with source:
+            if ranges:
+                source.expect(0, len(DATA))
+                assert reading.part(source, 0, 1000) == DATA[:1000]
+    processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "the connections are closed")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_was_interrupted_has_not_come_to_its_end(ranges: bool) -> None:
+    page = misbehave.Page(DATA, ranges=ranges, framing="length" if ranges else "close")
+    with misbehave.Server() as server, http.HttpSource(server.serve("/d", page), base.Access()) as source:
+        source.expect(0, len(DATA))
+        stream = source.stream()
+        into = memoryview(bytearray(len(DATA)))
+        assert peek.fill(stream, into[:300_000]) == 300_000
+        source.interrupt()
+        with pytest.raises(errors.Transient, match="interrupted"):
+            stream.readinto(into)
 
 
 @pytest.mark.parametrize(
