@@ -62,9 +62,26 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a TCP port of 127.0.0.1 that is free, and that nobody else is given in the meantime.
+
+    The kernel hands out ports above these (ip_local_port_range), to connections too, and other processes
+    that run tests have other ones.
+    """
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", next(_ports))) as listener:
+            return int(listener.getsockname()[1])
+
+
+def _own_ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+    start = os.getpid()
+    while True:
+        # Not the same ones first in the next run: something of the last may still be listening.
+        yield 10000 + 2000 * worker + start % 2000
+        start += 1
+
+
+_ports = _own_ports()
 
 
 def answers(port: int) -> bool:
