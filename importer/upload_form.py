@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import multipart
 
-from importer import errors, upload_http
+from importer import errors
+from sources import upload
 
 #: Bytes that are taken apart at once.
 PIECE = 256 << 10
@@ -18,7 +19,7 @@ class File:
     Raises ``errors.RequestError`` of a form that is none, that is cut short, or without such a part.
     """
 
-    def __init__(self, headers: Mapping[str, str], content: upload_http.Content) -> None:
+    def __init__(self, headers: Mapping[str, str], content: upload.Content) -> None:
         kind, options = multipart.parse_options_header(headers.get("content-type", ""))
         if kind != "multipart/form-data" or not options.get("boundary"):
             raise errors.RequestError("a form upload wants multipart/form-data, and its boundary")
@@ -26,10 +27,6 @@ class File:
         self._content = content
         self._pieces = self._file()
         self._rest = memoryview(b"")
-
-    @property
-    def at_end(self) -> bool:
-        return self._content.at_end
 
     def readinto(self, into: memoryview, /) -> int:
         if not self._rest:
@@ -41,9 +38,6 @@ class File:
 
     def interrupt(self) -> None:
         self._content.interrupt()
-
-    def close(self) -> None:
-        self._content.close()
 
     def _file(self) -> Iterator[bytes | bytearray]:
         """Yield the file's bytes; read the other parts, and what stands around them, to their end."""

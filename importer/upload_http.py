@@ -10,7 +10,6 @@ import re
 import time
 import urllib.parse
 from collections.abc import Mapping
-from typing import Protocol
 
 import h11
 
@@ -23,19 +22,6 @@ LINGERING = 2.0
 #: The longest head, and the longest line before a chunk or of the trailers, in bytes; how many of those.
 HEAD, LINE, TRAILERS = 64 << 10, 4 << 10, 64
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
-
-
-class Content(Protocol):
-    """The body of a request; see ``sources.upload.Content``."""
-
-    @property
-    def at_end(self) -> bool: ...
-
-    def readinto(self, into: memoryview, /) -> int: ...
-
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +63,7 @@ class Request:
             self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
         self.client_name = connection.client_name
         self.length: int | None = None
-        self.content: Content
+        self.content: _Chunked | _Sized
         if "transfer-encoding" in self.headers:
             self.content = _Chunked(connection, patience)
         else:
@@ -191,8 +177,6 @@ class _Sized:
     def interrupt(self) -> None:
         self._connection.interrupt()
 
-    def close(self) -> None: ...
-
 
 class _Chunked:
     """A body in chunks (RFC 9112, 7.1). What is said beside their lengths is passed over."""
@@ -228,8 +212,6 @@ class _Chunked:
 
     def interrupt(self) -> None:
         self._connection.interrupt()
-
-    def close(self) -> None: ...
 
     def _some(self, into: memoryview, limit: float) -> int:
         if self._trailers is not None:

@@ -7,7 +7,7 @@ import threading
 from concurrent import futures
 
 from images import retry
-from importer import errors, upload_http, upload_job
+from importer import errors, upload_job
 from sources import upload
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Running:
         self._accepted.set()
         self._executor.shutdown(wait=False)
 
-    def take(self, content: upload_http.Content) -> Exception | None:
+    def take(self, content: upload.Content) -> Exception | None:
         """Let the work read all of ``content``, unless it ends before; return what broke the content."""
         failure = self.body.lend(content)
         if failure is not None:

@@ -20,6 +20,7 @@ from importer import (
     upload_settings,
 )
 from importer.upload_http import Answer, Exchange, Refusal, Request
+from sources import upload
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +108,13 @@ class Server:
             return upload_http.failed(err)
         return Answer()
 
-    def _begin(self, request: Request, kind: str) -> tuple[upload_running.Running, upload_http.Content]:
+    def _begin(self, request: Request, kind: str) -> tuple[upload_running.Running, upload.Content]:
         with self.admission():
             order = upload_job.order(
                 self.settings.wanted, request.headers, archive=kind.startswith("upload-archive")
             )
-            content, size = request.content, request.length
+            content: upload.Content = request.content
+            size = request.length
             if kind.startswith("upload-form"):
                 content, size = upload_form.File(request.headers, content), None
             return self.start(order, size), content
