@@ -8,6 +8,8 @@ speed of memory, where SHA-256 took a third of the time of a clone; against mali
 from __future__ import annotations
 
 import functools
+import itertools
+import mmap
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -101,7 +103,7 @@ class Decoder:
         self._digest = _hasher()()
         self._total = 0
         self._buffers = buffers
-        self._packed = memoryview(bytearray(LONGEST))
+        self._packed = _memory()
 
     def __iter__(self) -> Iterator[int | memoryview]:
         if self._few(len(MAGIC)) != MAGIC:
@@ -122,9 +124,6 @@ class Decoder:
                 self._digest.update(_RUN.pack(b"D", length))
                 self._digest.update(data)
                 yield data
-
-    def close(self) -> None:
-        self._reader.close()
 
     def _data(self, kind: int, stored: int, length: int) -> memoryview:
         if kind == _PLAIN and stored != length:
@@ -161,9 +160,10 @@ class Decoder:
 class Reader:
     """The bytes of a stream, in order."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._records = iter(decoder)
+    def __init__(self, reader: readers.Reader) -> None:
+        self._reader = reader
+        # No record is asked for before the one before it was read: one buffer serves them all.
+        self._records = iter(Decoder(reader, itertools.repeat(_memory())))
         self._zeros = 0
         self._data = memoryview(b"")
 
@@ -187,7 +187,7 @@ class Reader:
         return count
 
     def close(self) -> None:
-        self._decoder.close()
+        self._reader.close()
 
 
 @functools.cache
@@ -197,6 +197,11 @@ def _hasher() -> Callable[[], xxhash.xxh3_128]:
     except ImportError as err:
         raise errors.MissingExtra(what="a clone", package="xxhash", extra="upload") from err
     return xxhash.xxh3_128
+
+
+def _memory() -> memoryview:
+    """Return LONGEST bytes, of which those take room that are used: our own records are shorter."""
+    return memoryview(mmap.mmap(-1, LONGEST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _corrupt(reason: str) -> errors.Corrupt:

@@ -65,7 +65,7 @@ def receive(
         _extents(clone, extents.Decoder(body, ahead.buffers(extents.LONGEST)))
     elif ours:
         with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
-            _archive(clone, extents.Reader(extents.Decoder(received, ahead.buffers(extents.LONGEST))))
+            _archive(clone, extents.Reader(received))
     elif kind == BLOCK:
         _device(clone, snappy.Reader(body))
     else:

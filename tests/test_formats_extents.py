@@ -56,7 +56,7 @@ def test_a_copy_goes_on_in_the_same_way() -> None:
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_as_bytes(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
-    reader = extents.Reader(extents.Decoder(readers.Bytes(encode(runs)), BUFFERS))
+    reader = extents.Reader(readers.Bytes(encode(runs)))
     assert reading.drained(reader, size) == b"".join(
         bytes(run) if isinstance(run, int) else run for run in runs
     )
