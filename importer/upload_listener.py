@@ -161,6 +161,8 @@ class Listener:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    # Go, and so CDI's server, takes either of them for every address of the pod: clusters may have IPv6 only.
+    if both := host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
+        host = "::"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=MOST, dualstack_ipv6=both)

@@ -39,6 +39,21 @@ def healthy(server: uploads.Server, seconds: float = 5) -> bool:
     return (answer.status, time.monotonic() - begun < seconds) == (200, True)
 
 
+@pytest.mark.parametrize("address", ["", "0.0.0.0", "::", "127.0.0.1"])
+def test_addresses(certificates: uploads.Certificates, paths: contract.Paths, address: str) -> None:
+    """Every address is one of IPv6 too, as for CDI's server: the pods of a cluster may have no other."""
+    known = Path("/proc/net/if_inet6")
+    has_six = known.exists() and "0" * 31 + "1" in known.read_text()
+    with uploads.Server(certificates, {"LISTEN_ADDRESS": address}, paths) as server:
+        for local in ("127.0.0.1", *(["::1"] if has_six else [])):
+            if address == "127.0.0.1" != local:
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection((local, server.port), timeout=20)
+            else:
+                socket.create_connection((local, server.port), timeout=20).close()
+        assert healthy(server)
+
+
 @pytest.mark.parametrize("connect", [upload_wire.plain, upload_wire.secure])
 def test_silent_connections(
     server: uploads.Server, disk: Path, connect: Callable[[uploads.Server], socket.socket]
