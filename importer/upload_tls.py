@@ -87,10 +87,13 @@ def _restrict(context: ssl.SSLContext, minimum: str, ciphers: str) -> None:
         raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r} is none of {', '.join(VERSIONS)[2:]}")
     context.minimum_version = VERSIONS[minimum]
     names = list(_usable(ciphers))
+    if not names and ciphers.strip() and not _only_newest(ciphers):
+        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: OpenSSL knows none of them")
+    if VERSIONS[minimum] < ssl.TLSVersion.TLSv1_2:
+        # They sign with SHA-1, which OpenSSL 3 has below all its levels of security.
+        names = [*(names or ["DEFAULT"]), "@SECLEVEL=0"]
     if names:
         context.set_ciphers(":".join(names))
-    elif ciphers.strip() and not _only_newest(ciphers):
-        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: OpenSSL knows none of them")
 
 
 def _usable(ciphers: str) -> Iterator[str]:
