@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import ipaddress
 import socket
@@ -69,7 +70,12 @@ class Adapter(requests.adapters.HTTPAdapter):
     def __init__(self, context: Callable[[], ssl.SSLContext], connections: int) -> None:
         self._context = context
         self._waiting: Waiting = set()
-        self._pools = _pools(self._waiting, Border())
+        # A pool hands on to its connections what it does not know itself.
+        shared: dict[str, Any] = {"waiting": self._waiting, "border": Border()}
+        self._pools = {
+            "http": functools.partial(_PlainPool, **shared),
+            "https": functools.partial(_SecurePool, **shared),
+        }
         super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -130,59 +136,64 @@ def interrupt(session: requests.Session) -> None:
             adapter.interrupt()
 
 
-def _pools(waiting: Waiting, border: Border) -> dict[str, Any]:
-    """Return pools by scheme whose connections are in ``waiting`` until an answer begins.
+class _Plain(urllib3.connection.HTTPConnection):
+    """A connection that crosses the border, and is in ``waiting`` until an answer begins.
 
     The read of an answer that has begun can be ended through the answer; before, there is none.
-    ``answer`` is kept for ``read``.
     """
 
-    class Plain(urllib3.connection.HTTPConnection):
-        answer: http.client.HTTPResponse
-        #: What the answer is read from, also when the connection is not kept.
-        answering: Any = None
+    #: Kept for ``read``.
+    answer: http.client.HTTPResponse
+    #: What the answer is read from, also when the connection is not kept.
+    answering: Any = None
 
-        # A class there, of which nothing is wanted but to be called.
-        def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]
-            self.answer = http.client.HTTPResponse(*args, **kwargs)
-            return self.answer
+    def __init__(self, *args: Any, waiting: Waiting, border: Border, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting = waiting
+        self._border = border
 
-        def connect(self) -> None:
-            attempt = _Attempt(super().connect, self.close)
-            waiting.add(attempt)
-            try:
-                attempt.run()
-            finally:
-                waiting.discard(attempt)
+    # A class there, of which nothing is wanted but to be called.
+    def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]
+        self.answer = http.client.HTTPResponse(*args, **kwargs)
+        return self.answer
 
-        def _new_conn(self) -> socket.socket:
-            made = super()._new_conn()
-            try:
-                # Before anything is said: what is inside may act on the first bytes, be they TLS.
-                border.cross(None if self.proxy else made.getpeername()[0])
-            except BaseException:
-                made.close()
-                raise
-            return made
+    def connect(self) -> None:
+        attempt = _Attempt(super().connect, self.close)
+        self._waiting.add(attempt)
+        try:
+            attempt.run()
+        finally:
+            self._waiting.discard(attempt)
 
-        def getresponse(self) -> Any:
-            waiting.add(self)
-            self.answering = self.sock
-            try:
-                return super().getresponse()
-            finally:
-                waiting.discard(self)
+    def _new_conn(self) -> socket.socket:
+        made = super()._new_conn()
+        try:
+            # Before anything is said: what is inside may act on the first bytes, be they TLS.
+            self._border.cross(None if self.proxy else made.getpeername()[0])
+        except BaseException:
+            made.close()
+            raise
+        return made
 
-    class Secure(Plain, urllib3.connection.HTTPSConnection):
-        pass
+    def getresponse(self) -> Any:
+        self._waiting.add(self)
+        self.answering = self.sock
+        try:
+            return super().getresponse()
+        finally:
+            self._waiting.discard(self)
 
-    class PlainPool(urllib3.HTTPConnectionPool):
-        ConnectionCls = Plain
 
-    class SecurePool(urllib3.HTTPSConnectionPool):
-        ConnectionCls = Secure
+class _Secure(_Plain, urllib3.connection.HTTPSConnection):
+    pass
 
-    return {"http": PlainPool, "https": SecurePool}
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _Secure
 
 
 class _Attempt:
