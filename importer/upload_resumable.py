@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import secrets
 import threading
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSION = "1.0.0"
+#: With every answer.
 SAYS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
 OFFERS = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defer-length,termination"}
 CONTENT = "application/offset+octet-stream"
@@ -48,8 +50,12 @@ class Session:
         """Whether more is to come."""
         return not self.running.body.is_complete and not self.running.work.done()
 
+    @property
+    def has_failed(self) -> bool:
+        return self.running.work.done() and self.running.work.exception() is not None
+
     def headers(self) -> dict[str, str]:
-        said = {**SAYS, "Upload-Offset": str(self.offset)}
+        said = {"Upload-Offset": str(self.offset)}
         said |= {"Upload-Defer-Length": "1"} if self.length is None else {"Upload-Length": str(self.length)}
         return said | ({"Upload-Metadata": self.metadata} if self.metadata else {})
 
@@ -87,7 +93,16 @@ class Resumable:
         self._session: Session | None = None
 
     def answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
-        """Answer a request to the collection (no ``name``) or to the upload in it. Raises ``Refusal``."""
+        """Answer a request to the collection (no ``name``) or to the upload in it."""
+        # For clients that have but GET and POST.
+        request.method = request.headers.get("x-http-method-override", request.method)
+        try:
+            said = self._answer(request, exchange, name)
+        except Refusal as refusal:
+            said = refusal.answer
+        return dataclasses.replace(said, headers={**SAYS, **said.headers})
+
+    def _answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
         self._server.authorize(request, "OPTIONS", "POST", "HEAD", "PATCH", "DELETE")
         if request.method == "OPTIONS":
             return Answer(204, headers=OFFERS)
@@ -96,8 +111,8 @@ class Resumable:
         if request.method == "POST" and not name:
             return self._create(request)
         session = self._session
-        if session is None or name not in {"", session.name}:
-            return Answer(404, headers=SAYS)
+        if session is None or session.has_failed or name not in {"", session.name}:
+            raise Refusal(404)
         if request.method == "PATCH":
             return self._patch(request, exchange, session)
         with session.turn():
@@ -116,9 +131,13 @@ class Resumable:
                 session = Session(running, length, request.headers.get("upload-metadata", ""))
                 session.wait(self._server.patience)
                 self._session = session
-        except errors.RequestError as err:
+            running.work.add_done_callback(lambda _: session.stop_waiting())
+            if length == 0:
+                # It is complete: no request follows that could be told what becomes of it.
+                running.body.end()
+                running.wait()
+        except errors.Error as err:
             return upload_http.failed(err)
-        running.work.add_done_callback(lambda work: self._ended(session, work))
         return Answer(
             201, headers={**session.headers(), "Location": f"{request.path.rstrip('/')}/{session.name}"}
         )
@@ -153,11 +172,6 @@ class Resumable:
             session.running.broken(ConnectionError("another upload has begun"))
             futures.wait({session.running.work})
 
-    def _ended(self, session: Session, work: futures.Future[None]) -> None:
-        session.stop_waiting()
-        if session is self._session and work.exception() is not None:
-            self._session = None
-
 
 def _delete(session: Session) -> Answer:
     if not session.waits:
@@ -165,13 +179,13 @@ def _delete(session: Session) -> Answer:
         raise Refusal(409 if session.running.work.done() else 503)
     session.running.broken(ConnectionError("the client has ended it"))
     futures.wait({session.running.work})
-    return Answer(204, headers=SAYS)
+    return Answer(204)
 
 
 def _refused(request: Request, session: Session) -> Answer | None:
     """Return what a PATCH that does not fit is told."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CONTENT:
-        return Answer(415, headers=SAYS)
+        return Answer(415)
     if request.headers.get("upload-offset") != str(session.offset):
         return Answer(409, headers=session.headers())
     try:

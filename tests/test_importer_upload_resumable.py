@@ -46,6 +46,59 @@ def test_options(server: uploads.Server) -> None:
     assert server.ask("HEAD", PLACE).status == 404
 
 
+def test_every_answer_tells_the_protocol(server: uploads.Server) -> None:
+    """As tus wants it, refusals too."""
+    where = create(server)
+    wrong = {**MORE, "Upload-Offset": "7"}
+    asked = [
+        (204, ("OPTIONS", PLACE)),
+        (400, ("POST", PLACE, b"", TUS)),
+        (503, ("POST", PLACE, b"", {**TUS, "Upload-Length": "1"})),
+        (412, ("HEAD", PLACE, None, {"Tus-Resumable": "0.2.2"})),
+        (404, ("HEAD", PLACE + "/another", None, TUS)),
+        (404, ("PUT", where, b"", TUS)),
+        (401, ("HEAD", where, None, TUS, None)),
+        (409, ("PATCH", where, b"", wrong)),
+        (415, ("PATCH", where, b"", {**TUS, "Upload-Offset": "0"})),
+        (204, ("DELETE", where, None, TUS)),
+    ]
+    with server.connect() as connection:
+        connection.putrequest("PATCH", where)
+        for name, value in {**MORE, "Upload-Offset": "0", "Content-Length": "9"}.items():
+            connection.putheader(name, value)
+        connection.endheaders(b"x")
+        processes.wait_for(lambda: server.received, "the first byte")
+        for status, request in asked:
+            answer = server.ask(*request)
+            assert (answer.status, answer.headers["Tus-Resumable"]) == (status, "1.0.0"), request
+
+
+def test_methods_that_a_client_does_not_have(server: uploads.Server, disk: Path) -> None:
+    def ask(method: str, where: str, body: bytes = b"", **headers: str) -> uploads.Answer:
+        return server.ask("POST", where, body, {**MORE, **headers, "X-HTTP-Method-Override": method})
+
+    where = create(server)
+    assert ask("DELETE", where).status == 204
+    where = create(server)
+    assert ask("PATCH", where, DATA[:MIB], **{"Upload-Offset": "0"}).status == 204
+    assert ask("HEAD", where).headers["Upload-Offset"] == str(MIB)
+    assert ask("PATCH", where, DATA[MIB:], **{"Upload-Offset": str(MIB)}).status == 204
+    assert disk.read_bytes() == DATA
+
+
+def test_nothing_is_complete_at_once(server: uploads.Server, disk: Path) -> None:
+    """A client that has nothing more to send hears nothing more."""
+    for _ in range(2):
+        answer = server.ask("POST", PLACE, b"", {**TUS, "Upload-Length": "0"})
+        assert (answer.status, answer.text) == (
+            500,
+            "Saving stream failed: unsupported image: the source is empty",
+        )
+        assert server.ask("HEAD", PLACE, None, TUS).status == 404
+    oracle.unusable(disk)
+    assert server.ask("POST", uploads.SYNC, DATA).status == 200
+
+
 def test_in_parts(server: uploads.Server, disk: Path) -> None:
     where = create(server, **{"Upload-Metadata": "filename ZGlzaw=="})
     assert patch(server, where, 0, DATA[:MIB]).headers["Upload-Offset"] == str(MIB)
