@@ -49,4 +49,4 @@ def measure(path: str, termination_log: str) -> int:
     return 0
 
 
-PROGRAMS = (poll, measure)
+COMMANDS = (poll, measure)
