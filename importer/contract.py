@@ -7,21 +7,17 @@ import logging
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from formats import checksum
-from importer import errors, request, units
-from sources import base
+from importer import errors, units
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPES = ("kubevirt", "archive")
-#: Sources whose bytes may be an archive.
-ARCHIVE_SOURCES = frozenset({"http", "local"})
-#: A registry's folder of certificates may hold other files (containers-certs.d(5)).
-REGISTRY_CERTIFICATES = (".crt", ".pem")
 #: The labels that OpenSSL takes for one (PEM_read_bio_X509_AUX).
 CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
@@ -55,70 +51,6 @@ def role(env: Mapping[str, str]) -> str | None:
     if env.get("UPLOAD_URL"):
         return "cloner"
     return None
-
-
-def import_request(env: Mapping[str, str], paths: Paths) -> request.Request:
-    """Return the request that the environment makes; raises ``RequestError`` with all its faults."""
-    reading = Reading(env)
-    source = env.get("IMPORTER_SOURCE", "")
-    content_type = env.get("IMPORTER_CONTENTTYPE") or "kubevirt"
-    is_block = Path(paths.block).exists()
-    target = (
-        paths.block if is_block else paths.data if content_type == "archive" else f"{paths.data}/disk.img"
-    )
-    made = request.Request(
-        source=source,
-        location=_location(reading, paths),
-        target=target,
-        volume=None if is_block else paths.data,
-        content_type=content_type,
-        scratch=paths.scratch if Path(paths.scratch).is_dir() else None,
-        image_size=reading.quantity("IMPORTER_IMAGE_SIZE"),
-        overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
-        preallocation=reading.boolean("PREALLOCATION"),
-        direct=env.get("CACHE_MODE") == "TRYNONE",
-        checksum=env.get("IMPORTER_CHECKSUM") or None,
-        owner_uid=env.get("OWNER_UID", ""),
-    )
-    check(made, reading.faults)
-    return made
-
-
-def check(made: request.Request, faults: list[str] | None = None) -> None:
-    """Raise ``RequestError`` for a request that makes no sense, with all its faults."""
-    faults = list(faults or [])
-    if made.content_type not in CONTENT_TYPES:
-        faults.append(f"content type {made.content_type!r} is none of {', '.join(CONTENT_TYPES)}")
-    if made.is_archive and made.source == "none":
-        faults.append("a blank disk cannot be an archive")
-    elif made.is_archive and made.source not in ARCHIVE_SOURCES:
-        faults.append(f"source {made.source!r} cannot give an archive")
-    if made.is_archive and Path(made.target).is_block_device():
-        faults.append("an archive needs a volume with a file system, not a block device")
-    faults += _location_faults(made)
-    if made.checksum is not None:
-        try:
-            checksum.parse(made.checksum)
-        except errors.RequestError as err:
-            faults += err.faults
-    if faults:
-        raise errors.RequestError(*faults)
-
-
-def _location_faults(made: request.Request) -> Iterator[str]:
-    if made.source != "none" and not made.location.endpoint:
-        yield "no endpoint (IMPORTER_ENDPOINT) given"
-    if made.location.previous and not made.location.current:
-        yield "a previous checkpoint without a current one"
-    if made.source in {"local", "volume"} and _is_same(made.location.endpoint, made.target):
-        yield "source and target are the same file"
-
-
-def _is_same(source: str, target: str) -> bool:
-    try:
-        return Path(source.removeprefix("file://")).samefile(target)
-    except OSError:
-        return False
 
 
 def parse_header(text: str) -> tuple[str, str]:
@@ -210,7 +142,7 @@ class Reading:
             return parse_overhead(value)
         except errors.RequestError as err:
             self.faults.append(f"{name}: {err}")
-            return Fraction(0)
+            return parse_overhead("0")
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         prefix = "IMPORTER_EXTRA_HEADER_"
@@ -231,60 +163,10 @@ def parse_overhead(text: str) -> Fraction:
     """Return the fraction of a file system that a disk must leave free, 0 to 1."""
     if not re.fullmatch(r"\d*\.?\d+|\d+\.", text):
         raise errors.RequestError(f"{text!r} is not a fraction such as 0.06")
+    # With the decimal numbers that it loads, 3 ms of start-up that a clone has no use for.
+    from fractions import Fraction
+
     value = Fraction(text)
     if value >= 1:
         raise errors.RequestError(f"{text!r} is not below 1")
     return value
-
-
-def _location(reading: Reading, paths: Paths) -> base.Location:
-    env = reading.env
-    certificates: tuple[str, ...] = ()
-    secret_headers: tuple[tuple[str, str], ...] = ()
-    try:
-        endings = REGISTRY_CERTIFICATES if env.get("IMPORTER_SOURCE") == "registry" else ("",)
-        certificates = certificate_files(env.get("IMPORTER_CERT_DIR", ""), endings)
-        certificates += certificate_files(env.get("IMPORTER_PROXY_CERT_DIR", ""))
-        secret_headers = header_files(paths.extra_headers)
-    except errors.RequestError as err:
-        reading.faults += err.faults
-    access = base.Access(
-        user=env.get("IMPORTER_ACCESS_KEY_ID", ""),
-        password=env.get("IMPORTER_SECRET_KEY", ""),
-        session_token=env.get("IMPORTER_SESSION_TOKEN", ""),
-        headers=reading.headers() + secret_headers,
-        ca_files=certificates,
-        insecure=env.get("INSECURE_TLS") == "true",
-        http_proxy=reading.either_case("http_proxy"),
-        https_proxy=reading.either_case("https_proxy"),
-        no_proxy=reading.either_case("no_proxy"),
-    )
-    return base.Location(
-        endpoint=endpoint(env.get("IMPORTER_ENDPOINT", ""), env),
-        access=access,
-        architecture=env.get("IMPORTER_REGISTRY_IMAGE_ARCHITECTURE", ""),
-        credentials_file=env.get("GOOGLE_APPLICATION_CREDENTIALS", ""),
-        disk_id=env.get("IMPORTER_DISK_ID", ""),
-        uuid=env.get("IMPORTER_UUID", ""),
-        backing_file=env.get("IMPORTER_BACKING_FILE", ""),
-        thumbprint=env.get("IMPORTER_THUMBPRINT", ""),
-        previous=env.get("IMPORTER_PREVIOUS_CHECKPOINT", ""),
-        current=env.get("IMPORTER_CURRENT_CHECKPOINT", ""),
-        final=env.get("IMPORTER_FINAL_CHECKPOINT") == "true",
-        vddk_libdir=paths.vddk_libdir,
-        vddk_config=paths.vddk_config if Path(paths.vddk_config).is_file() else "",
-        **_node_pull(reading),
-    )
-
-
-def _node_pull(reading: Reading) -> dict[str, str]:
-    """Return the hand-shake files of a node pull; none for the usual pull by the pod."""
-    env = reading.env
-    method = env.get("IMPORTER_PULL_METHOD") or "pod"
-    if method not in {"pod", "node"}:
-        reading.faults.append(f"IMPORTER_PULL_METHOD={method!r} is neither pod nor node")
-    if method != "node":
-        return {}
-    names = {"ready_file": "IMPORTER_READY_FILE", "done_file": "IMPORTER_DONE_FILE"}
-    reading.faults += [f"{name} is needed for a node pull" for name in names.values() if not env.get(name)]
-    return {field: env.get(name, "") for field, name in names.items()}

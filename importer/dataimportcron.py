@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from importer import contract, errors, report
+from importer import contract, errors, importing, report
 from sources import base
 
 #: The digest that is to be imported next; the controller acts on it.
@@ -90,4 +90,4 @@ def location(env: Mapping[str, str], url: str, certificates: str) -> base.Locati
         "IMPORTER_CERT_DIR": certificates,
         "IMPORTER_PROXY_CERT_DIR": "/proxycerts/",
     }
-    return contract.import_request(given, contract.Paths()).location
+    return importing.read(given, contract.Paths()).location

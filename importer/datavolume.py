@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from importer import contract, datavolume_source, documents, errors, units
+from importer import datavolume_source, documents, errors, request, units
 
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
@@ -116,7 +116,7 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
         annotations=annotations,
         source=source,
         claim=_claim(spec, source),
-        content_type=spec.choice("contentType", contract.CONTENT_TYPES) or "kubevirt",
+        content_type=spec.choice("contentType", request.CONTENT_TYPES) or "kubevirt",
         preallocation=spec.flag("preallocation"),
         checkpoints=_checkpoints(spec, source),
         final=spec.flag("finalCheckpoint"),

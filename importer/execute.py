@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import sources
 from images import cancelling, retry, staging
-from importer import contract, errors, merge, plan, request, routes, update
+from importer import errors, merge, plan, request, routes, update
 from importer import job as job_module
 from importer import progress as progress_module
 from importer import survey as survey_module
@@ -77,7 +77,7 @@ def run(
     """
     progress = progress or progress_module.NullProgress()
     stop = cancelling.Stop(cancel or threading.Event())
-    contract.check(wanted)
+    request.check(wanted)
     return bring(sources.find(wanted.source)(wanted.location, stop), wanted, progress, stop)
 
 
@@ -123,7 +123,7 @@ def bring(
 def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Inspection:
     """Look at a source without moving it; what stands in an import's way comes as ``obstacle``."""
     cancel = cancel or threading.Event()
-    contract.check(wanted)
+    request.check(wanted)
     source = sources.find(wanted.source)(wanted.location, cancel)
     with opened(source, wanted, progress_module.NullProgress(), cancel):
         found = survey_module.survey(source, wanted, cancel)

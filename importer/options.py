@@ -116,7 +116,7 @@ _DISK: tuple[Decorator, ...] = (
     click.option("--overhead", type=FRACTION, help="Part of the file system to leave free, such as 0.06."),
     click.option(
         "--content-type",
-        type=click.Choice(contract.CONTENT_TYPES),
+        type=click.Choice(request.CONTENT_TYPES),
         default="kubevirt",
         show_default=True,
         help="A disk, or a tar archive to unpack into the folder TARGET.",
@@ -195,7 +195,7 @@ def make_request(
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
         fetch=fetch.Options(connections=given["connections"], no_progress=given["stall"]),
     )
-    contract.check(made)
+    request.check(made)
     return made
 
 

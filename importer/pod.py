@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-import sys
 from collections.abc import Mapping
 
 from images import retry
-from importer import contract, errors, execute, metrics, progress, report
+from importer import contract, errors, report
 
 log = logging.getLogger(__name__)
+
+#: The modules of the roles: a pod loads those of its own.
+ROLES = {"importer": "importing", "uploadserver": "upload", "cloner": "clone"}
 
 
 def run(
@@ -29,7 +31,7 @@ def run(
     """
     source = env.get("IMPORTER_SOURCE", "")
     try:
-        outcome = _play(role, env, paths, cancel)
+        outcome: report.Report = importlib.import_module(f"importer.{ROLES[role]}").play(env, paths, cancel)
     except errors.Error as err:
         log.error("failed: %s", err)  # noqa: TRY400  (the sentence is for people, the trace for -v=4)
         log.debug("trace", exc_info=True)
@@ -42,22 +44,3 @@ def run(
         outcome = report.internal(err)
     report.write(outcome, paths.termination_log)
     return outcome.status
-
-
-def _play(role: str, env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
-    if role != "importer":
-        play: report.Report = importlib.import_module(f"importer.{ROLES[role]}").play(env, paths, cancel)
-        return play
-    wanted = contract.import_request(env, paths)
-    with metrics.exposed(role, wanted.owner_uid, paths.metrics_port) as told:
-        result = execute.run(wanted, progress.Several(progress.Lines(sys.stderr), told), cancel)
-    return report.complete(
-        blank=wanted.source == "none",
-        preallocated=result.preallocated,
-        labels=result.labels,
-        vddk_info=result.vddk_info,
-    )
-
-
-#: The modules of the roles that are not an import.
-ROLES = {"uploadserver": "upload", "cloner": "clone"}

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
+from formats import checksum
 from images import fetch
+from importer import errors
 from sources import base
+
+CONTENT_TYPES = ("kubevirt", "archive")
+#: Sources whose bytes may be an archive.
+ARCHIVE_SOURCES = frozenset({"http", "local"})
 
 #: Seconds to keep trying before the first answer.
 CONNECT_PATIENCE = 20.0
@@ -56,3 +64,40 @@ class Request:
     def is_delta(self) -> bool:
         """Whether this stage changes what an earlier stage has left on the target."""
         return bool(self.location.previous)
+
+
+def check(made: Request, faults: list[str] | None = None) -> None:
+    """Raise ``RequestError`` for a request that makes no sense, with all its faults."""
+    faults = list(faults or [])
+    if made.content_type not in CONTENT_TYPES:
+        faults.append(f"content type {made.content_type!r} is none of {', '.join(CONTENT_TYPES)}")
+    if made.is_archive and made.source == "none":
+        faults.append("a blank disk cannot be an archive")
+    elif made.is_archive and made.source not in ARCHIVE_SOURCES:
+        faults.append(f"source {made.source!r} cannot give an archive")
+    if made.is_archive and Path(made.target).is_block_device():
+        faults.append("an archive needs a volume with a file system, not a block device")
+    faults += _location_faults(made)
+    if made.checksum is not None:
+        try:
+            checksum.parse(made.checksum)
+        except errors.RequestError as err:
+            faults += err.faults
+    if faults:
+        raise errors.RequestError(*faults)
+
+
+def _location_faults(made: Request) -> Iterator[str]:
+    if made.source != "none" and not made.location.endpoint:
+        yield "no endpoint (IMPORTER_ENDPOINT) given"
+    if made.location.previous and not made.location.current:
+        yield "a previous checkpoint without a current one"
+    if made.source in {"local", "volume"} and _is_same(made.location.endpoint, made.target):
+        yield "source and target are the same file"
+
+
+def _is_same(source: str, target: str) -> bool:
+    try:
+        return Path(source.removeprefix("file://")).samefile(target)
+    except OSError:
+        return False

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from importer import errors
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 MIB = 1 << 20
 #: Of a quantity in characters: Python reads no numbers of thousands of digits.
 LONGEST = 100
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
-_SUFFIX = {
-    "n": Fraction(1, 10**9),
-    "u": Fraction(1, 10**6),
-    "m": Fraction(1, 10**3),
-    "": Fraction(1),
-    **{letter: Fraction(1000 ** (power + 1)) for power, letter in enumerate("kMGTPE")},
-    **{f"{letter}i": Fraction(1024 ** (power + 1)) for power, letter in enumerate("KMGTPE")},
-}
+#: What a suffix multiplies with: a power of ten, or one of two.
+_TENS = {"n": -9, "u": -6, "m": -3, "": 0, **{letter: 3 * power for power, letter in enumerate("kMGTPE", 1)}}
+_TWOS = {f"{letter}i": 10 * power for power, letter in enumerate("KMGTPE", 1)}
 
 
 def parse_quantity(text: str) -> int:
@@ -33,8 +31,10 @@ def parse_quantity(text: str) -> int:
     number, exponent, suffix = found.groups()
     if exponent and abs(int(exponent[1:])) > 30:
         raise errors.RequestError(f"{text!r} is out of range")
-    scale = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIX[suffix or ""]
-    value = math.ceil(Fraction(number) * scale)
+    whole, _, decimals = number.partition(".")
+    tens = (int(exponent[1:]) if exponent else _TENS.get(suffix or "", 0)) - len(decimals)
+    above = int(whole + decimals) * 10 ** max(0, tens) << _TWOS.get(suffix, 0)
+    value: int = -(-above // 10 ** max(0, -tens))
     if not 0 <= value < 1 << 63:
         raise errors.RequestError(f"{text!r} is out of range")
     return value

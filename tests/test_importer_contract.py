@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from importer import contract, errors
+from importer import contract, errors, importing
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_role(env: dict[str, str], role: str | None) -> None:
 
 def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    made = contract.import_request(
+    made = importing.read(
         {
             **HTTP,
             "IMPORTER_CONTENTTYPE": "",
@@ -85,7 +85,7 @@ def test_everything_said_of_the_source(paths: contract.Paths) -> None:
         "IMPORTER_PREVIOUS_CHECKPOINT": "one",
         "IMPORTER_CURRENT_CHECKPOINT": "two",
     }
-    made = contract.import_request({**HTTP, **said, "IMPORTER_FINAL_CHECKPOINT": "true"}, paths)
+    made = importing.read({**HTTP, **said, "IMPORTER_FINAL_CHECKPOINT": "true"}, paths)
     fields = (
         "architecture",
         "credentials_file",
@@ -99,7 +99,7 @@ def test_everything_said_of_the_source(paths: contract.Paths) -> None:
     assert [getattr(made.location, name) for name in fields] == list(said.values())
     assert made.location.final
     assert made.is_delta
-    assert not contract.import_request(HTTP, paths).location.final
+    assert not importing.read(HTTP, paths).location.final
 
 
 def test_the_mounts_of_a_pod() -> None:
@@ -118,7 +118,7 @@ def test_the_mounts_of_a_pod() -> None:
 
 def test_all_faults_at_once(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError) as caught:
-        contract.import_request(
+        importing.read(
             {
                 "IMPORTER_SOURCE": "http",
                 "IMPORTER_CONTENTTYPE": "iso",
@@ -149,52 +149,49 @@ def test_all_faults_at_once(paths: contract.Paths) -> None:
 @pytest.mark.parametrize("value", ["TRUE", "1", "", "no"])
 def test_preallocation_is_true_or_false(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
-        contract.import_request({**HTTP, "PREALLOCATION": value}, paths)
+        importing.read({**HTTP, "PREALLOCATION": value}, paths)
 
 
 @pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "1e-2", "0,06"])
 def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
-        contract.import_request({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
+        importing.read({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
 
 
 def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError, match="previous checkpoint without a current one"):
-        contract.import_request({**HTTP, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
+        importing.read({**HTTP, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
 
 
 def test_blank_archive(paths: contract.Paths) -> None:
     env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="blank"):
-        contract.import_request(env, paths)
+        importing.read(env, paths)
 
 
 @pytest.mark.parametrize("source", ["registry", "imageio", "s3", "gcs", "vddk"])
 def test_sources_without_archives(paths: contract.Paths, source: str) -> None:
     env = {**HTTP, "IMPORTER_SOURCE": source, "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="archive"):
-        contract.import_request(env, paths)
+        importing.read(env, paths)
 
 
 def test_archives_go_to_the_volume_itself(paths: contract.Paths) -> None:
-    assert contract.import_request({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
+    assert importing.read({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
 
 
 def test_a_device_that_is_there_is_the_target(paths: contract.Paths) -> None:
     Path(paths.block).touch()
-    assert contract.import_request(HTTP, paths).target == paths.block
+    assert importing.read(HTTP, paths).target == paths.block
 
 
 def test_node_pull_needs_its_files(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError, match=r"IMPORTER_READY_FILE.*IMPORTER_DONE_FILE"):
-        contract.import_request({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
+        importing.read({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
     files = {"IMPORTER_READY_FILE": "/r", "IMPORTER_DONE_FILE": "/d"}
-    made = contract.import_request({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths)
+    made = importing.read({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths)
     assert (made.location.ready_file, made.location.done_file) == ("/r", "/d")
-    assert (
-        contract.import_request({**HTTP, "IMPORTER_PULL_METHOD": "pod", **files}, paths).location.ready_file
-        == ""
-    )
+    assert importing.read({**HTTP, "IMPORTER_PULL_METHOD": "pod", **files}, paths).location.ready_file == ""
 
 
 def mounted_secret(directory: Path, name: str, text: bytes) -> None:
@@ -211,7 +208,7 @@ def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) ->
     mounted_secret(Path(paths.extra_headers, "one"), "token", b"Authorization: Bearer x\n")
     mounted_secret(Path(paths.extra_headers, "two"), "other", b"X-Two:2")
     env = {**HTTP, "IMPORTER_EXTRA_HEADER_10": "X-Ten: 10", "IMPORTER_EXTRA_HEADER_2": "X-B: a: b"}
-    assert contract.import_request(env, paths).location.access.headers == (
+    assert importing.read(env, paths).location.access.headers == (
         ("X-B", "a: b"),
         ("X-Ten", "10"),
         ("Authorization", "Bearer x"),
@@ -223,7 +220,7 @@ def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) ->
 def test_malformed_secret_header(paths: contract.Paths, text: bytes) -> None:
     mounted_secret(Path(paths.extra_headers), "key", text)
     with pytest.raises(errors.RequestError, match="key: malformed extra header"):
-        contract.import_request(HTTP, paths)
+        importing.read(HTTP, paths)
 
 
 def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) -> None:
@@ -255,7 +252,7 @@ def test_certificates_of_a_registry_have_their_endings(paths: contract.Paths, tm
         (tmp_path / "certs" / name).write_bytes(PEM)
     env = {"IMPORTER_ENDPOINT": "docker://host/disk", "IMPORTER_CERT_DIR": str(tmp_path / "certs")}
     for source, count in (("registry", 2), ("http", 4)):
-        made = contract.import_request({**env, "IMPORTER_SOURCE": source}, paths)
+        made = importing.read({**env, "IMPORTER_SOURCE": source}, paths)
         files = made.location.access.ca_files
         assert [Path(path).name for path in files] == ["a.crt", "b.pem", "client.cert", "client.key"][:count]
 
@@ -270,7 +267,7 @@ def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> Non
     env = {"IMPORTER_SOURCE": "vddk", "IMPORTER_ENDPOINT": "https://v"}
     config = tmp_path / "config"
     paths = contract.Paths(data=str(tmp_path), vddk_libdir="/library", vddk_config=str(config))
-    assert contract.import_request(env, paths).location.vddk_config == ""
+    assert importing.read(env, paths).location.vddk_config == ""
     config.touch()
-    location = contract.import_request(env, paths).location
+    location = importing.read(env, paths).location
     assert (location.vddk_libdir, location.vddk_config) == ("/library", str(config))

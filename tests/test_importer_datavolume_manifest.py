@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from importer import contract, datavolume, datavolume_manifest, datavolume_pod, documents
+from importer import contract, datavolume, datavolume_manifest, datavolume_pod, documents, importing
 from tests import disks as disks_module
 from tests import kubernetes_models, servers, worker
 
@@ -84,7 +84,7 @@ def test_the_worker_understands_the_environment(example: Path, tmp_path: Path) -
             values = {item["name"]: item.get("value", "x") for item in container.get("env", [])}
             env = {name: value.replace("$$", "$") for name, value in values.items()}
             if contract.role(env) == "importer":
-                request = contract.import_request(env, contract.Paths(data=str(tmp_path)))
+                request = importing.read(env, contract.Paths(data=str(tmp_path)))
                 assert request.content_type == volume.content_type
                 assert request.preallocation == volume.preallocation
                 assert request.checksum == (volume.source.checksum or None)
