@@ -20,16 +20,15 @@ from importer import (
     progress,
     report,
     upload_client,
-    upload_job,
+    upload_headers,
     upload_sender,
 )
-from importer.clone_target import BLOCK, FILESYSTEM
 
 log = logging.getLogger(__name__)
 
 #: Seconds to wait for a server that is still starting.
 PATIENCE = 60.0
-MODES = {"block": BLOCK, "filesystem": FILESYSTEM}
+MODES = {"block": upload_headers.BLOCK, "filesystem": upload_headers.FILESYSTEM}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> 
     probe = f"{client.path}-async"
     answer = retry.patiently(lambda: client.ask("HEAD", probe), PATIENCE, cancel)
     log.info("clone url=%r kind=%r server=%r", client.url, settings.kind, dict(answer.headers))
-    if answer.header(upload_job.OFFER) == upload_job.EXTENTS:
+    if answer.header(upload_headers.OFFER) == upload_headers.EXTENTS:
         send_extents(settings, client, shown, cancel)
     else:
         send_frames(settings, client, shown)
@@ -100,7 +99,7 @@ def send_frames(settings: Settings, client: upload_client.Client, shown: progres
     """Send what every upload server of CDI takes, in one request."""
     with plain(settings, shown) as pieces:
         body = upload_client.Body(snappy.frames(pieces))
-        answer = client.ask("POST", client.path, {upload_job.CONTENT_TYPE: settings.kind}, body)
+        answer = client.ask("POST", client.path, {upload_headers.CONTENT_TYPE: settings.kind}, body)
     if not answer.is_good:
         raise errors.UploadFailed(url=client.url, reason=answer.reason())
 
@@ -109,7 +108,7 @@ def send_extents(
     settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: retry.Cancel
 ) -> None:
     """Send what an upload server of ours takes, in as many requests as it needs."""
-    chosen = {upload_job.CONTENT_TYPE: settings.kind, upload_job.CHOICE: upload_job.EXTENTS}
+    chosen = {upload_headers.CONTENT_TYPE: settings.kind, upload_headers.CHOICE: upload_headers.EXTENTS}
     sender = upload_sender.Sender(
         client,
         f"{client.path}-resumable",
@@ -120,7 +119,7 @@ def send_extents(
     )
     if not sender.begin(None):
         raise errors.UploadFailed(url=client.url, reason="the server does not keep to what it has offered")
-    if settings.kind == FILESYSTEM:
+    if settings.kind == upload_headers.FILESYSTEM:
         shown.phase("transfer", occupied(settings.place))
         sender.send(clone_stream.Directory(settings.place, shown, sparse=not settings.preallocation))
         return
@@ -133,7 +132,7 @@ def send_extents(
 def plain(settings: Settings, shown: progress.Progress) -> Iterator[Iterator[memoryview]]:
     """Yield the pieces of what upstream's receiver unpacks: the device's bytes, or a tar."""
     with contextlib.ExitStack() as stack:
-        if settings.kind == BLOCK:
+        if settings.kind == upload_headers.BLOCK:
             device = stack.enter_context(volume.Volume(settings.place))
             shown.phase("transfer", device.size)
             yield _whole(device, shown)

@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator
 
 from formats import archive, extents, readers, snappy
 from images import ahead, copy, directio, retry, staging, target, unpack
-from importer import errors, plan, progress, request, survey
+from importer import errors, plan, progress, request, survey, upload_headers
 
 log = logging.getLogger(__name__)
 
-#: The content types of a clone (contract, Clone source).
-BLOCK, FILESYSTEM = "blockdevice-clone", "filesystem-clone"
-TYPES = (BLOCK, FILESYSTEM)
 #: How the disk is told in the tar of a file system.
 DISK = "disk.img"
 
@@ -55,18 +52,18 @@ def receive(
     give_up: Callable[[], None],
     ours: bool = False,
 ) -> None:
-    """Bring a clone of a content type of TYPES to the target. Raises ``errors.Error``.
+    """Bring a clone of a content type of ``upload_headers.CLONES`` to the target. Raises ``errors.Error``.
 
     ``ours``: it comes as our own source sends it, not in snappy's frames. ``give_up``, called from another
     thread, ends the read of ``body`` that is under way.
     """
     clone = _begin(wanted, kind, shown, cancel, give_up)
-    if ours and kind == BLOCK:
+    if ours and kind == upload_headers.BLOCK:
         _extents(clone, extents.Decoder(body, ahead.buffers(extents.LONGEST)))
     elif ours:
         with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
             _archive(clone, extents.Reader(received))
-    elif kind == BLOCK:
+    elif kind == upload_headers.BLOCK:
         _device(clone, snappy.Reader(body))
     else:
         with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
@@ -81,7 +78,7 @@ def _begin(
     cancel: retry.Cancel,
     give_up: Callable[[], None],
 ) -> Clone:
-    if kind == FILESYSTEM and wanted.volume:
+    if kind == upload_headers.FILESYSTEM and wanted.volume:
         staging.empty(wanted.volume)
     elif not pathlib.Path(wanted.target).is_block_device():
         staging.remove_left_over(pathlib.Path(wanted.target).parent)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Self
 
 from images import retry
-from importer import errors, progress, upload_client, upload_job, upload_sender
+from importer import errors, progress, upload_client, upload_headers, upload_sender
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def send(wanted: Wanted, shown: progress.Progress, cancel: retry.Cancel) -> None
     """Upload, and return when the disk is on storage. Raises ``errors.Error``."""
     headers = {"Authorization": f"Bearer {wanted.token}"} if wanted.token else {}
     client = upload_client.Client(address(wanted.url), _tls(wanted), cancel, headers)
-    more = {upload_job.CHECKSUM: wanted.checksum} if wanted.checksum else {}
+    more = {upload_headers.CHECKSUM: wanted.checksum} if wanted.checksum else {}
     with File(wanted.path, shown) as file:
         shown.phase("transfer", file.length)
         sender = upload_sender.Sender(

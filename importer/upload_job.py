@@ -8,22 +8,15 @@ import sys
 from collections.abc import Callable, Mapping
 
 from images import cancelling, retry
-from importer import clone_target, errors, execute, progress, request
+from importer import clone_target, errors, execute, progress, request, upload_headers
 from sources import upload
-
-CHECKSUM = "x-cdi-checksum"
-CONTENT_TYPE = "x-cdi-content-type"
-#: How a server and a clone source of ours agree on more than CDI's (docs/clone.md): the server offers it
-#: in the answer to a probe, the client chooses it for an upload. Others pass over both.
-OFFER, CHOICE = "x-cdi-worker-offer", "x-cdi-worker-stream"
-EXTENTS = "extents-2"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
     """What to make of the bytes.
 
-    ``clone``: a content type of ``clone_target.TYPES``, or empty; ``extents``: as our own source sends it.
+    ``clone``: a content type of ``upload_headers.CLONES``, or empty; ``extents``: as our own source sends it.
     """
 
     wanted: request.Request
@@ -49,15 +42,16 @@ class Accepted(progress.NullProgress):
 
 def order(settings: request.Request, headers: Mapping[str, str], *, archive: bool) -> Order:
     """Return what a request asks for. Raises ``RequestError``."""
-    content_type = headers.get(CONTENT_TYPE, "")
-    wanted = dataclasses.replace(settings, checksum=headers.get(CHECKSUM) or None)
+    content_type = headers.get(upload_headers.CONTENT_TYPE, "")
+    wanted = dataclasses.replace(settings, checksum=headers.get(upload_headers.CHECKSUM) or None)
     if archive:
         if pathlib.Path(wanted.target).is_block_device():
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")
         folder = str(pathlib.Path(wanted.target).parent)
         wanted = dataclasses.replace(wanted, content_type="archive", target=folder)
-    clone = content_type if content_type in clone_target.TYPES else ""
-    return Order(wanted, clone, extents=bool(clone) and headers.get(CHOICE) == EXTENTS)
+    clone = content_type if content_type in upload_headers.CLONES else ""
+    extents = bool(clone) and headers.get(upload_headers.CHOICE) == upload_headers.EXTENTS
+    return Order(wanted, clone, extents=extents)
 
 
 def carry_out(

@@ -12,6 +12,7 @@ from images import retry
 from importer import (
     errors,
     upload_form,
+    upload_headers,
     upload_http,
     upload_job,
     upload_listener,
@@ -94,7 +95,7 @@ class Server:
 
     def _upload(self, request: Request, exchange: Exchange, kind: str) -> Answer:
         if kind == "upload-async" and request.method == "HEAD":
-            return Answer(headers={upload_job.OFFER: upload_job.EXTENTS})
+            return Answer(headers={upload_headers.OFFER: upload_headers.EXTENTS})
         self.authorize(request, "POST")
         try:
             running, content = self._begin(request, kind)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from formats import snappy
-from importer import contract, upload_job
+from importer import contract, upload_headers
 from tests import devices, oracle, processes, uploads, vmdk_stream
 
 MIB = uploads.MIB
@@ -135,7 +135,7 @@ def test_our_own_clone_to_a_volume_too_small(
     certificates: uploads.Certificates, paths: contract.Paths
 ) -> None:
     """Said in the stream's first run of zeros, with the rest never sent."""
-    headers = {**KINDS["blockdevice-clone"], upload_job.CHOICE: upload_job.EXTENTS}
+    headers = {**KINDS["blockdevice-clone"], upload_headers.CHOICE: upload_headers.EXTENTS}
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "2Mi"}, paths) as server:
         with silent(server, NOISE[:100], headers) as connection:
             assert uploads.Answer(connection.getresponse()).status in {400, 500}
