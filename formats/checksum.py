@@ -55,3 +55,13 @@ class HashingReader:
             raise errors.ChecksumMismatch(
                 algorithm=self._checksum.algorithm, expected=self._checksum.digest, calculated=calculated
             )
+
+
+class VerifyingReader(HashingReader):
+    """Compares where the bytes end, for who reads to there before anything is made usable."""
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = super().readinto(into)
+        if not count and len(into):
+            self.verify()
+        return count

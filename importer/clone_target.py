@@ -9,7 +9,7 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator
 
-from formats import archive, extents, readers, snappy
+from formats import archive, checksum, extents, readers, snappy
 from images import ahead, copy, directio, retry, staging, target, unpack
 from importer import errors, plan, progress, request, survey, upload_headers
 
@@ -58,6 +58,8 @@ def receive(
     thread, ends the read of ``body`` that is under way.
     """
     clone = _begin(wanted, kind, shown, cancel, give_up)
+    if wanted.checksum is not None:
+        body = checksum.VerifyingReader(body, checksum.parse(wanted.checksum))
     if ours and kind == upload_headers.BLOCK:
         _extents(clone, extents.Decoder(body, ahead.buffers(extents.LONGEST)))
     elif ours:

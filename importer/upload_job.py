@@ -7,6 +7,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 
+from formats import checksum
 from images import cancelling, retry
 from importer import clone_target, errors, execute, progress, request, upload_headers
 from sources import upload
@@ -44,6 +45,8 @@ def order(settings: request.Request, headers: Mapping[str, str], *, archive: boo
     """Return what a request asks for. Raises ``RequestError``."""
     content_type = headers.get(upload_headers.CONTENT_TYPE, "")
     wanted = dataclasses.replace(settings, checksum=headers.get(upload_headers.CHECKSUM) or None)
+    if wanted.checksum is not None:
+        checksum.parse(wanted.checksum)
     if archive:
         if pathlib.Path(wanted.target).is_block_device():
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 from formats import extents, readers, snappy
 from images import ahead, volume
-from importer import clone_stream, contract, progress
-from tests import clones, disks, oracle, processes, uploads
+from importer import clone, clone_stream, contract, progress
+from tests import clones, devices, disks, oracle, processes, uploads
 from tests.test_formats_snappy import plain as plain_chunk
 
 MIB = uploads.MIB
@@ -124,6 +125,47 @@ def test_a_broken_stream(server: uploads.Server, paths: contract.Paths, original
 
 
 # -- ours
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("to", ["file system", "device"])
+def test_a_checksum_of_what_is_sent(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    folder: Path,
+    block: Path,
+    mode: str,
+    ours: bool,
+    to: str,
+) -> None:
+    """Asked for with a clone, it is verified as with every upload."""
+    place = str(folder / "disk.img" if mode == "block" else folder)
+    shown = progress.NullProgress()
+    settings = clone.Settings("", clone.MODES[mode], place)
+    with clone.plain(settings, shown) as pieces, volume.Volume(str(folder / "disk.img")) as device:
+        if not ours:
+            parts = snappy.frames(pieces)
+        elif mode == "block":
+            parts = clone_stream.Device(device, shown).wire(0)
+        else:
+            parts = clone_stream.Directory(place, shown, sparse=True).wire(0)
+        body = b"".join(bytes(part) for part in parts)
+    headers = {"x-cdi-content-type": settings.kind}
+    headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
+    env = {"DESTINATION": str(block)} if to == "device" else {}
+    with uploads.Server(certificates, env, paths) as server:
+        answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})
+        assert (answer.status, "checksum mismatch" in answer.text) == (500, True)
+        oracle.unusable(block if env else Path(paths.data, "disk.img"))
+        right = hashlib.sha256(body).hexdigest()
+        assert server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{right}"}).status == 200
+        assert server.result().message == DONE
+    oracle.same(
+        block if env else Path(paths.data, "disk.img"),
+        folder / "disk.img",
+        beyond=devices.DIRT if env else None,
+    )
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def test_what_is_refused(server: uploads.Server) -> None:
     assert server.ask("POST", PLACE, b"", TUS).status == 400
     assert server.ask("POST", PLACE, b"", {**TUS, "Upload-Length": "-1"}).status == 400
     assert server.ask("POST", PLACE, b"", {"Tus-Resumable": "0.2.2", "Upload-Length": "1"}).status == 412
+    wrong = {**TUS, "Upload-Length": "1", "x-cdi-checksum": "sha256:zz"}
+    assert server.ask("POST", PLACE, b"", wrong).status == 400
     where = create(server)
     assert server.ask("PATCH", where, DATA, {**TUS, "Upload-Offset": "0"}).status == 415
     assert patch(server, where, 0, DATA + b"x").status == 413
