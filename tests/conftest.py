@@ -245,7 +245,10 @@ def container(image: str, tmp_path: Path) -> pods.Pod:
 def paths(tmp_path: Path) -> contract.Paths:
     """Return the places of a pod with nothing but an empty file-system volume."""
     (tmp_path / "data").mkdir()
-    return contract.Paths(data=str(tmp_path / "data"), block="/no", scratch="/no", termination_log="/no")
+    log = str(tmp_path / "termination-log")
+    return contract.Paths(
+        data=str(tmp_path / "data"), block="/no", scratch="/no", termination_log=log, metrics_port=0
+    )
 
 
 @pytest.fixture

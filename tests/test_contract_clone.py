@@ -7,7 +7,6 @@ import json
 import random
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,7 @@ from tests.test_importer_metrics import UID, scrape
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import random
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,12 +19,7 @@ VERSIONS = ("v1beta1", "v1alpha1")
 NAMES = ("upload", "upload-async", "upload-form", "upload-form-async", "upload-archive")
 PATHS = [f"/{version}/{name}" for version in VERSIONS for name in NAMES]
 BOUNDARY = "boundary"
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 # -- the environment -------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,7 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 SIZE = clones.SIZE
 DONE = clones.DONE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,7 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 SIZE = clones.SIZE
 DONE = clones.DONE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 def test_pod(server: uploads.Server, folder: Path, paths: contract.Paths, tmp_path: Path) -> None:

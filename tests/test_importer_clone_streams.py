@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import cramjam
@@ -20,12 +19,7 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 SIZE = clones.SIZE
 DONE = clones.DONE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 # -- the other end is upstream's

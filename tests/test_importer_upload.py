@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,7 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 DATA = uploads.DATA
 DONE = uploads.DONE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 def test_healthz_needs_no_certificate(server: uploads.Server) -> None:

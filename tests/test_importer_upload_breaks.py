@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,7 @@ from tests import devices, oracle, processes, upload_wire, uploads
 MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
 DATA = random.Random(9).randbytes(2 * MIB) + bytes(MIB) + random.Random(8).randbytes(MIB)
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 def create(server: uploads.Server, length: int = len(DATA), **headers: str) -> uploads.Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,7 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 DATA = uploads.DATA
 DONE = uploads.DONE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 @pytest.mark.parametrize("sent", [0, 1000, MIB, len(DATA) - 1])

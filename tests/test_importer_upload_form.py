@@ -5,24 +5,18 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from importer import contract, upload_form
+from importer import upload_form
 from tests import oracle, upload_wire, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
 DATA = uploads.DATA
 DONE = uploads.DONE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 @pytest.mark.parametrize("suffix", ["", "-async"])

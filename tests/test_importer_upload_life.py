@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,8 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 DATA = uploads.DATA
 DONE = uploads.DONE
-
-
-@pytest.fixture
-def paths(paths: contract.Paths, tmp_path: Path) -> contract.Paths:
-    """Add scratch."""
-    (tmp_path / "scratch").mkdir()
-    return dataclasses.replace(
-        paths, scratch=str(tmp_path / "scratch"), termination_log=str(tmp_path / "termination-log")
-    )
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+paths = uploads.with_scratch
+server = uploads.server
 
 
 def test_deadline(certificates: uploads.Certificates, paths: contract.Paths) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from importer import contract
 from tests import oracle, processes, uploads
@@ -16,12 +13,7 @@ PLACE = uploads.RESUMABLE
 DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)
 TUS = uploads.TUS
 MORE = uploads.MORE
-
-
-@pytest.fixture
-def server(certificates: uploads.Certificates, paths: contract.Paths) -> Iterator[uploads.Server]:
-    with uploads.Server(certificates, {}, paths) as running:
-        yield running
+server = uploads.server
 
 
 def create(server: uploads.Server, length: int = len(DATA), **headers: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from pathlib import Path
 
 import pytest
 
@@ -22,12 +21,6 @@ NAMES = {
     "TLS_RSA_WITH_3DES_EDE_CBC_SHA": "DES-CBC3-SHA",
     "ECDHE-RSA-AES128-GCM-SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
 }
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> contract.Paths:
-    (tmp_path / "data").mkdir()
-    return contract.Paths(data=str(tmp_path / "data"), block="/no", scratch="/no", metrics_port=0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,8 @@ from email.message import Message
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from importer import contract, errors, report, upload, upload_settings
 from tests import processes, tls
 
@@ -172,6 +174,19 @@ class Server:
         connection.putrequest("POST", path)
         connection.putheader("Content-Length", str(length))
         connection.endheaders()
+
+
+@pytest.fixture
+def server(certificates: Certificates, paths: contract.Paths) -> Iterator[Server]:
+    """Run a server: a file of tests that says ``server = uploads.server`` means this one."""
+    with Server(certificates, {}, paths) as running:
+        yield running
+
+
+@pytest.fixture
+def with_scratch(paths: contract.Paths, scratch: Path) -> contract.Paths:
+    """Add scratch to the places of a pod, for a file of tests that says ``paths = uploads.with_scratch``."""
+    return dataclasses.replace(paths, scratch=str(scratch))
 
 
 class OneRequest(http.server.BaseHTTPRequestHandler):
