@@ -24,7 +24,7 @@ READ_SIZE = 512 * 1024
 #: Where the machine's own keys are to be had, beside link-local addresses: at AWS, Google, Alibaba, Azure.
 CLOUDS = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"})
 
-Waiting = set["urllib3.connection.HTTPConnection | _Attempt"]
+Waiting = set["_Plain | _Attempt"]
 
 
 class LedInside(Exception):
@@ -102,8 +102,8 @@ class Adapter(requests.adapters.HTTPAdapter):
         for waiting in list(self._waiting):
             if isinstance(waiting, _Attempt):
                 waiting.leave()
-            elif waiting.sock is not None:
-                wire.shut(waiting.sock)
+            else:
+                wire.shut(waiting.answering)
 
 
 def read(raw: Any, into: memoryview) -> int:
@@ -176,8 +176,8 @@ class _Plain(urllib3.connection.HTTPConnection):
         return made
 
     def getresponse(self) -> Any:
-        self._waiting.add(self)
         self.answering = self.sock
+        self._waiting.add(self)
         try:
             return super().getresponse()
         finally:

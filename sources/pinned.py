@@ -211,5 +211,5 @@ def _shut(response: requests.Response) -> None:
     try:
         wire.shut(connection.answering)
     except (AttributeError, TypeError):
-        # Already at its end, or (TLS within a proxy's TLS) without the means: its time-out ends it.
+        # Already at its end.
         response.close()

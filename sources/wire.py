@@ -155,11 +155,13 @@ def shut(sock: Any) -> None:
     """End the reads that other threads wait in.
 
     A TLS socket's own ``shutdown`` lets go of TLS first: a read under way would go on in the clear, and
-    return what is still encrypted as if it were the data. Raises ``TypeError`` of what is no socket.
+    return what is still encrypted as if it were the data. urllib3's TLS within a proxy's TLS is no socket,
+    but has one. Raises ``TypeError`` of what has none.
 
     To close the socket then resets the connection. A server whose window was full would not learn of it
     otherwise, and would keep what it serves, such as a locked disk, until some time-out.
     """
+    sock = getattr(sock, "socket", sock)
     with suppress(OSError):
         socket.socket.setsockopt(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

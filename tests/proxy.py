@@ -33,17 +33,30 @@ class Proxy:
 
     ``password`` is ``user:password`` that clients have to give. With an ``authority`` the proxy shows
     certificates of its own for the hosts of tunnels (and trusts whatever it finds behind them), or
-    leads them all to one ``origin``, such as ``http://127.0.0.1:8080``.
+    leads them all to one ``origin``, such as ``http://127.0.0.1:8080``. With a ``pair`` it is itself
+    asked over TLS.
     """
 
     def __init__(
-        self, *, password: str | None = None, authority: tls.Authority | None = None, origin: str = ""
+        self,
+        *,
+        password: str | None = None,
+        authority: tls.Authority | None = None,
+        origin: str = "",
+        pair: tls.KeyPair | None = None,
     ) -> None:
         self.password = password
         self.authority = authority
         self.origin = origin
         self.requests: list[Seen] = []
         self._http = _HTTP(self)
+        self._scheme = "https" if pair else "http"
+        if pair:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(pair.certificate, pair.key)
+            self._http.socket = context.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.port: int = self._http.server_address[1]
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
 
@@ -51,7 +64,7 @@ class Proxy:
     def url(self) -> str:
         """The value for ``http_proxy`` and ``https_proxy``."""
         user = f"{self.password}@" if self.password else ""
-        return f"http://{user}127.0.0.1:{self.port}"
+        return f"{self._scheme}://{user}127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
