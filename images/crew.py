@@ -5,13 +5,29 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from images import retry
 from importer import errors
 
-#: Seconds for a thread to end after its read was interrupted.
+#: Seconds for threads to end once their reads are interrupted, and between two interruptions.
 LAST_WAIT = 1.0
+TURN = 0.1
+
+
+def join(threads: Sequence[threading.Thread], interrupt: Callable[[], None]) -> None:
+    """Wait for threads that are told to end; what they wait for is ended by ``interrupt``.
+
+    Again and again: a thread may have been just about to ask. One that waits for what nothing ends can do no
+    harm any more, and ends with its time-out.
+    """
+    deadline = time.monotonic() + LAST_WAIT
+    left = [thread for thread in threads if thread.is_alive()]
+    while left and time.monotonic() < deadline:
+        interrupt()
+        left[0].join(TURN)
+        left = [thread for thread in left if thread.is_alive()]
 
 
 class Crew:
@@ -39,11 +55,7 @@ class Crew:
             self.stop.set()
             self._idle.wait_for(lambda: not self._delivering)
         self.notify()
-        if any(thread.is_alive() for thread in self._threads):
-            self._interrupt()
-        for thread in self._threads:
-            # One that still waits for an answer can do no harm any more and ends with its time-out.
-            thread.join(LAST_WAIT)
+        join(self._threads, self._interrupt)
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from images import nbd_handshake, process, readahead
+from images import crew, nbd_handshake, process, readahead
 from importer import errors
 
 _REQUEST_MAGIC = 0x25609513
@@ -32,8 +32,6 @@ _SECTOR = 512
 # Bytes of replies being gathered or sent, over all connections.
 _IN_FLIGHT = 32 << 20
 _MOST_CONNECTIONS = 16
-# Seconds for threads that wait for a read which cannot be interrupted.
-_LAST_WAIT = 2.0
 
 
 class Export:
@@ -88,8 +86,7 @@ class Export:
         for connection in connections:
             connection.shutdown()
         self._cache.close(self._interrupt)
-        for thread in connections.values():
-            thread.join(_LAST_WAIT)
+        crew.join(list(connections.values()), self._interrupt)
         self._directory.cleanup()
 
     def _accept(self) -> None:

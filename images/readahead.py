@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from images import crew
 from importer import errors
 
 #: Fills all of the memory with what is at the offset, or raises. Called from several threads at once.
@@ -22,8 +23,6 @@ Read = Callable[[int, memoryview, threading.Event], None]
 
 _BLOCK = 256 << 10
 _LONGEST = 4 << 20
-# Seconds for reads that are under way at the end: one that hangs in the network harms nobody.
-_LAST_WAIT = 2.0
 
 
 class Fetch:
@@ -128,11 +127,9 @@ class Cache:
         """Fail what has not begun with ``errors.Cancelled``; ``interrupt`` ends the reads that have."""
         with self._lock:
             self._stop.set()
-        interrupt()
         for _ in self._workers:
             self._queue.put(None)
-        for worker in self._workers:
-            worker.join(_LAST_WAIT)
+        crew.join(self._workers, interrupt)
 
     def _work(self) -> None:
         while (fetch := self._queue.get()) is not None:
