@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Final, Protocol
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Final, Protocol, TypeVar
+
+from importer import errors
+
+T = TypeVar("T")
 
 
 class Cancel(Protocol):
@@ -54,3 +61,27 @@ class Stop:
             self._own.wait(min(left, self.TURN))
             left -= self.TURN
         return self.is_set()
+
+
+def apart(call: Callable[[], T], cancel: Cancel, grace: float = 2.0) -> T:
+    """Return what ``call`` does, done in a thread of its own.
+
+    For calls of libraries, where nothing ends a wait but time-outs. One that has not ended ``grace`` seconds
+    after a cancel is left behind, and ``errors.Cancelled`` raised.
+    """
+    outcome: futures.Future[T] = futures.Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as err:  # noqa: BLE001  (raised again in the thread that waits)
+            outcome.set_exception(err)
+
+    threading.Thread(target=work, name="apart", daemon=True).start()
+    cancelled_at: float | None = None
+    while not futures.wait([outcome], Stop.TURN).done:
+        if cancel.is_set():
+            cancelled_at = cancelled_at or time.monotonic()
+            if time.monotonic() - cancelled_at >= grace:
+                raise errors.Cancelled
+    return outcome.result()

@@ -6,6 +6,7 @@ VDDK does slowly and a limited number of times.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -36,7 +37,7 @@ class Extent(NamedTuple):
 class Client:
     """Read the disk that a server on ``path`` offers. ``name``: for messages.
 
-    The connection is made when needed and again after it broke or a read failed: opened anew, the disk
+    A connection is made when needed and again after it broke or a read failed: opened anew, the disk
     may be read again where the server had lost it. Raises ``errors.Transient`` for every
     failure: whoever runs the server knows whether trying again can help.
     """
@@ -45,9 +46,16 @@ class Client:
         self._path = path
         self._name = name
         self._lock = threading.Lock()
+        self._connecting = threading.Lock()
         self._connection: _Connection | None = None
+        #: What threads wait for outside of a connection's reads, which may be for ever.
+        self._awaited: set[socket.socket] = set()
         self._closed = False
-        self.size: int = self._connected().size
+
+    @property
+    def size(self) -> int:
+        """The size of the disk in bytes."""
+        return self._connected().size
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read up to ``len(into)`` bytes from ``offset``. Called from several threads at once."""
@@ -68,16 +76,19 @@ class Client:
         """
         handle = self._connect(extents=True)
         if not handle.can_meta_context(_ALLOCATION):
-            handle.shutdown()
+            _hang_up(handle)
             return None
         return self._merged(handle, [(0, handle.get_size())] if parts is None else parts)
 
     def interrupt(self) -> None:
-        """End the reads under way in other threads; later ones connect anew."""
+        """End what other threads wait for; what comes later connects anew."""
+        with self._lock:
+            for awaited in self._awaited:
+                awaited.shutdown(socket.SHUT_RDWR)
         self._drop(self._connection)
 
     def close(self) -> None:
-        """End the reads under way and let none connect any more."""
+        """End what other threads wait for, and let none connect any more."""
         with self._lock:
             self._closed = True
         self.interrupt()
@@ -103,19 +114,47 @@ class Client:
             handle.set_request_structured_replies(False)
         # Nobody looks at what a failed read has left: to fill 2 GiB with zeros first took 0.2 s of CPU.
         handle.set_pread_initialize(False)
-        try:
-            handle.connect_unix(self._path)
-        except nbd.Error as err:
-            raise errors.Transient(url=self._name, reason=err.string) from err
+        with socket.socket(socket.AF_UNIX) as made:
+            try:
+                made.connect(self._path)
+                with self._awaiting(made.fileno()):
+                    handle.connect_socket(made.detach())
+            except OSError as err:
+                reason = f"connect: {os.strerror(err.errno or 0).lower()}"
+                raise errors.Transient(url=self._name, reason=reason) from err
+            except nbd.Error as err:
+                raise errors.Transient(url=self._name, reason=err.string) from err
         return handle
 
     def _connected(self) -> _Connection:
-        with self._lock:
-            if self._closed:
-                raise errors.Transient(url=self._name, reason="closed")
-            if self._connection is None or self._connection.dead:
-                self._connection = _Connection(self._connect())
-            return self._connection
+        with self._connecting:
+            connection = self._connection
+            if connection is not None and not connection.dead:
+                return connection
+            made = _Connection(self._connect())
+            with self._lock:
+                if not self._closed:
+                    self._connection = made
+                    return made
+        made.close()
+        raise self._ended()
+
+    @contextlib.contextmanager
+    def _awaiting(self, fd: int) -> Iterator[None]:
+        """Let a wait for what comes over a socket be ended by other threads."""
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            with self._lock:
+                if self._closed:
+                    raise self._ended()
+                self._awaited.add(sock)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._awaited.discard(sock)
+
+    def _ended(self) -> errors.Transient:
+        return errors.Transient(url=self._name, reason="closed")
 
     def _merged(self, handle: Any, parts: Iterable[tuple[int, int]]) -> Generator[Extent]:
         try:
@@ -132,7 +171,7 @@ class Client:
             if last.length:
                 yield last
         finally:
-            handle.shutdown()
+            _hang_up(handle)
 
     def _asked(self, handle: Any, offset: int, end: int) -> Iterator[Extent]:
         while offset < end:
@@ -156,10 +195,19 @@ class Client:
             return 0
 
         try:
-            handle.block_status(length, offset, take)
+            with self._awaiting(handle.aio_get_fd()):
+                handle.block_status(length, offset, take)
         except nbd.Error as err:
             raise errors.Transient(url=self._name, reason=err.string) from err
         return found
+
+
+def _hang_up(handle: Any) -> None:
+    """Leave without waiting for the server to agree, as libnbd's own shutdown does."""
+    import nbd
+
+    with contextlib.suppress(nbd.Error), socket.socket(fileno=os.dup(handle.aio_get_fd())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Connection:

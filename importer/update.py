@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from images import target
+from images import retry, target
 from importer import merge, routes
 from importer.job import Job
 from scratch import journal
@@ -17,7 +17,12 @@ def update(job: Job) -> None:
     """
     merge.check_disk(job)
     size = job.plan.virtual_size or 0
-    changed = list(job.source.extents() or ())
+    changed = retry.patiently(
+        lambda: list(job.source.extents() or ()),
+        job.wanted.fetch.no_progress,
+        job.cancel,
+        job.progress.retry,
+    )
     job.progress.phase("transfer", sum(extent.length for extent in changed))
     with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
         job.fetch_into(out, journal.Journal(None, "", size), routes.data(job, out, changed))

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from importer import errors
@@ -59,6 +59,8 @@ class ImageioSource(base.Source):
         self._cancel = cancel
         self._patience = patience
         self._open = contextlib.ExitStack()
+        #: What ``interrupt`` does: there is nothing to end before there is a place of the data.
+        self._interrupt: Callable[[], None] = lambda: None
         self._mending = threading.Lock()
         self._ending = threading.Event()
         self._transfer: ovirt_engine.Transfer | None = None
@@ -74,6 +76,7 @@ class ImageioSource(base.Source):
             self._engine.log_in(self._pause)
             self._find()
             self._pool = imageio_data.Pool(self.name, self._location.access, trusted)
+            self._interrupt = self._pool.interrupt
             stack.callback(self._end, succeeded=False)
             self._begin()
             # From here on: to list the extents of a large disk may already take longer than a ticket lives.
@@ -93,7 +96,7 @@ class ImageioSource(base.Source):
 
     def interrupt(self) -> None:
         """End the reads under way in other threads; see ``sources.base.RandomReader``."""
-        self._pool.interrupt()
+        self._interrupt()
 
     def ranges(self) -> base.RandomReader | None:
         return self

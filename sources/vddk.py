@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from images import nbdkit
+from images import cancelling, nbdkit
 from importer import errors
 from sources import base, extents, vddk_disk, vsphere, vsphere_machine, wire
 
@@ -50,10 +50,12 @@ class VddkSource(base.Source):
         self._said = vddk_disk.Log(self.name)
         self._areas: list[tuple[int, int]] | None = None
         self._open = contextlib.ExitStack()
+        #: What ``interrupt`` does: there is nothing to end before VDDK is asked.
+        self._interrupt: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         self._check_library()
-        machine, disk, server, longest = self._look()
+        machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
         with contextlib.ExitStack() as stack:
             follow = nbdkit.Follow(on_line=self._said.line, cancel=self._cancel)
             try:
@@ -63,7 +65,8 @@ class VddkSource(base.Source):
             self.longest_read = longest
             self._disk = vddk_disk.Disk(socket, self.name, self._said, longest)
             stack.callback(self._disk.close)
-            self.size = self._disk.size
+            self._interrupt = self._disk.interrupt
+            self.size = self._disk.open()
             if self._areas is not None and self.size != disk.size:
                 raise errors.SourceError(
                     reason=f"{self.name}: has {self.size} bytes, vSphere lists changes of {disk.size}"
@@ -77,6 +80,10 @@ class VddkSource(base.Source):
 
     def close(self) -> None:
         self._open.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
+        self._interrupt()
 
     def ranges(self) -> base.RandomReader | None:
         return self._disk

@@ -90,20 +90,21 @@ class Disk:
     """
 
     def __init__(self, socket: str, name: str, said: Log, longest: int) -> None:
-        self._socket = socket
         self._name = name
         self._said = said
         self._longest = longest
         self._lock = threading.Lock()
-        self._closed = False
         self._busy = [0] * CONNECTIONS
-        self._opening = [threading.Lock() for _ in range(CONNECTIONS)]
         self._asking: list[Generator[base.Extent]] = []
-        self._clients: list[nbd_client.Client | None] = [None] * CONNECTIONS
+        self._clients = [nbd_client.Client(socket, name) for _ in range(CONNECTIONS)]
+
+    def open(self) -> int:
+        """Have VDDK open the disk, which ``interrupt`` ends as well; return its size in bytes."""
         try:
-            self.size = self._client(0).size
+            self._size = self._clients[0].size
         except errors.Transient as err:
-            raise said.explained(err) from err
+            raise self._said.explained(err) from err
+        return self._size
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
@@ -111,7 +112,7 @@ class Disk:
             number = self._busy.index(min(self._busy))
             self._busy[number] += 1
         try:
-            return self._client(number).read_range(offset, into[: self._longest])
+            return self._clients[number].read_range(offset, into[: self._longest])
         except errors.Transient as err:
             raise self._said.explained(err) from err
         finally:
@@ -121,20 +122,15 @@ class Disk:
     def interrupt(self) -> None:
         """End the reads under way in other threads; later ones open the disk anew."""
         for client in self._clients:
-            if client is not None:
-                client.interrupt()
+            client.interrupt()
 
     def close(self) -> None:
         """End all connections and see VDDK do so, too."""
+        for client in self._clients:
+            client.close()
         for asking in self._asking:
-            with contextlib.suppress(ValueError):  # another thread still waits for its answer
+            with contextlib.suppress(ValueError):  # its thread is just being told
                 asking.close()
-        self._closed = True
-        for number, opening in enumerate(self._opening):
-            with opening:
-                client = self._clients[number]
-            if client is not None:
-                client.close()
         self._said.farewell()
 
     def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
@@ -145,21 +141,12 @@ class Disk:
 
     def _extents(self, parts: Iterable[tuple[int, int]] | None) -> Generator[base.Extent]:
         try:
-            found = self._client(0).extents(parts)
+            found = self._clients[0].extents(parts)
             if found is None:
-                ends = [(0, self.size)] if parts is None else parts
+                ends = [(0, self._size)] if parts is None else parts
                 found = (nbd_client.Extent(start, end - start, zero=False) for start, end in ends)
             with contextlib.closing(found):
                 for extent in found:
                     yield base.Extent(*extent)
         except errors.Transient as err:
             raise self._said.explained(err) from err
-
-    def _client(self, number: int) -> nbd_client.Client:
-        with self._opening[number]:
-            client = self._clients[number]
-            if client is None and self._closed:
-                raise errors.Transient(url=self._name, reason="closed")
-            if client is None:
-                client = self._clients[number] = nbd_client.Client(self._socket, self._name)
-            return client

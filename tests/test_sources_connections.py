@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import ssl
@@ -60,7 +61,7 @@ def check_cancel(wanted: importer.Request) -> None:
     assert time.monotonic() - began < SOON
 
 
-@pytest.mark.parametrize("kind", ["http", "https", "s3", "gcs", "registry", "proxy"])
+@pytest.mark.parametrize("kind", ["http", "https", "s3", "gcs", "registry", "proxy", "imageio", "vddk"])
 def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> None:
     pair = tls.Authority(tmp_path).issue() if kind in {"https", "registry"} else None
     with deaf(pair) as port:
@@ -70,10 +71,14 @@ def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> N
             url = f"docker://127.0.0.1:{port}/b/o:latest"
         elif kind == "proxy":
             url, access = "http://far.invalid/o", base.Access(http_proxy=f"http://127.0.0.1:{port}")
-        source = kind if kind in {"s3", "gcs", "registry"} else "http"
-        wanted = importer.Request(
-            source=source, location=importer.Location(url, access), target=str(tmp_path / "disk.img")
-        )
+        source = "http" if kind in {"https", "proxy"} else kind
+        location = importer.Location(url, access)
+        if kind in {"imageio", "vddk"}:
+            location = dataclasses.replace(location, disk_id="d", uuid="u", backing_file="f")
+            location = dataclasses.replace(location, vddk_libdir=str(tmp_path))
+            (tmp_path / "lib64").mkdir()
+            (tmp_path / "lib64/libvixDiskLib.so").touch()
+        wanted = importer.Request(source=source, location=location, target=str(tmp_path / "disk.img"))
         check_cancel(wanted)
 
 
