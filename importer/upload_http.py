@@ -63,12 +63,12 @@ class Request:
             self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
         self.client_name = connection.client_name
         self.length: int | None = None
-        self.content: _Chunked | _Sized
+        self.content: Chunked | Sized
         if "transfer-encoding" in self.headers:
-            self.content = _Chunked(connection, patience)
+            self.content = Chunked(connection, patience)
         else:
             self.length = int(self.headers.get("content-length", "0"))
-            self.content = _Sized(connection, self.length, patience)
+            self.content = Sized(connection, self.length, patience)
 
 
 class Exchange:
@@ -153,7 +153,7 @@ class Exchange:
         return self._h11.our_state is h11.DONE
 
 
-class _Sized:
+class Sized:
     """A body of so many bytes."""
 
     def __init__(self, connection: Connection, length: int, patience: float) -> None:
@@ -178,7 +178,7 @@ class _Sized:
         self._connection.interrupt()
 
 
-class _Chunked:
+class Chunked:
     """A body in chunks (RFC 9112, 7.1). What is said beside their lengths is passed over."""
 
     def __init__(self, connection: Connection, patience: float) -> None:

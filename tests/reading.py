@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from formats import readers
 from images import fetch
+from importer import errors
 from sources import base
 
 
@@ -46,6 +48,23 @@ def part(source: base.RandomReader, offset: int, length: int) -> bytes:
     into = bytearray(length)
     count = source.read_range(offset, memoryview(into))
     return bytes(into[:count])
+
+
+def interrupted(source: base.RandomReader, interrupt: Callable[[], object], content: bytes) -> None:
+    """Read, end that after times of many lengths, and check that what came until then is the content.
+
+    It might be what is still encrypted: it would be written to the disk, and counted as done.
+    """
+    for turn in range(60):
+        into = memoryview(bytearray(len(content)))
+        timer = threading.Timer(turn / 4000, interrupt)
+        timer.start()
+        count = 0
+        with contextlib.suppress(errors.Transient):
+            while count < len(content) and timer.is_alive():
+                count += source.read_range(count, into[count:])
+        timer.join()
+        assert into[:count] == content[:count]
 
 
 def streamed(source: base.Source) -> bytes:

@@ -153,14 +153,14 @@ def test_an_interruption_after_the_end(pair: Pair) -> None:
 HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def body(pair: Pair, head: bytes, patience: float) -> upload_http.Content:
+def body(pair: Pair, head: bytes, patience: float) -> upload_http.Chunked:
     pair.client.sendall(head)
     request = upload_http.Exchange(pair.server, 5, patience).receive()
     assert request is not None
     return request.content
 
 
-def taken(content: upload_http.Content, size: int = 100) -> bytes:
+def taken(content: upload_http.Chunked, size: int = 100) -> bytes:
     into = memoryview(bytearray(size))
     return bytes(into[: content.readinto(into)])
 

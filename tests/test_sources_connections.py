@@ -257,7 +257,6 @@ def test_what_is_inside_hears_nothing() -> None:
 
 @pytest.mark.parametrize("secure", [True, False])
 def test_what_an_interrupted_read_brings_is_data(tmp_path: Path, secure: bool) -> None:
-    """Not what is still encrypted: it would be written to the disk, and counted as done."""
     authority = tls.Authority(tmp_path)
     data = DATA * 16
     access = base.Access(ca_files=(str(authority.certificate),), connections=1)
@@ -266,13 +265,4 @@ def test_what_an_interrupted_read_brings_is_data(tmp_path: Path, secure: bool) -
         with http.source(location, threading.Event()) as source:
             reader = source.ranges()
             assert reader is not None
-            for turn in range(60):
-                into = memoryview(bytearray(len(data)))
-                timer = threading.Timer(turn / 4000, source.interrupt)
-                timer.start()
-                count = 0
-                with contextlib.suppress(errors.Transient):
-                    while count < len(data) and timer.is_alive():
-                        count += reader.read_range(count, into[count:])
-                timer.join()
-                assert into[:count] == data[:count]
+            reading.interrupted(reader, source.interrupt, data)

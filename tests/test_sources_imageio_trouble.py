@@ -14,7 +14,7 @@ import pytest
 import importer
 from importer import errors, progress
 from sources import imageio
-from tests import ovirt_disks, processes
+from tests import ovirt_disks, processes, reading
 
 
 def test_slow_to_initialize(ovirt_disk: ovirt_disks.Place) -> None:
@@ -220,19 +220,8 @@ def test_a_restart_of_engine_and_host(ovirt_disk: ovirt_disks.Place) -> None:
 
 
 def test_what_an_interrupted_read_brings_is_data(ovirt_disk: ovirt_disks.Place) -> None:
-    """Not what is still encrypted: it would be written to the disk, and counted as done."""
-    now = ovirt_disk.now.read_bytes()
     with ovirt_disk.source() as source:
-        for turn in range(60):
-            into = memoryview(bytearray(len(now)))
-            timer = threading.Timer(turn / 4000, source.interrupt)
-            timer.start()
-            count = 0
-            with contextlib.suppress(errors.Transient):
-                while count < len(now) and timer.is_alive():
-                    count += source.read_range(count, into[count:])
-            timer.join()
-            assert into[:count] == now[:count]
+        reading.interrupted(source, source.interrupt, ovirt_disk.now.read_bytes())
 
 
 def test_an_end_in_the_middle(ovirt_disk: ovirt_disks.Place) -> None:
