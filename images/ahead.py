@@ -6,7 +6,6 @@ import collections
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Final, Generic, Protocol, Self, TypeVar
 
 from images import cancelling, directio
@@ -49,9 +48,7 @@ class Ahead(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._over.set()
             self._changed.notify()
@@ -128,7 +125,7 @@ class Reader:
         return count
 
     def close(self) -> None:
-        self._ahead.__exit__(None, None, None)
+        self._ahead.__exit__()
         self._reader.close()
 
 

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, Literal, Self
 
 from images import cancelling, directio, runs, writeback, zeroing
@@ -89,9 +88,7 @@ class Target:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, offset: int, data: memoryview) -> None:

@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent import futures
-from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from images import directio
@@ -61,9 +60,7 @@ class Volume:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
         os.close(self._fd)
 

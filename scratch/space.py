@@ -10,7 +10,6 @@ import pathlib
 import shutil
 import stat
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from importer import errors
@@ -51,9 +50,7 @@ class Scratch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def path(self, name: str) -> str:
