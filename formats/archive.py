@@ -15,8 +15,6 @@ from typing import Literal
 from formats import readers, tar, tar_names, tar_sparse
 from importer import errors
 
-#: Of a long name or an extended header in bytes; xattrs of 64 KiB fit.
-_MAX_HEADER = 1 << 20
 _SKIP = 1 << 18
 _LAST_TIME = 1 << 40
 
@@ -53,7 +51,7 @@ class Entry:
         return tar_sparse.pairs(self.map)
 
 
-class Archive:
+class Archive(tar.Stream):
     """Reads a tar; iterate it once, and read each entry's data before the next.
 
     ``limit_bytes``: what the target can hold; more data, or a file of a larger size, raises
@@ -62,10 +60,9 @@ class Archive:
     """
 
     def __init__(self, reader: readers.Reader, *, limit_bytes: int) -> None:
-        self._stream = io.BufferedReader(readers.Raw(reader), 1 << 16)
+        super().__init__(io.BufferedReader(readers.Raw(reader), 1 << 16))
         self._limit = limit_bytes
         self._total = 0
-        self._at = 0
         self._left = 0
         self._padding = 0
 
@@ -79,7 +76,7 @@ class Archive:
     def readinto(self, into: memoryview, /) -> int:
         """Read data of the current entry; 0 only after its last byte."""
         count = self._stream.readinto(into[: self._left])
-        self._at += count
+        self.at += count
         self._left -= count
         if not count and self._left and len(into):
             raise self._truncated()
@@ -150,29 +147,14 @@ class Archive:
         self._take(self._padding)
         self._padding = 0
 
-    def _take_header(self, size: int) -> bytes:
-        if not 0 <= size <= _MAX_HEADER:
-            raise errors.Refused(format="tar", rule="header", reason=f"a header is of {size} bytes")
-        return self._take(size + -size % tar.BLOCK)[:size]
-
-    def _take(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        self._at += len(data)
-        if len(data) < count:
-            raise self._truncated()
-        return data
-
     def _expect_end(self) -> None:
         """Read on after the first of the two blocks of zeros that end an archive."""
         if self._take(tar.BLOCK).strip(b"\0"):
-            raise tar.corrupt(f"a single block of zeros before byte {self._at}")
+            raise tar.corrupt(f"a single block of zeros before byte {self.at}")
         while data := self._stream.read(_SKIP):
             if data.strip(b"\0"):
-                raise errors.TrailingGarbage(format="tar", offset=self._at)
-            self._at += len(data)
-
-    def _truncated(self) -> errors.Truncated:
-        return errors.Truncated(format="tar", reason=f"ends at byte {self._at}")
+                raise errors.TrailingGarbage(format="tar", offset=self.at)
+            self.at += len(data)
 
 
 class _Header:

@@ -1,10 +1,11 @@
-"""One header of a tar: POSIX ustar and its extended headers, GNU tar, and what was before them.
+"""The headers of a tar: POSIX ustar and its extended headers, GNU tar, and what was before them.
 
 https://www.gnu.org/software/tar/manual/html_section/Tar-Internals.html
 """
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from importer import errors
 
 BLOCK = 512
+#: Of a long name or an extended header in bytes; xattrs of 64 KiB fit.
+LARGEST_HEADER = 1 << 20
 _LAYOUT = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
 _CHECKSUM = slice(148, 156)
 _NUMBER = re.compile(rb" *([0-7]*)[ \0]*")
@@ -34,6 +37,30 @@ class Raw(NamedTuple):
     type: bytes
     link: bytes
     block: bytes
+
+
+class Stream:
+    """A tar as it passes. ``at``: bytes that were taken."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self.at = 0
+
+    def _take(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        self.at += len(data)
+        if len(data) < count:
+            raise self._truncated()
+        return data
+
+    def _take_header(self, size: int) -> bytes:
+        """Read the content of a header that tells a long name, or more about the entry that follows."""
+        if not 0 <= size <= LARGEST_HEADER:
+            raise errors.Refused(format="tar", rule="header", reason=f"a header is of {size} bytes")
+        return self._take(size + -size % BLOCK)[:size]
+
+    def _truncated(self) -> errors.Truncated:
+        return errors.Truncated(format="tar", reason=f"ends at byte {self.at}")
 
 
 def parse(block: bytes) -> Raw:

@@ -11,10 +11,7 @@ import io
 from typing import NamedTuple
 
 from formats import readers, tar
-from importer import errors
 
-#: Of a long name or an extended header in bytes; xattrs of 64 KiB fit.
-LARGEST_HEADER = 1 << 20
 BUFFER = 1 << 18
 #: Types that say nothing with a size: links, devices, directories and pipes.
 _WITHOUT_DATA = frozenset(b"123456"[at : at + 1] for at in range(6))
@@ -29,25 +26,19 @@ class Entry(NamedTuple):
     size: int
 
 
-class Walk:
-    """Reads a tar; ``next`` passes over what was not read of the entry before.
+class Walk(tar.Stream):
+    """Reads a tar; ``next`` passes over what was not read of the entry before, and to an entry's data.
 
     In a file that is given instead of a reader it leaps, also beyond the end: who reads data has to look.
     """
 
     def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
         if isinstance(reader, io.BufferedReader):
-            self._stream = reader
+            super().__init__(reader)
         else:
-            self._stream = io.BufferedReader(readers.Raw(reader), BUFFER)
+            super().__init__(io.BufferedReader(readers.Raw(reader), BUFFER))
         self._left = 0
         self._padding = 0
-        self._at = 0
-
-    @property
-    def at(self) -> int:
-        """Return where in the archive, in bytes, it has come to: after ``next`` to an entry's data."""
-        return self._at
 
     def next(self) -> Entry | None:
         """Go to the next entry; None at the end of the archive, marked or not."""
@@ -58,11 +49,11 @@ class Walk:
         while (block := self._block()).strip(b"\0"):
             raw = tar.parse(block)
             if raw.type == tar.EXTENDED:
-                records = tar.records(self._header(raw.size))
+                records = tar.records(self._take_header(raw.size))
             elif raw.type == tar.GLOBAL:
-                self._header(raw.size)
+                self._take_header(raw.size)
             elif raw.type in {tar.LONG_NAME, tar.LONG_LINK}:
-                names[raw.type] = self._header(raw.size).partition(b"\0")[0]
+                names[raw.type] = self._take_header(raw.size).partition(b"\0")[0]
             else:
                 return self._entry(raw, names, records)
         if names or records:
@@ -74,7 +65,7 @@ class Walk:
         count = self._stream.readinto1(into[: self._left])
         if not count and self._left and len(into):
             raise self._truncated()
-        self._at += count
+        self.at += count
         self._left -= count
         return count
 
@@ -82,7 +73,7 @@ class Walk:
         """Read on to the end, whatever follows the archive."""
         scrap = memoryview(bytearray(BUFFER))
         while count := self._stream.readinto1(scrap):
-            self._at += count
+            self.at += count
 
     def _entry(self, raw: tar.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes]) -> Entry:
         name = records.get(b"path", names.get(tar.LONG_NAME, raw.name))
@@ -100,37 +91,22 @@ class Walk:
             kind = tar.DIRECTORY  # as told before POSIX
         return Entry(_text(name), kind, _text(link), size)
 
-    def _header(self, size: int) -> bytes:
-        if not 0 <= size <= LARGEST_HEADER:
-            raise errors.Refused(format="tar", rule="header", reason=f"a header is of {size} bytes")
-        return self._take(size + -size % tar.BLOCK)[:size]
-
     def _block(self) -> bytes:
         """Return the next block, nothing at the end: not every tool marks that."""
         return self._take(tar.BLOCK) if self._stream.peek(1) else b""
 
-    def _take(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        self._at += len(data)
-        if len(data) < count:
-            raise self._truncated()
-        return data
-
     def _pass(self, count: int) -> None:
         if self._stream.seekable():
             self._stream.seek(count, io.SEEK_CUR)
-            self._at += count
+            self.at += count
             return
         scrap = memoryview(bytearray(min(count, BUFFER)))
         while count:
             got = self._stream.readinto1(scrap[:count])
             if not got:
                 raise self._truncated()
-            self._at += got
+            self.at += got
             count -= got
-
-    def _truncated(self) -> errors.Truncated:
-        return errors.Truncated(format="tar", reason=f"ends at byte {self._at}")
 
 
 def _size(stated: bytes | None, raw: tar.Raw) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats import tar_walk
+from formats import tar, tar_walk
 from importer import errors
 from sources import layer
 from tests import containers, reading
@@ -182,7 +182,7 @@ def test_no_tar(data: bytes) -> None:
 
 
 def test_headers_have_bounds() -> None:
-    name = "n" * (tar_walk.LARGEST_HEADER + 1)
+    name = "n" * (tar.LARGEST_HEADER + 1)
     with pytest.raises(errors.Refused, match="header"):
         opened(containers.tar([Entry(name)])).find()
 
