@@ -146,6 +146,7 @@ class _Plain(urllib3.connection.HTTPConnection):
     answer: http.client.HTTPResponse
     #: What the answer is read from, also when the connection is not kept.
     answering: Any = None
+    _attempt: _Attempt | None = None
 
     def __init__(self, *args: Any, waiting: Waiting, border: Border, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -158,12 +159,21 @@ class _Plain(urllib3.connection.HTTPConnection):
         return self.answer
 
     def connect(self) -> None:
-        attempt = _Attempt(super().connect, self.close)
+        attempt = self._attempt = _Attempt(super().connect, super().close)
         self._waiting.add(attempt)
         try:
             attempt.run()
         finally:
             self._waiting.discard(attempt)
+
+    def close(self) -> None:
+        """Close it, unless a connect left behind will.
+
+        To close a socket in the hands of its thread would give its descriptor's number to another file,
+        for TLS to begin on.
+        """
+        if self._attempt is None or not self._attempt.is_left:
+            super().close()
 
     def _new_conn(self) -> socket.socket:
         made = super()._new_conn()
@@ -207,13 +217,13 @@ class _Attempt:
         self._close = close
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._is_left = False
+        self.is_left = False
         self._failure: BaseException | None = None
 
     def run(self) -> None:
         threading.Thread(target=self._work, name="connect", daemon=True).start()
         self._over.wait()
-        if self._is_left:
+        if self.is_left:
             raise ConnectionAbortedError("given up")
         if self._failure is not None:
             raise self._failure
@@ -221,7 +231,7 @@ class _Attempt:
     def leave(self) -> None:
         with self._lock:
             if not self._over.is_set():
-                self._is_left = True
+                self.is_left = True
                 self._over.set()
 
     def _work(self) -> None:
@@ -231,5 +241,5 @@ class _Attempt:
             self._failure = err
         with self._lock:
             self._over.set()
-        if self._is_left:
+        if self.is_left:
             self._close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import logging
 import threading
 import urllib.parse
@@ -20,6 +21,14 @@ from sources import base, connections, session, wire
 log = logging.getLogger(__name__)
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class _State(enum.Enum):
+    """Of an answer that has begun. One ``IN_HAND`` is for its thread to close, also once ``ENDED``."""
+
+    IN_HAND = enum.auto()
+    IDLE = enum.auto()
+    ENDED = enum.auto()
 
 
 class Place:
@@ -42,9 +51,8 @@ class Place:
         self._session = connection or session.new_session(access)
         self._pinned = self.url
         self._answered = False
-        #: Answers not given back, and those of them that lie idle, in no thread's hand.
-        self._live: set[requests.Response] = set()
-        self._idle: set[requests.Response] = set()
+        #: Those not given back.
+        self._answers: dict[requests.Response, _State] = {}
         self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -108,7 +116,7 @@ class Place:
             raise
         response.raw.decode_content = False
         with self._lock:
-            self._live.add(response)
+            self._answers[response] = _State.IN_HAND
         if self._closed:
             self.drop(response)
             raise errors.Cancelled
@@ -136,11 +144,11 @@ class Place:
         return response in self._led
 
     def drop(self, response: requests.Response) -> None:
-        """Let go of an answer, read or not."""
+        """Let go of an answer, read or not; what ``interrupt`` has closed is closed once."""
         with self._lock:
-            self._live.discard(response)
-            self._idle.discard(response)
-        response.close()
+            is_open = self._answers.pop(response, None) is not None
+        if is_open:
+            response.close()
 
     @contextlib.contextmanager
     def reading(self, response: requests.Response) -> Iterator[None]:
@@ -150,26 +158,29 @@ class Place:
         """
         interrupted = errors.Transient(url=self.name, reason="interrupted")
         with self._lock:
-            if response not in self._live:
+            if self._answers.get(response, _State.ENDED) is _State.ENDED:
                 raise interrupted
-            self._idle.discard(response)
+            self._answers[response] = _State.IN_HAND
         try:
             yield
         finally:
             with self._lock:
-                is_live = response in self._live
-                if is_live:
-                    self._idle.add(response)
-            if not is_live:
-                response.close()
+                is_ended = self._answers.get(response) is not _State.IN_HAND
+                if not is_ended:
+                    self._answers[response] = _State.IDLE
+            if is_ended:
+                self.drop(response)
                 raise interrupted
 
     def interrupt(self) -> None:
         """End all answers, also those that other threads have in hand or wait for; those close them."""
         with self._lock:
-            live, self._live = self._live, set()
-            idle, self._idle = self._idle, set()
-        for response in live - idle:
+            idle = [response for response, state in self._answers.items() if state is _State.IDLE]
+            for response in idle:
+                del self._answers[response]
+            in_hand = list(self._answers)
+            self._answers = dict.fromkeys(in_hand, _State.ENDED)
+        for response in in_hand:
             _shut(response)
         for response in idle:
             response.close()

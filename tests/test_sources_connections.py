@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import socket
 import ssl
 import sys
@@ -12,11 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 import importer
-from formats import peek
 from importer import errors
 from sources import base, connections, http, wire
 from tests import misbehave, processes, proxy, reading, tls
@@ -82,6 +82,37 @@ def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> N
         check_cancel(wanted)
 
 
+class Pausing(ssl.SSLContext):
+    """Waits before it begins TLS on a socket."""
+
+    def wrap_socket(self, sock: socket.socket, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        self.begun.set()
+        self.go.wait(SOON)
+        self.number = sock.fileno()
+        return super().wrap_socket(sock, *args, **kwargs)
+
+
+def test_a_connect_left_behind_keeps_its_socket() -> None:
+    """Closed by another thread, its number would be the next file's, and TLS would begin on that."""
+    context = Pausing(ssl.PROTOCOL_TLS_CLIENT)
+    context.begun, context.go = threading.Event(), threading.Event()
+    with deaf() as port, requests.Session() as session:
+        session.mount("https://", connections.Adapter(lambda: context, 1))
+
+        def wait() -> None:
+            assert context.begun.wait(SOON)
+            connections.interrupt(session)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with pytest.raises(requests.ConnectionError, match="given up"):
+            session.get(f"https://127.0.0.1:{port}/", timeout=1)
+        thread.join()
+        context.go.set()
+        processes.wait_for(lambda: "connect" not in {one.name for one in threading.enumerate()}, "its end")
+    assert context.number > 0
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_server_that_falls_silent_keeps_no_cancel_waiting(ranges: bool, tmp_path: Path) -> None:
     page = misbehave.Page(DATA, ranges=ranges, cut=500_000)
@@ -125,32 +156,6 @@ def test_a_server_learns_that_nobody_reads_any_more() -> None:
                 pass
         assert failed.wait(SOON)
         thread.join()
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_what_was_not_read_to_its_end_is_closed(ranges: bool) -> None:
-    """Also where the reader keeps it for a next read, which need not come."""
-    before = len(os.listdir("/proc/self/fd"))
-    with misbehave.Server() as server:
-        source = http.HttpSource(server.serve("/d", misbehave.Page(DATA, ranges=ranges)), base.Access())
-        with source:
-            if ranges:
-                source.expect(0, len(DATA))
-                assert reading.part(source, 0, 1000) == DATA[:1000]
-    processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "the connections are closed")
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_what_was_interrupted_has_not_come_to_its_end(ranges: bool) -> None:
-    page = misbehave.Page(DATA, ranges=ranges, framing="length" if ranges else "close")
-    with misbehave.Server() as server, http.HttpSource(server.serve("/d", page), base.Access()) as source:
-        source.expect(0, len(DATA))
-        stream = source.stream()
-        into = memoryview(bytearray(len(DATA)))
-        assert peek.fill(stream, into[:300_000]) == 300_000
-        source.interrupt()
-        with pytest.raises(errors.Transient, match="interrupted"):
-            stream.readinto(into)
 
 
 @pytest.mark.parametrize(
