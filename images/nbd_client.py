@@ -7,14 +7,13 @@ VDDK does slowly and a limited number of times.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
 import socket
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from images import nbd_connection
 from importer import errors
 
 # What every server has to grant, and what all know how to count with 32 bits.
@@ -22,8 +21,6 @@ _LONGEST = 32 << 20
 _LONGEST_STATUS = 1 << 30
 _ALLOCATION = "base:allocation"
 _STATE_ZERO = 2
-# LIBNBD_AIO_DIRECTION_READ and _WRITE.
-_READ, _WRITE = 1, 2
 
 
 class Extent(NamedTuple):
@@ -47,7 +44,7 @@ class Client:
         self._name = name
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: nbd_connection.Connection | None = None
         #: What threads wait for outside of a connection's reads, which may be for ever.
         self._awaited: set[socket.socket] = set()
         self._closed = False
@@ -76,7 +73,7 @@ class Client:
         """
         handle = self._connect(extents=True)
         if not handle.can_meta_context(_ALLOCATION):
-            _hang_up(handle)
+            nbd_connection.hang_up(handle)
             return None
         return self._merged(handle, [(0, handle.get_size())] if parts is None else parts)
 
@@ -93,7 +90,7 @@ class Client:
             self._closed = True
         self.interrupt()
 
-    def _drop(self, connection: _Connection | None) -> None:
+    def _drop(self, connection: nbd_connection.Connection | None) -> None:
         """Close a connection, once, whoever else has made a new one meanwhile."""
         with self._lock:
             if connection is None or connection is not self._connection:
@@ -126,12 +123,12 @@ class Client:
                 raise errors.Transient(url=self._name, reason=err.string) from err
         return handle
 
-    def _connected(self) -> _Connection:
+    def _connected(self) -> nbd_connection.Connection:
         with self._connecting:
             connection = self._connection
             if connection is not None and not connection.dead:
                 return connection
-            made = _Connection(self._connect())
+            made = nbd_connection.Connection(self._connect())
             with self._lock:
                 if not self._closed:
                     self._connection = made
@@ -171,7 +168,7 @@ class Client:
             if last.length:
                 yield last
         finally:
-            _hang_up(handle)
+            nbd_connection.hang_up(handle)
 
     def _asked(self, handle: Any, offset: int, end: int) -> Iterator[Extent]:
         while offset < end:
@@ -200,100 +197,3 @@ class Client:
         except nbd.Error as err:
             raise errors.Transient(url=self._name, reason=err.string) from err
         return found
-
-
-def _hang_up(handle: Any) -> None:
-    """Leave without waiting for the server to agree, as libnbd's own shutdown does."""
-    import nbd
-
-    with contextlib.suppress(nbd.Error), socket.socket(fileno=os.dup(handle.aio_get_fd())) as sock:
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-class _Connection:
-    """One connection, with a thread that moves its bytes."""
-
-    def __init__(self, handle: Any) -> None:
-        self.size: int = handle.get_size()
-        self.dead = False
-        self._handle = handle
-        self._pending: set[_Pending] = set()
-        self._lock = threading.Lock()
-        self._wake = os.eventfd(0)
-        # The socket as our own, to be shut down past libnbd, whose lock others may hold.
-        self._socket = socket.socket(fileno=os.dup(handle.aio_get_fd()))
-        self._thread = threading.Thread(target=self._run, name="nbd-client", daemon=True)
-        self._thread.start()
-
-    def read(self, offset: int, into: memoryview) -> int:
-        """Fill ``into``; return 0 or the number of an error. Nobody writes there afterwards."""
-        import nbd
-
-        pending = _Pending()
-        with self._lock:
-            if self.dead:
-                return errno.ENOTCONN
-            self._pending.add(pending)
-            try:
-                self._handle.aio_pread(nbd.Buffer.from_buffer(into), offset, completion=pending.complete)
-            except nbd.Error as err:
-                pending.end(err.errnum or errno.EIO)
-            os.eventfd_write(self._wake, 1)
-        pending.done.wait()
-        self._pending.discard(pending)
-        return pending.error
-
-    def close(self) -> None:
-        with self._lock:
-            if not self.dead:
-                self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-
-    def _run(self) -> None:
-        import nbd
-
-        try:
-            while not (self._handle.aio_is_dead() or self._handle.aio_is_closed()):
-                self._turn()
-        except nbd.Error:
-            # The server broke the protocol, or left in the middle of an answer.
-            pass
-        with self._lock:
-            self.dead = True
-            for pending in self._pending:
-                pending.end(errno.ENOTCONN)
-            self._socket.close()
-            os.close(self._wake)
-
-    def _turn(self) -> None:
-        direction = self._handle.aio_get_direction()
-        wanted = (select.POLLIN if direction & _READ else 0) | (select.POLLOUT if direction & _WRITE else 0)
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        poll.register(self._socket, wanted)
-        events = dict(poll.poll())
-        if self._wake in events:
-            os.eventfd_read(self._wake)
-        happened = events.get(self._socket.fileno(), 0)
-        if happened & ~select.POLLOUT and direction & _READ:
-            self._handle.aio_notify_read()
-        elif happened and direction & _WRITE:
-            self._handle.aio_notify_write()
-
-
-class _Pending:
-    """One read under way. ``complete`` is libnbd's callback."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.error = 0
-
-    def complete(self, error: Any) -> int:
-        self.end(error.value)
-        # 1: libnbd forgets the command by itself.
-        return 1
-
-    def end(self, error: int) -> None:
-        if not self.done.is_set():
-            self.error = error
-            self.done.set()

@@ -13,7 +13,6 @@ import pytest
 
 import importer
 from importer import errors
-from sources import vddk_disk
 from tests import devices, oracle, processes, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
@@ -32,21 +31,17 @@ def test_a_stage_is_stopped_in_the_middle(tmp_path: Path) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     estate.settings["delay"] = 500_000
     target, cancel = tmp_path / "disk.img", threading.Event()
-    stopped: list[float] = []
 
     def stop() -> None:
         processes.wait_for(lambda: reads(estate), "a read")
-        stopped.append(time.monotonic())
         cancel.set()
 
     with estate.running():
         threading.Thread(target=stop).start()
         with pytest.raises(errors.Cancelled):
             importer.run(vmware_stages.wanted(estate, target, 0), cancel=cancel)
-        took = time.monotonic() - stopped[0]
         calls = [line.split()[0] for line in estate.said()]
-        has_let_go = calls.count("ConnectEx") == calls.count("Disconnect") > 1
-        assert has_let_go or took >= vddk_disk.FAREWELL, (took, calls)
+        assert calls.count("ConnectEx") == calls.count("Disconnect") > 1
         oracle.unusable(target)
 
 
