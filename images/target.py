@@ -8,7 +8,7 @@ import pathlib
 import stat
 from typing import Final, Literal
 
-from images import directio, kernel, target_base, target_block, target_file
+from images import directio, target_base, target_block, target_file
 from importer import errors
 
 Options = target_base.Options
@@ -30,8 +30,6 @@ class TargetFacts:
     kind: Literal["file", "block", "missing"]
     size: int = 0
     available: int = 0
-    sector: int = target_base.SECTOR
-    filesystem: str = ""
     direct: bool = False
 
 
@@ -109,7 +107,7 @@ def _block_facts(path: str) -> TargetFacts:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         size = os.lseek(fd, 0, os.SEEK_END)
-        return TargetFacts("block", size, size, kernel.sector_size(fd), direct=True)
+        return TargetFacts("block", size, size, direct=True)
     finally:
         os.close(fd)
 
@@ -122,7 +120,6 @@ def _file_facts(path: str, directory: pathlib.Path) -> TargetFacts:
         "file",
         size=_size(path) or _size(changing),
         available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
-        filesystem=_filesystem(directory),
         direct=_takes_direct(directory),
     )
 
@@ -149,16 +146,3 @@ def _takes_direct(directory: pathlib.Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _filesystem(directory: pathlib.Path) -> str:
-    """Return the file-system type by the longest mount point above, proc(5)."""
-    path = os.path.realpath(directory)
-    best, name = "", ""
-    mounts = pathlib.Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].replace("\\040", " ").rstrip("/")
-        if (path == point or path.startswith(f"{point}/")) and len(point) >= len(best):
-            best, name = point, after.split()[0]
-    return name

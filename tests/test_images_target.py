@@ -176,7 +176,6 @@ def cached(path: Path) -> int:
 def test_facts_of_a_device(block: Path) -> None:
     facts = target.facts(block)
     assert (facts.kind, facts.size, facts.available) == ("block", 32 * MiB, 32 * MiB)
-    assert facts.sector in (512, 4096)
     assert facts.direct
 
 
@@ -185,7 +184,7 @@ def test_facts_count_left_overs_as_free(tmp_path: Path, kind: str) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
         before = target.facts(path)
-        assert (before.kind, before.filesystem, before.size) == ("file", kind, 0)
+        assert (before.kind, before.size) == ("file", 0)
         devices.fill(path, 5 * MiB)
         devices.fill(Path(f"{path}.part"), 7 * MiB)
         after = target.facts(path)
