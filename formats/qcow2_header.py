@@ -20,6 +20,9 @@ _V2 = struct.Struct(">4sIQIIQIIQQIIQ")
 _V3 = struct.Struct(">QQQII")
 _EXTENSION = struct.Struct(">II")
 
+# A dirty image was written with lazy refcounts and not closed cleanly. Only refcounts may be stale then, the
+# mapping never is (specification, "incompatible_features" bit 0), and refcounts are not read here; so it is
+# read like any other, as QEMU does when it opens one read-only.
 _DIRTY, _CORRUPT, _DATA_FILE, _COMPRESSION, _EXTENDED_L2 = (1 << bit for bit in range(5))
 _KNOWN = _DIRTY | _CORRUPT | _DATA_FILE | _COMPRESSION | _EXTENDED_L2
 
@@ -35,12 +38,7 @@ _MAX_SNAPSHOTS = 65536
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Header:
-    """Facts of an image that passed every check. Sizes and offsets in bytes.
-
-    ``dirty``: written with lazy refcounts and not closed cleanly. Only refcounts may be stale then,
-    the mapping never is (specification, "incompatible_features" bit 0), and refcounts are not read
-    here; so a dirty image is read like any other, as QEMU does when it opens one read-only.
-    """
+    """Facts of an image that passed every check. Sizes and offsets in bytes."""
 
     version: int
     virtual_size: int
@@ -53,7 +51,6 @@ class Header:
     snapshots_offset: int
     compression: str = "zlib"
     extended_l2: bool = False
-    dirty: bool = False
 
     @property
     def cluster_size(self) -> int:
@@ -109,7 +106,6 @@ def parse(head: bytes) -> Header:
         snapshots_offset=fields[12],
         compression=compression,
         extended_l2=bool(features & _EXTENDED_L2),
-        dirty=bool(features & _DIRTY),
     )
     _check_sizes(header)
     return header

@@ -54,21 +54,19 @@ def from_stream(
     *,
     cancel: cancelling.Cancel,
     spill: passed.Spill | None = None,
-    advance: Callable[[int], object] = lambda _: None,
     give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Place a whole image that comes in order; return how long the file was.
 
-    The reader is read to its end, whatever the file holds after its last used cluster. ``advance`` is
-    told, from several threads, of bytes of the disk. Raises ``errors.ScratchRequired`` where more
-    would have to be kept than memory allows and there is no ``spill``, and where the image cannot be
-    placed in one pass at all. ``give_up`` is called, from another thread, where the read that is under way
-    is wanted no more: it ends that soon, with ``errors.Cancelled``.
+    The reader is read to its end, whatever the file holds after its last used cluster. Raises
+    ``errors.ScratchRequired`` where more would have to be kept than memory allows and there is no
+    ``spill``, and where the image cannot be placed in one pass at all. ``give_up`` is called, from another
+    thread, where the read that is under way is wanted no more: it ends that soon, with ``errors.Cancelled``.
     """
     pool = directio.BufferPool((passed.RECENT + 2 + JOBS) * CHUNK, CHUNK)
     behind = passed.Passed(spill)
     start, last = 0, False
-    with _Crew(place.Placer(passing.inflate, target), advance, give_up) as crew:
+    with _Crew(place.Placer(passing.inflate, target), give_up) as crew:
         while not last:
             if cancel.is_set():
                 raise errors.Cancelled
@@ -78,7 +76,6 @@ def from_stream(
             arrival = passing.arrive(start, chunk.end, behind.read, last=last)
             for offset, length in arrival.holes:
                 target.zero(offset, length)
-                advance(length)
             for batch in arrival.ready:
                 crew.submit(
                     batch, chunk if batch.offset >= start else behind.read(batch.offset, batch.length)
@@ -95,11 +92,8 @@ def from_stream(
 class _Crew:
     """Places batches in threads; the first failure is raised by a later call."""
 
-    def __init__(
-        self, placer: place.Placer, advance: Callable[[int], object], give_up: Callable[[], None]
-    ) -> None:
+    def __init__(self, placer: place.Placer, give_up: Callable[[], None]) -> None:
         self._placer = placer
-        self._advance = advance
         self._give_up = give_up
         self._failure: BaseException | None = None
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
@@ -144,4 +138,3 @@ class _Crew:
             self._failure = self._failure or err
             self._give_up()
             raise
-        self._advance(place.size(batch))

@@ -27,7 +27,6 @@ class Claim:
 
     section: str
     size: int | None
-    access_modes: tuple[str, ...]
     block: bool
     storage_class: str | None
     spec: Mapping[str, Any]
@@ -160,9 +159,8 @@ def _claim(spec: documents.Fields, source: datavolume_source.Source) -> Claim:
     other = "pvc" if section == "storage" else "storage"
     spec.value(other)
     given = spec.fields(section)
-    modes = []
-    for path, mode in given.texts("accessModes"):
-        modes.append(mode)
+    modes = list(given.texts("accessModes"))
+    for path, mode in modes:
         if mode not in ACCESS_MODES:
             given.fault(path, f"{mode!r} is none of {', '.join(ACCESS_MODES)}")
     if sections and section == "pvc" and len(modes) != 1:
@@ -182,7 +180,7 @@ def _claim(spec: documents.Fields, source: datavolume_source.Source) -> Claim:
     given.end()
     whole = spec.value(section)
     content = whole if isinstance(whole, Mapping) else {}
-    return Claim(section, size, tuple(modes), block, storage_class, content)
+    return Claim(section, size, block, storage_class, content)
 
 
 def _size(given: documents.Fields, *, required: bool) -> int | None:

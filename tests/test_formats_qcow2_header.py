@@ -15,7 +15,6 @@ def test_good_header() -> None:
     found = qcow2_header.parse(
         qcow2_parts.header(features=1, extensions=qcow2_parts.extension(0x6803F857, bytes(48)))
     )
-    assert found.dirty
     assert (found.virtual_size, found.cluster_size, found.l1_needed) == (1 << 20, qcow2_parts.CLUSTER, 1)
     assert qcow2_header.parse(qcow2_parts.header(version=2)).version == 2
     assert qcow2_header.parse(qcow2_parts.header(features=8, compression=1)).compression == "zstd"
