@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol, Self
 
+from formats import peek
 from importer import errors
 from sources import base
 
@@ -134,37 +135,15 @@ class UploadSource(base.Source):
         self._opened = False
 
     def __enter__(self) -> Self:
-        head = bytearray(HEAD_SIZE)
-        view = memoryview(head)
-        filled = 0
-        while filled < HEAD_SIZE and (count := self._body.readinto(view[filled:])):
-            filled += count
-        self.head = bytes(view[:filled])
+        self._peeked = peek.Peek(self._body, HEAD_SIZE)
+        self.head = self._peeked.head
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:
         if offset or self._opened:
             raise errors.NoRanges(url=self.name, reason="a request body is read once")
         self._opened = True
-        return _Stream(memoryview(self.head), self._body)
+        return self._peeked
 
     def interrupt(self) -> None:
         self._body.stop()
-
-
-class _Stream:
-    """The head again, then the rest."""
-
-    def __init__(self, head: memoryview, rest: base.Reader) -> None:
-        self._head = head
-        self._rest = rest
-
-    def readinto(self, into: memoryview, /) -> int:
-        if not self._head:
-            return self._rest.readinto(into)
-        count = min(len(into), len(self._head))
-        into[:count] = self._head[:count]
-        self._head = self._head[count:]
-        return count
-
-    def close(self) -> None: ...
