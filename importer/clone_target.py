@@ -1,4 +1,4 @@
-"""The receiving end of a clone: a device's bytes or a tar of a file system, inside snappy's framing."""
+"""The receiving end of a clone: a device's bytes or a tar of a file system, as either source sends them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def receive(
     cancel: retry.Cancel,
     *,
     give_up: Callable[[], None],
-    ours: bool = False,
+    ours: bool,
 ) -> None:
     """Bring a clone of a content type of ``upload_headers.CLONES`` to the target. Raises ``errors.Error``.
 
@@ -60,16 +60,13 @@ def receive(
     clone = _begin(wanted, kind, shown, cancel, give_up)
     if wanted.checksum is not None:
         body = checksum.VerifyingReader(body, checksum.parse(wanted.checksum))
-    if ours and kind == upload_headers.BLOCK:
-        _extents(clone, extents.Decoder(body, ahead.buffers(extents.LONGEST)))
+    if kind == upload_headers.FILESYSTEM:
+        with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
+            _archive(clone, extents.Reader(received) if ours else snappy.Reader(received))
     elif ours:
-        with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
-            _archive(clone, extents.Reader(received))
-    elif kind == upload_headers.BLOCK:
-        _device(clone, snappy.Reader(body))
+        _extents(clone, extents.Decoder(body, ahead.buffers(extents.LONGEST)))
     else:
-        with contextlib.closing(ahead.Reader(body, cancel, give_up)) as received:
-            _archive(clone, snappy.Reader(received))
+        _device(clone, snappy.Reader(body))
     shown.done()
 
 

@@ -117,7 +117,7 @@ class Client:
             for piece in body.pieces:
                 self._check()
                 connection.send(piece)
-        except (BrokenPipeError, ConnectionError, ssl.SSLError) as err:
+        except (ConnectionError, ssl.SSLError) as err:
             # A server that refuses says why before it closes.
             log.debug("send error=%s", err)
 

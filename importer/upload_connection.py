@@ -231,7 +231,7 @@ class Connection:
                 if not self._ready(select.POLLOUT, limit, heed=False):
                     raise TimeoutError(f"the client takes nothing for {limit:g} s") from None
 
-    def _ready(self, wanted: int, limit: float, *, heed: bool = True) -> bool:
+    def _ready(self, wanted: int, limit: float, *, heed: bool) -> bool:
         """Wait for the socket; False: not in that time. ``heed``: raise ``Interrupted`` if it is."""
         waiting = self._poll if heed else select.poll()
         waiting.register(self._socket, wanted)

@@ -21,8 +21,8 @@ class Order:
     """
 
     wanted: request.Request
-    clone: str = ""
-    extents: bool = False
+    clone: str
+    extents: bool
 
 
 class Accepted(progress.NullProgress):
@@ -54,7 +54,7 @@ def order(settings: request.Request, headers: Mapping[str, str], *, archive: boo
         wanted = dataclasses.replace(wanted, content_type="archive", target=folder)
     clone = content_type if content_type in upload_headers.CLONES else ""
     extents = bool(clone) and headers.get(upload_headers.CHOICE) == upload_headers.EXTENTS
-    return Order(wanted, clone, extents=extents)
+    return Order(wanted, clone, extents)
 
 
 def carry_out(

@@ -111,9 +111,7 @@ class Server:
 
     def _begin(self, request: Request, kind: str) -> tuple[upload_running.Running, upload.Content]:
         with self.admission():
-            order = upload_job.order(
-                self.settings.wanted, request.headers, archive=kind.startswith("upload-archive")
-            )
+            order = upload_job.order(self.settings.wanted, request.headers, archive=kind == "upload-archive")
             content: upload.Content = request.content
             size = request.length
             if kind.startswith("upload-form"):
