@@ -86,7 +86,7 @@ class Connection:
             self._ahead = self._ahead[filled:]
         while filled < len(into):
             try:
-                count = self._some(into[filled:], QUIET if filled else limit)
+                count = self._receive(into[filled:], QUIET if filled else limit)
             except OSError:
                 if filled:  # what breaks it now does so again
                     break
@@ -96,7 +96,7 @@ class Connection:
             filled += count
         return filled
 
-    def _some(self, into: memoryview, limit: float) -> int:
+    def _receive(self, into: memoryview, limit: float) -> int:
         while True:
             try:
                 # With a buffer it returns a number, other than its types say.

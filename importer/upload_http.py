@@ -196,7 +196,7 @@ class Chunked:
         filled = 0
         while filled < len(into) and not self.at_end:
             try:
-                count = self._some(into[filled:], QUIET if filled else self._patience)
+                count = self._step(into[filled:], QUIET if filled else self._patience)
             except TimeoutError:
                 if filled:
                     break
@@ -213,7 +213,8 @@ class Chunked:
     def interrupt(self) -> None:
         self._connection.interrupt()
 
-    def _some(self, into: memoryview, limit: float) -> int:
+    def _step(self, into: memoryview, limit: float) -> int:
+        """Read some of a chunk, or what stands between two or behind the last: that is 0 bytes of content."""
         if self._trailers is not None:
             self._end(self._trailers, limit)
             return 0
