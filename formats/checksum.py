@@ -32,13 +32,32 @@ def parse(text: str) -> Checksum:
     return Checksum(algorithm, digest)
 
 
+class Hash:
+    """What the bytes come to. hashlib lets go of the GIL for all but tiny pieces."""
+
+    def __init__(self, checksum: Checksum) -> None:
+        self._checksum = checksum
+        self._hash = hashlib.new(checksum.algorithm, usedforsecurity=False)
+
+    def update(self, data: memoryview) -> None:
+        self._hash.update(data)
+
+    def verify(self) -> None:
+        """Compare, after the last byte. Raises ``errors.ChecksumMismatch``."""
+        calculated = self._hash.hexdigest()
+        if calculated != self._checksum.digest:
+            raise errors.ChecksumMismatch(
+                algorithm=self._checksum.algorithm, expected=self._checksum.digest, calculated=calculated
+            )
+
+
 class HashingReader:
-    """Hashes every byte that passes. hashlib lets go of the GIL for all but tiny pieces."""
+    """Hashes every byte that passes; to ``verify`` when the last one was read."""
 
     def __init__(self, reader: readers.Reader, checksum: Checksum) -> None:
         self._reader = reader
-        self._checksum = checksum
-        self._hash = hashlib.new(checksum.algorithm, usedforsecurity=False)
+        self._hash = Hash(checksum)
+        self.verify = self._hash.verify
 
     def readinto(self, into: memoryview, /) -> int:
         count = self._reader.readinto(into)
@@ -47,14 +66,6 @@ class HashingReader:
 
     def close(self) -> None:
         self._reader.close()
-
-    def verify(self) -> None:
-        """Compare, after the last byte was read. Raises ``errors.ChecksumMismatch``."""
-        calculated = self._hash.hexdigest()
-        if calculated != self._checksum.digest:
-            raise errors.ChecksumMismatch(
-                algorithm=self._checksum.algorithm, expected=self._checksum.digest, calculated=calculated
-            )
 
 
 class VerifyingReader(HashingReader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -86,6 +87,25 @@ def test_a_server_that_knows_only_one_request(image: Path) -> None:
     assert seen[-1][3] == DATA
 
 
+def test_a_checksum_that_only_we_compare(image: Path) -> None:
+    """A server that knows none never sees the end of what is not what was promised."""
+    right = f"SHA256:{hashlib.sha256(DATA).hexdigest()}"
+    with uploads.OneRequest.serving() as port:
+        made = upload_file.Wanted(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
+        with pytest.raises(errors.ChecksumMismatch):
+            upload_file.send(made, progress.NullProgress(), threading.Event())
+        made = dataclasses.replace(made, checksum=right)
+        upload_file.send(made, progress.NullProgress(), threading.Event())
+        made = dataclasses.replace(made, checksum="md5:0")
+        with pytest.raises(errors.RequestError):
+            upload_file.send(made, progress.NullProgress(), threading.Event())
+    bodies = [
+        body for method, path, _, body in uploads.OneRequest.seen if (method, path) == ("POST", uploads.SYNC)
+    ]
+    assert DATA in bodies
+    assert all(body == DATA or len(body) < len(DATA) for body in bodies)
+
+
 @pytest.mark.parametrize("tells", [False, True])
 def test_the_command_goes_on_after_breaks(
     server: uploads.Server, image: Path, disk: Path, tells: bool
@@ -117,6 +137,23 @@ def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) ->
         upload_file.send(wanted(server, image, url=url), progress.NullProgress(), threading.Event())
         assert relay.sent < len(DATA) - begun + 100_000
     assert disk.read_bytes() == DATA
+
+
+def test_another_run_that_wants_more(server: uploads.Server, image: Path, disk: Path) -> None:
+    """What was begun without a checksum is no part of an upload that is to be verified."""
+    cancel = threading.Event()
+
+    class Stop(progress.NullProgress):
+        def advance(self, count: int) -> None:
+            cancel.set()
+
+    with pytest.raises(errors.Cancelled):
+        upload_file.send(wanted(server, image), Stop(), cancel)
+    assert server.ask("HEAD", PLACE).status == 200
+    wrong = wanted(server, image, checksum="md5:" + "0" * 32)
+    with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
+        upload_file.send(wrong, progress.NullProgress(), threading.Event())
+    oracle.unusable(disk)
 
 
 def test_the_server_is_started_anew(

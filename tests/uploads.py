@@ -203,9 +203,11 @@ class OneRequest(http.server.BaseHTTPRequestHandler):
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
-            yield server.server_address[1]
-            server.shutdown()
-            thread.join()
+            try:
+                yield server.server_address[1]
+            finally:
+                server.shutdown()
+                thread.join()
 
     def _read(self, length: str) -> bytes:
         return self.rfile.read(int(length))
