@@ -117,7 +117,7 @@ class Client:
                 with self._awaiting(made.fileno()):
                     handle.connect_socket(made.detach())
             except OSError as err:
-                reason = f"connect: {os.strerror(err.errno or 0).lower()}"
+                reason = f"connect: {errors.words(err)}"
                 raise errors.Transient(url=self._name, reason=reason) from err
             except nbd.Error as err:
                 raise errors.Transient(url=self._name, reason=err.string) from err

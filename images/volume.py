@@ -53,7 +53,7 @@ class Volume:
             mode = os.fstat(self._fd).st_mode
             self.size = os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as err:
-            raise errors.Unreachable(url=path, reason=os.strerror(err.errno or 0).lower()) from err
+            raise errors.Unreachable(url=path, reason=errors.words(err)) from err
         self._knows_holes = stat.S_ISREG(mode)
         self._executor = futures.ThreadPoolExecutor(PARALLEL, "volume")
 
@@ -120,7 +120,7 @@ class Volume:
                     )
                 done += count
         except OSError as err:
-            reason = os.strerror(err.errno or 0).lower()
+            reason = errors.words(err)
             raise errors.TransferFailed(url=self.path, offset=offset + done, reason=reason) from err
         return list(_told_apart(offset, buffer.view[:length]))
 

@@ -89,7 +89,7 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
     except FileNotFoundError:
         return ()
     except OSError as err:
-        raise errors.RequestError(f"{err.filename}: {os.strerror(err.errno or 0).lower()}") from err
+        raise errors.RequestError(f"{err.filename}: {errors.words(err)}") from err
     return tuple(found)
 
 

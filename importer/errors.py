@@ -263,11 +263,16 @@ class Cancelled(Error):
     status = 130
 
 
+def words(err: OSError) -> str:
+    """Return what the operating system says, as a part of a message."""
+    return os.strerror(err.errno or 0).lower()
+
+
 def target_error(path: object, err: OSError, doing: str = "write") -> TargetError:
     """Translate an error of the operating system on the target or on scratch.
 
     The wording of ENOSPC and EDQUOT is the contract's: controllers look for these phrases.
     """
     reasons = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded"}
-    reason = reasons.get(err.errno or 0) or os.strerror(err.errno or 0).lower()
+    reason = reasons.get(err.errno or 0) or words(err)
     return TargetError(path=path, reason=f"{doing}: {reason}")

@@ -48,7 +48,7 @@ class File:
             self.length = os.lseek(self._fd, 0, os.SEEK_END)
             found = os.fstat(self._fd)
         except OSError as err:
-            raise errors.Unreachable(url=path, reason=os.strerror(err.errno or 0).lower()) from err
+            raise errors.Unreachable(url=path, reason=errors.words(err)) from err
         #: The same bytes, as far as the file system knows.
         self.fingerprint = f"{found.st_dev} {found.st_ino} {found.st_mtime_ns} {self.length}"
 
@@ -65,7 +65,7 @@ class File:
             try:
                 count = os.preadv(self._fd, [buffer[: self.length - offset]], offset)
             except OSError as err:
-                reason = os.strerror(err.errno or 0).lower()
+                reason = errors.words(err)
                 raise errors.TransferFailed(url=self.path, offset=offset, reason=reason) from err
             if not count:
                 raise errors.SourceChanged(url=self.path, what="size", before=self.length, now=offset)

@@ -53,7 +53,7 @@ class LocalSource(base.Source):
                 self.head = os.pread(self._fd, HEAD_SIZE, 0)
         except OSError as err:
             self.close()
-            raise errors.Unreachable(url=self.name, reason=os.strerror(err.errno or 0).lower()) from err
+            raise errors.Unreachable(url=self.name, reason=errors.words(err)) from err
         if stat.S_ISDIR(info.st_mode):
             self.close()
             raise errors.Unreachable(url=self.name, reason="is a directory")
@@ -142,7 +142,7 @@ class LocalSource(base.Source):
         raise errors.Cancelled
 
     def _broken(self, offset: int, err: OSError) -> errors.TransferFailed:
-        return errors.TransferFailed(url=self.name, offset=offset, reason=os.strerror(err.errno or 0))
+        return errors.TransferFailed(url=self.name, offset=offset, reason=errors.words(err))
 
 
 def _identity(info: os.stat_result) -> str | None:

@@ -30,7 +30,7 @@ class Archive:
         try:
             self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as err:
-            raise self._unreachable(os.strerror(err.errno or 0).lower()) from err
+            raise self._unreachable(errors.words(err)) from err
         try:
             self._find_blobs()
         except BaseException:
@@ -110,7 +110,7 @@ class Archive:
                 raise self._unreachable("truncated, or no OCI archive") from err
             raise self._unreachable("not a tar archive (a compressed one has to be unpacked first)") from err
         except OSError as err:
-            raise self._unreachable(os.strerror(err.errno or 0).lower()) from err
+            raise self._unreachable(errors.words(err)) from err
 
     def _unreachable(self, reason: str) -> errors.Unreachable:
         return errors.Unreachable(url=self.name, reason=reason)
@@ -138,7 +138,7 @@ class _Slice:
         try:
             count = os.preadv(self._fd, [wanted], self._at)
         except OSError as err:
-            reason = os.strerror(err.errno or 0).lower()
+            reason = errors.words(err)
             raise errors.TransferFailed(url=self._name, offset=self._at, reason=reason) from err
         self._at += count
         return count
