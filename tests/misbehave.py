@@ -16,34 +16,24 @@ import fcntl
 import http.server
 import select
 import socket
-import ssl
 import struct
 import termios
 import threading
 import time
-from typing import Any, Self
+from typing import Any
 
-from tests import tls
+from tests import threaded, tls
 from tests.pages import Page, Seen
 
 KiB = 1 << 10
 
 
-class Server:
+class Server(threaded.Threaded):
     """The server, from ``with`` to the end of the block."""
 
     def __init__(self, pair: tls.KeyPair | None = None, host: str = "127.0.0.1") -> None:
         self._host = host
-        self._http = _HTTP(self, host)
-        self.scheme = "http"
-        if pair:
-            self.scheme = "https"
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(pair.certificate, pair.key)
-            self._http.socket = context.wrap_socket(
-                self._http.socket, server_side=True, do_handshake_on_connect=False
-            )
-        self.port: int = self._http.server_address[1]
+        super().__init__(_HTTP(self, host), pair)
         self.requests: list[Seen] = []
         self.busiest = 0  # answers under way at the same time, at most
         self.stopping = threading.Event()
@@ -51,17 +41,10 @@ class Server:
         self._busy = 0
         self._pages: dict[str, list[tuple[Page, int | None]]] = {}
         self._gets: dict[str, int] = {}
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stopping.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__exit__()
 
     def serve(self, path: str, *turns: Page | tuple[Page, int]) -> str:
         """Answer GETs of a path by the turns: a page and for how many requests; the last is for ever."""

@@ -8,14 +8,13 @@ import http.client
 import http.server
 import json
 import sysconfig
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import requests
 
-from tests import processes, tls
+from tests import processes, threaded, tls
 
 ACCESS_KEY = "AKIDTEST"
 SECRET_KEY = "secret-of-the-tests"
@@ -161,12 +160,8 @@ def answering(
         def log_message(self, *_: object) -> None:
             """Say nothing; ``asked`` tells."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield Service(f"http://127.0.0.1:{server.server_address[1]}", asked)
-        server.shutdown()
-        thread.join()
+    with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield Service(f"http://127.0.0.1:{server.port}", asked)
 
 
 _ASSUMED = """\

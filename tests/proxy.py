@@ -10,11 +10,10 @@ import http.server
 import select
 import socket
 import ssl
-import threading
 import urllib.parse
-from typing import Any, Self
+from typing import Any
 
-from tests import tls
+from tests import threaded, tls
 
 HOP_BY_HOP = {"connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "upgrade"}
 
@@ -28,7 +27,7 @@ class Seen:
     headers: dict[str, str]
 
 
-class Proxy:
+class Proxy(threaded.Threaded):
     """The proxy, from ``with`` to the end of the block.
 
     ``password`` is ``user:password`` that clients have to give. With an ``authority`` the proxy shows
@@ -49,31 +48,13 @@ class Proxy:
         self.authority = authority
         self.origin = origin
         self.requests: list[Seen] = []
-        self._http = _HTTP(self)
-        self._scheme = "https" if pair else "http"
-        if pair:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(pair.certificate, pair.key)
-            self._http.socket = context.wrap_socket(
-                self._http.socket, server_side=True, do_handshake_on_connect=False
-            )
-        self.port: int = self._http.server_address[1]
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        super().__init__(_HTTP(self), pair)
 
     @property
     def url(self) -> str:
         """The value for ``http_proxy`` and ``https_proxy``."""
         user = f"{self.password}@" if self.password else ""
-        return f"{self._scheme}://{user}127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        return f"{self.scheme}://{user}127.0.0.1:{self.port}"
 
 
 class _HTTP(http.server.ThreadingHTTPServer):

@@ -7,21 +7,19 @@ import contextlib
 import dataclasses
 import http.server
 import json
-import ssl
-import threading
 import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import requests
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from sources import base
-from tests import containers, processes, tls
+from tests import containers, processes, threaded, tls
 
 USER, PASSWORD = "cdi", "secret:with@marks"
 
@@ -147,7 +145,7 @@ class _Pushing(requests.auth.AuthBase):
         return request
 
 
-class Tokens:
+class Tokens(threaded.Threaded):
     """A token server (distribution specification): the user pulls all, anybody ``public/…``.
 
     ``lifetime``: seconds that a token is good for; the registry grants 60 more, which are taken off.
@@ -164,25 +162,11 @@ class Tokens:
         self.refresh = "refresh-me"
         self.trouble: list[int] = []
         self.issued: list[str] = []
-        self._http = _HTTP(("127.0.0.1", 0), self)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        pair = authority.issue()
-        context.load_cert_chain(pair.certificate, pair.key)
-        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__init__(_HTTP(("127.0.0.1", 0), self), authority.issue())
 
     @property
     def url(self) -> str:
-        return f"https://localhost:{self._http.server_address[1]}/token"
+        return f"https://localhost:{self.port}/token"
 
     def token(self, user: str, scopes: list[str], *, lifetime: float | None = None) -> str:
         """Return a signed token (RFC 7519) with the certificate inside, as the registry checks it."""

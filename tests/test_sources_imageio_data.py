@@ -15,6 +15,7 @@ import pytest
 
 from importer import errors
 from sources import base, imageio_data
+from tests import threaded
 
 DATA = random.Random(1).randbytes(300_000)
 EXTENTS = [
@@ -91,11 +92,9 @@ def server() -> Iterator[Server]:
         def handle_error(self, *_: object) -> None:
             """A client that goes away is no matter."""
 
-    with Threads(("127.0.0.1", 0), Handler) as running:
-        served.port = running.server_address[1]
-        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    with threaded.Threaded(Threads(("127.0.0.1", 0), Handler)) as running:
+        served.port = running.port
         yield served
-        running.shutdown()
 
 
 @pytest.fixture

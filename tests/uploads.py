@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 
 from importer import contract, errors, report, upload, upload_settings
-from tests import processes, tls
+from tests import processes, threaded, tls
 
 CLIENT = "client.upload-server.cdi.kubevirt.io"
 MIB = 1 << 20
@@ -200,14 +200,8 @@ class OneRequest(http.server.BaseHTTPRequestHandler):
     def serving(cls) -> Iterator[int]:
         """Yield the port of such a server, without TLS."""
         cls.seen.clear()
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-            thread.start()
-            try:
-                yield server.server_address[1]
-            finally:
-                server.shutdown()
-                thread.join()
+        with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls)) as server:
+            yield server.port
 
     def _read(self, length: str) -> bytes:
         return self.rfile.read(int(length))
