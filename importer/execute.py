@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import sources
 from images import cancelling, retry, staging
-from importer import errors, merge, plan, request, routes, update
+from importer import errors, plan, request
 from importer import job as job_module
 from importer import progress as progress_module
 from importer import survey as survey_module
@@ -22,16 +23,18 @@ log = logging.getLogger(__name__)
 #: How late a cancel is noticed, in seconds.
 TURN = 0.2
 
-ROUTES: Mapping[plan.Route, Callable[[job_module.Job], None]] = {
-    plan.Route.BLANK: routes.blank,
-    plan.Route.EXTENTS: routes.extents,
-    plan.Route.PLACE: routes.place_mapped,
-    plan.Route.STREAM: routes.stream,
-    plan.Route.CONVERT: routes.convert,
-    plan.Route.SPOOL: routes.spool,
-    plan.Route.MERGE: merge.merge,
-    plan.Route.UPDATE: update.update,
-    plan.Route.UNPACK: routes.unpack_archive,
+#: Where each route is. It is loaded, with all that it needs, when it is taken: start-up is part of every
+#: import.
+ROUTES: Mapping[plan.Route, str] = {
+    plan.Route.BLANK: "routes.blank",
+    plan.Route.EXTENTS: "routes.extents",
+    plan.Route.PLACE: "route_place.place_mapped",
+    plan.Route.STREAM: "routes.stream",
+    plan.Route.CONVERT: "route_convert.convert",
+    plan.Route.SPOOL: "route_convert.spool",
+    plan.Route.MERGE: "merge.merge",
+    plan.Route.UPDATE: "update.update",
+    plan.Route.UNPACK: "route_unpack.unpack_archive",
 }
 
 
@@ -194,7 +197,7 @@ def _carry_out(
             ranges=ranges,
         )
         try:
-            ROUTES[made.route](job)
+            _take(made.route, job)
             return job
         except errors.NoRanges as err:
             if not ranges:
@@ -203,3 +206,8 @@ def _carry_out(
             progress.retry(err)
             cancel.clear()
     raise AssertionError
+
+
+def _take(route: plan.Route, job: job_module.Job) -> None:
+    module, _, name = ROUTES[route].partition(".")
+    getattr(importlib.import_module(f"importer.{module}"), name)(job)

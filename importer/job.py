@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from formats import checksum, layers
-from images import ahead, cancelling, copy, fetch, resume, target, xz
+from images import ahead, cancelling, copy, fetch, resume, target
 from importer import errors, plan, progress, request
 from scratch import journal
 from sources import base
@@ -181,6 +181,9 @@ class Job:
                 copy.drain(reader, self.cancel)
 
     def _xz(self, packed: base.Reader) -> base.Reader:
+        # Starting programs is a library of its own.
+        from images import xz
+
         return xz.Reader(packed, give_up=self.cancel.set)
 
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:

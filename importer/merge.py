@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from formats import detect, safety
 from images import process, qemu_img, target
-from importer import errors, routes
+from importer import errors, route_convert
 from importer.job import Job
 
 
@@ -15,9 +15,9 @@ def merge(job: Job) -> None:
     from its start: it writes the same bytes to the same places, whatever it had written before.
     """
     check_disk(job)
-    with routes.scratch(job) as kept:
+    with route_convert.scratch(job) as kept:
         path = kept.path("delta")
-        size = routes.download(job, path)
+        size = route_convert.download(job, path)
         # The transfer ends here: the disk at the other end is not held while this one is written.
         job.source.verify()
         _check_delta(job, path, size)
@@ -40,7 +40,7 @@ def check_disk(job: Job) -> None:
 def _check_delta(job: Job, path: str, size: int) -> None:
     previous = job.wanted.location.previous
     with open(path, "rb") as stream:
-        read = routes.reader(stream.fileno())
+        read = route_convert.reader(stream.fileno())
         found = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=previous)
         safety.check_length("qcow2", read, size)
     before, now = (previous, job.plan.virtual_size), (found.backing, found.virtual_size)

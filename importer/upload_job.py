@@ -28,7 +28,7 @@ class Order:
 class Accepted(progress.NullProgress):
     """Tells once when the bytes are all there, safe, and fit: what is left is processing."""
 
-    #: The phases that begin after the last byte was verified (``importer.job``, ``importer.routes``).
+    #: The phases that begin after the last byte was verified (``importer.job``, the routes).
     AFTER = frozenset({"convert", "sync"})
 
     def __init__(self, tell: Callable[[], object]) -> None:

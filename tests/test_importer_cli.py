@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,54 @@ def test_the_version(tmp_path: Path) -> None:
     (tmp_path / "cdi_worker-1.2.dist-info").mkdir()
     (tmp_path / "cdi_worker-1.2.dist-info/METADATA").write_text("Name: cdi-worker\nVersion: 1.2\n")
     assert told() == "cdi-worker, version 1.2\n"
+
+
+#: What no start needs, and what an import of a disk that comes as it is has no use for either.
+OTHERS = {"importer.datavolume_commands", "importer.cdi_commands", "importer.metrics_server", "rich"}
+ROUTES = {"importer.route_place", "importer.route_convert", "importer.route_unpack", "subprocess"}
+CLONE = {"UPLOAD_URL": "https://127.0.0.1:1/"}
+SERVER = {"CLIENT_NAME": "client"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "loaded", "unwanted"),
+    [
+        (
+            ("--version",),
+            {},
+            "importer.commands",
+            {"importer.disk_commands", "importer.execute", "fractions"},
+        ),
+        ((), CLONE, "importer.clone", {"importer.execute", "importer.options", "sources", "fractions"}),
+        ((), SERVER, "importer.upload_settings", {"importer.clone", "importer.options", "requests", *ROUTES}),
+        (
+            (),
+            {"IMPORTER_SOURCE": "none"},
+            "importer.routes",
+            {"importer.options", "requests", "ssl", *ROUTES},
+        ),
+        (("blank", "disk.img", "1Mi"), {}, "importer.routes", {"requests", "ssl", *ROUTES}),
+        (("import", "{web}", "disk.img"), {}, "sources.http", {"botocore", "oslo_utils", *ROUTES}),
+    ],
+)
+def test_a_start_loads_what_it_needs(
+    web: servers.Web,
+    disks: disks_module.Disks,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    env: dict[str, str],
+    loaded: str,
+    unwanted: set[str],
+) -> None:
+    """Start-up is part of every import. Python itself tells what was loaded until the program's end."""
+    url = web.url(disks.image("raw"))
+    pod = {"data-dir": "", "block-device": "none", "termination-log": "log", "metrics-port": None}
+    places = [f"--{name}={0 if place is None else tmp_path / place}" for name, place in pod.items()]
+    given = [part.replace("{web}", url).replace("disk.img", f"{tmp_path}/disk.img") for part in arguments]
+    done = worker.run(*(places if not given else []), *given, env={**env, "PYTHONVERBOSE": "1"})
+    found = set(re.findall(r"^import '?([\w.]+)'? #", done.errors, re.MULTILINE))
+    assert loaded in found, done.errors
+    assert not found & (OTHERS | unwanted)
 
 
 # -- import ------------------------------------------------------------------------------------
