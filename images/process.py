@@ -45,8 +45,8 @@ class Watch:
         self._seconds = seconds
         self._fed = time.monotonic()
 
-    def feed(self, _count: int = 0) -> None:
-        """Note that something moved. Takes and ignores a count, to serve as a progress callback."""
+    def feed(self) -> None:
+        """Note that something moved."""
         self._fed = time.monotonic()
 
     def check(self) -> None:

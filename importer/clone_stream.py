@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 from formats import extents
@@ -98,7 +99,7 @@ class Device:
             self._marks.append(self._first)
         mark = self._marks[-1]
         at = mark.sent if offset >= mark.sent else 0
-        parts = self._from(mark) if at else _chain(extents.MAGIC, self._from(mark))
+        parts = self._from(mark) if at else itertools.chain([extents.MAGIC], self._from(mark))
         yield from _after(parts, offset - at)
 
     def _from(self, mark: Mark) -> Wire:
@@ -155,7 +156,7 @@ class Directory:
 
     def wire(self, offset: int) -> Wire:
         """Yield what follows ``offset``; see ``importer.upload_sender.Stream``."""
-        yield from _after(_chain(extents.MAGIC, self._records()), offset)
+        yield from _after(itertools.chain([extents.MAGIC], self._records()), offset)
 
     def _records(self) -> Wire:
         encoder, total = extents.Encoder(), 0
@@ -174,12 +175,7 @@ class Directory:
         yield encoder.end()
 
 
-def _chain(first: bytes, rest: Wire) -> Wire:
-    yield first
-    yield from rest
-
-
-def _after(parts: Wire, skip: int) -> Wire:
+def _after(parts: Iterable[bytes | memoryview], skip: int) -> Wire:
     """Pass over the first ``skip`` bytes."""
     for part in parts:
         if skip < len(part):
