@@ -186,6 +186,34 @@ def test_what_is_whole_is_not_ended(
         assert server.result().status == 0
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+def test_another_request_at_the_last_byte(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, chunked: bool, told: bool
+) -> None:
+    """All bytes are there, and the client that has sent them comes again before it is answered."""
+    made = {"Upload-Length": str(len(DATA))} if told else {"Upload-Defer-Length": "1"}
+    last = {**uploads.MORE, "Upload-Offset": str(len(DATA)), "Upload-Length": str(len(DATA))}
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(DATA)}"
+    with (
+        devices.slow(tmp_path, len(DATA), bytes_per_second=3 * MIB) as target,
+        uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
+    ):
+        assert server.ask("POST", PLACE, b"", {**uploads.TUS, **made}).status == 201
+        with upload_wire.connected(server) as first:
+            first.send(head(0, framing))
+            # The chunk has come, what stands behind it has not.
+            first.send(*([f"{len(DATA):x}\r\n"] if chunked else []), DATA)
+            processes.wait_for(lambda: server.received == len(DATA), "all bytes")
+            assert server.offset() == len(DATA)
+            assert server.ask("PATCH", PLACE, b"", last).status == 204
+            assert first.answer().status in {204, 400}
+        assert server.result().status == 0
+        expected = tmp_path / "expected"
+        expected.write_bytes(DATA)
+        oracle.same(target, expected)
+
+
 @pytest.mark.parametrize("kind", ["upload", "upload-resumable"])
 def test_another_upload_while_a_connection_hangs(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, kind: str

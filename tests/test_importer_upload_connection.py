@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -146,6 +147,15 @@ def test_an_interruption_after_the_end(pair: Pair) -> None:
     pair.end()
     pair.server.interrupt()
     assert pair.server.interrupted
+
+
+def test_an_interruption_of_a_wait_for_many_bytes(pair: Pair) -> None:
+    """What is read after it, if only to throw it away, is not waited for in such numbers."""
+    # As ``interrupt`` does it, in the moment between the look at whether it was called and the wait.
+    os.eventfd_write(pair.server._event, 1)
+    with pytest.raises(upload_connection.Interrupted):
+        read(pair.server, 1 << 20)
+    assert pair.server._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
 
 
 # -- bodies

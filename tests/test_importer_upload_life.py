@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import functools
@@ -10,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -64,6 +66,46 @@ def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
             server.result()
     oracle.unusable(disk)
     assert not list(disk.parent.iterdir())
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.005, 0.02, 0.1])
+def test_stopped_at_the_last_byte(server: uploads.Server, disk: Path, moment: float) -> None:
+    """Whichever is first: the client, the message and the volume say the same."""
+    with server.connect() as connection:
+        server.begin(connection, SYNC, len(DATA))
+        connection.send(DATA[:-1])
+        threading.Timer(moment, server.cancel.set).start()
+        connection.send(DATA[-1:])
+        good = connection.getresponse().status == 200
+    agree(server, disk, good)
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.15, 0.2])
+@pytest.mark.parametrize("path", [SYNC, uploads.RESUMABLE])
+def test_an_upload_as_the_deadline_passes(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path, path: str, moment: float
+) -> None:
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
+    good = False
+    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
+        time.sleep(max(0.0, (deadline - dt.datetime.now(dt.UTC)).total_seconds()) + moment)
+        with contextlib.suppress(OSError):
+            if path == SYNC:
+                good = server.ask("POST", path, DATA).status == 200
+            else:
+                made = {**uploads.TUS, "Upload-Length": str(len(DATA))}
+                server.ask("POST", path, b"", made)
+                good = server.ask("PATCH", path, DATA, {**uploads.MORE, "Upload-Offset": "0"}).status == 204
+        agree(server, disk, good)
+
+
+def agree(server: uploads.Server, disk: Path, good: bool) -> None:
+    """Check that the server and the volume know of a success, or neither does."""
+    said = ""
+    with contextlib.suppress(errors.Cancelled):
+        said = server.result().message
+    assert (said == DONE, disk.exists()) == (good, good)
+    assert not [path for path in disk.parent.iterdir() if path != disk]
 
 
 class Ending(uploads.Server):
