@@ -38,17 +38,17 @@ class Stream(Protocol):
 class Sender:
     """``path``: of the collection. ``patience``: seconds without progress until it is given up.
 
-    ``fingerprint`` names the bytes, empty: nobody asks for them again. ``headers`` go with the request that
-    begins. ``retried`` is told of every failure that another request may mend.
+    ``headers`` go with the request that begins. ``retried`` is told of every failure that another request
+    may mend. ``fingerprint`` names the bytes, empty: nobody asks for them again.
     """
 
     client: upload_client.Client
     path: str
     cancel: retry.Cancel
     patience: float
+    headers: upload_client.Headers
+    retried: Callable[[errors.Error], object]
     fingerprint: str = ""
-    headers: upload_client.Headers = dataclasses.field(default_factory=dict)
-    retried: Callable[[errors.Error], object] = lambda _: None
 
     def begin(self, length: int | None) -> bool:
         """Make an upload on the server; False: the server offers none in this way."""
