@@ -229,6 +229,10 @@ class TooLarge(TargetError):
     )
 
 
+class NoSpace(TargetError):
+    """The target's file system, or scratch, has no room left; or a quota of it."""
+
+
 class ScratchRequired(Error):
     """The only possible route needs scratch space and there is none."""
 
@@ -274,5 +278,6 @@ def target_error(path: object, err: OSError, doing: str = "write") -> TargetErro
     The wording of ENOSPC and EDQUOT is the contract's: controllers look for these phrases.
     """
     reasons = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded"}
-    reason = reasons.get(err.errno or 0) or words(err)
-    return TargetError(path=path, reason=f"{doing}: {reason}")
+    if full := reasons.get(err.errno or 0):
+        return NoSpace(path=path, reason=f"{doing}: {full}")
+    return TargetError(path=path, reason=f"{doing}: {words(err)}")

@@ -43,8 +43,9 @@ class Refusal(Exception):
 
 def failed(failure: errors.Error) -> Answer:
     """Return the answer that tells a client what went wrong."""
-    said = f"{TOO_LARGE}: {failure}" if isinstance(failure, errors.TooLarge) else str(failure)
-    is_clients = isinstance(failure, errors.TooLarge | errors.RequestError)
+    is_too_large = isinstance(failure, errors.TooLarge | errors.NoSpace | errors.ScratchTooSmall)
+    said = f"{TOO_LARGE}: {failure}" if is_too_large else str(failure)
+    is_clients = is_too_large or isinstance(failure, errors.RequestError)
     return Answer(400 if is_clients else 500, f"Saving stream failed: {said}")
 
 

@@ -150,6 +150,44 @@ def test_too_large_for_the_device(
             oracle.unusable(device)
 
 
+TOO_LARGE = "Saving stream failed: effective image size is larger than the reported available storage: "
+
+
+def test_a_volume_that_others_fill(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """As it is for an image that is told to be too large, and with CDI's server."""
+    with devices.filesystem("tmpfs", tmp_path, 8 * MIB) as point:
+        made = dataclasses.replace(paths, data=str(point))
+        with uploads.Server(certificates, {}, made) as server:
+            with server.connect() as connection:
+                server.begin(connection, PATHS[0], len(2 * DATA))
+                connection.send(DATA)
+                processes.wait_for(lambda: server.received == len(DATA), "the first bytes")
+                others = devices.fill(point / "others", 4 * MIB)
+                connection.send(DATA)
+                answer = uploads.Answer(connection.getresponse())
+            assert (answer.status, answer.text.startswith(TOO_LARGE)) == (400, True)
+            assert answer.text.endswith("no space left on device")
+            assert [*point.iterdir()] == [others]
+            assert server.ask("POST", PATHS[0], DATA).status == 200
+
+
+def test_scratch_too_small(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, disks: disks.Disks
+) -> None:
+    body = disks.image("vhdx").read_bytes()
+    with (
+        devices.filesystem("tmpfs", tmp_path, MIB) as point,
+        uploads.Server(certificates, {}, dataclasses.replace(paths, scratch=str(point))) as server,
+    ):
+        for sent in (body, iter([body[:MIB], body[MIB:]])):
+            answer = server.ask("POST", PATHS[0], sent)
+            assert (answer.status, answer.text.startswith(TOO_LARGE)) == (400, True)
+            assert answer.text.endswith("no space left on device")
+        assert not [*Path(paths.data).iterdir()]
+
+
 @pytest.mark.parametrize("variant", ["raw", "qcow2"])
 def test_a_device_that_fails(
     certificates: uploads.Certificates,

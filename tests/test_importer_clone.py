@@ -62,29 +62,36 @@ def test_block_to_block(
         oracle.same(target, clones.content(tmp_path / "expected"), beyond=devices.DIRT)
 
 
+@pytest.mark.parametrize("preallocation", ["false", "true"])
 def test_file_system_to_block(
-    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path, preallocation: str
 ) -> None:
-    with uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server:
-        clones.play(clones.environment(server, "filesystem", folder))
-        assert server.result().message == DONE
+    env = {"DESTINATION": str(block), "PREALLOCATION": preallocation}
+    with uploads.Server(certificates, env, paths) as server:
+        clones.play(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
+        assert server.result().message == DONE.replace("false", preallocation)
     oracle.same(block, folder / "disk.img", beyond=devices.DIRT)
 
 
+@pytest.mark.parametrize("preallocation", ["false", "true"])
 def test_block_to_file_system(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, preallocation: str
 ) -> None:
-    env = {"UPLOAD_IMAGE_SIZE": "32Mi"}
+    env = {"UPLOAD_IMAGE_SIZE": "32Mi", "PREALLOCATION": preallocation}
     target = Path(paths.data, "disk.img")
     target.write_bytes(b"an older disk")
     with devices.loop(tmp_path, SIZE) as source:
         clones.content(source)
         with uploads.Server(certificates, env, paths) as server:
-            clones.play(clones.environment(server, "block", source))
-            assert server.result().message == DONE
+            clones.play(clones.environment(server, "block", source, PREALLOCATION=preallocation))
+            assert server.result().message == DONE.replace("false", preallocation)
     oracle.same(target, clones.content(tmp_path / "expected"))
-    assert target.stat().st_size == 32 * MIB
-    assert target.stat().st_blocks * 512 < SIZE // 2
+    found = target.stat()
+    assert found.st_size == 32 * MIB
+    if preallocation == "true":
+        assert found.st_blocks * 512 >= 32 * MIB
+    else:
+        assert found.st_blocks * 512 < SIZE // 2
 
 
 def test_an_empty_volume(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
