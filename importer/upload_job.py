@@ -42,17 +42,17 @@ class Accepted(progress.NullProgress):
 
 
 def order(settings: request.Request, headers: Mapping[str, str], *, archive: bool) -> Order:
-    """Return what a request asks for. Raises ``RequestError``."""
+    """Return what a request asks for; a clone is one on every path. Raises ``RequestError``."""
     content_type = headers.get(upload_headers.CONTENT_TYPE, "")
     wanted = dataclasses.replace(settings, checksum=headers.get(upload_headers.CHECKSUM) or None)
     if wanted.checksum is not None:
         checksum.parse(wanted.checksum)
-    if archive:
+    clone = content_type if content_type in upload_headers.CLONES else ""
+    if archive and not clone:
         if pathlib.Path(wanted.target).is_block_device():
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")
         folder = str(pathlib.Path(wanted.target).parent)
         wanted = dataclasses.replace(wanted, content_type="archive", target=folder)
-    clone = content_type if content_type in upload_headers.CLONES else ""
     extents = bool(clone) and headers.get(upload_headers.CHOICE) == upload_headers.EXTENTS
     return Order(wanted, clone, extents)
 

@@ -103,6 +103,23 @@ def test_a_tar_from_upstream(
     oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
 
+@pytest.mark.parametrize("kind", ["blockdevice-clone", "filesystem-clone"])
+@pytest.mark.parametrize("path", ["upload-archive", "upload-async"])
+def test_a_clone_is_one_on_every_path(
+    server: uploads.Server, paths: contract.Paths, folder: Path, kind: str, path: str
+) -> None:
+    """What the header says counts, as with CDI; nothing gets beside the volume."""
+    beside = set(Path(paths.data).parent.iterdir())
+    settings = clone.Settings("", kind, str(folder if kind == "filesystem-clone" else folder / "disk.img"))
+    with clone.plain(settings, progress.NullProgress()) as pieces:
+        body = b"".join(bytes(part) for part in snappy.frames(pieces))
+    answer = server.ask("POST", f"/v1beta1/{path}", body, {"x-cdi-content-type": kind})
+    assert answer.status == 200, answer.text
+    assert server.result().message == DONE
+    assert set(Path(paths.data).parent.iterdir()) == beside
+    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
+
+
 @pytest.mark.parametrize("fault", ["cut", "changed", "no snappy"])
 def test_a_broken_stream(server: uploads.Server, paths: contract.Paths, original: Path, fault: str) -> None:
     stream = bytearray(recorded(original.read_bytes()[: 2 * MIB]))
