@@ -128,7 +128,7 @@ def _vmdk(view: View, _: str | None) -> Facts:
 
 def _inspect(name: str, view: View) -> None:
     """Let the inspector of oslo.utils see the head and the tail, and ask it."""
-    format_inspector = _format_inspector()
+    format_inspector = inspectors()
     inspector = format_inspector.ALL_FORMATS[name]()
     inspector.eat_chunk(view.head)
     if view.random and (rest := (view.size or 0) - len(view.head)) > 0:
@@ -142,7 +142,7 @@ def _inspect(name: str, view: View) -> None:
 
 
 @functools.cache
-def _format_inspector() -> Any:
+def inspectors() -> Any:
     """Import the inspectors when they are needed, and without what their package imports beside them.
 
     That compiles hundreds of patterns which hide passwords in logs: a fifth of the time to start.

@@ -8,9 +8,10 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import sources
+from formats import safety
 from images import cancelling, retry, staging
 from importer import errors, plan, request
 from importer import job as job_module
@@ -197,7 +198,7 @@ def _carry_out(
             ranges=ranges,
         )
         try:
-            _take(made.route, job)
+            _way(made.route)(job)
             return job
         except errors.NoRanges as err:
             if not ranges:
@@ -208,6 +209,14 @@ def _carry_out(
     raise AssertionError
 
 
-def _take(route: plan.Route, job: job_module.Job) -> None:
+def load() -> None:
+    """Load what a disk most often needs: for who has nothing to do until one comes."""
+    safety.inspectors()
+    for route in (plan.Route.STREAM, plan.Route.PLACE):
+        _way(route)
+
+
+def _way(route: plan.Route) -> Callable[[job_module.Job], None]:
     module, _, name = ROUTES[route].partition(".")
-    getattr(importlib.import_module(f"importer.{module}"), name)(job)
+    found: Callable[[job_module.Job], None] = getattr(importlib.import_module(f"importer.{module}"), name)
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from images import retry
-from importer import contract, errors, report, upload_settings
+from importer import contract, errors, execute, report, upload_settings
 
 if TYPE_CHECKING:
     from importer import upload_server
@@ -34,6 +34,8 @@ def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_ser
 def serve(server: upload_server.Server) -> report.Report:
     """Serve, and return how it ended. Raises ``errors.Error``."""
     settings = server.settings
+    # Nobody waits for it here: whoever uploads would.
+    execute.load()
     with server.listening():
         while not (server.done.wait(TURN) or server.cancel.is_set()):
             if _has_passed(settings.deadline) and server.is_idle:
