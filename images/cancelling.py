@@ -29,6 +29,13 @@ class Never:
 NEVER: Final = Never()
 
 
+class Always:
+    """A cancel that is set."""
+
+    def is_set(self) -> bool:
+        return True
+
+
 class Waitable(Cancel, Protocol):
     """More of ``threading.Event``."""
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from images import cancelling
 from importer import errors
 from sources import base, extents, imageio_data, ovirt_engine, wire
 
@@ -71,7 +72,7 @@ class ImageioSource(base.Source):
         self._ending = threading.Event()
         with contextlib.ExitStack() as stack:
             trusted = stack.enter_context(wire.authorities(self._location.access))
-            self._engine = ovirt_engine.Engine(self._location, trusted)
+            self._engine = ovirt_engine.Engine(self._location, trusted, self._cancel)
             stack.callback(self._engine.close)
             self._engine.log_in(self._pause)
             self._find()
@@ -161,7 +162,8 @@ class ImageioSource(base.Source):
 
     def _go(self, transfer: ovirt_engine.Transfer) -> None:
         """Go where the data of the transfer is, once it is there."""
-        self._pool.connect(transfer.urls(self._patience.ready, self._pause))
+        urls = transfer.urls(self._patience.ready, self._pause)
+        cancelling.apart(lambda: self._pool.connect(urls), self._cancel)
 
     def _pause(self, seconds: float) -> None:
         if self._ending.wait(seconds) or self._cancel.is_set():
@@ -232,7 +234,7 @@ class ImageioSource(base.Source):
         if succeeded and phase not in {"finished_success", ""}:
             log.warning("all data has come, but transfer %r ended as %r", transfer.id, phase)
         with contextlib.suppress(errors.Error):
-            while self._engine.is_locked(self._location.disk_id) and time.monotonic() - started < limit():
+            while time.monotonic() - started < limit() and self._engine.is_locked(self._location.disk_id):
                 time.sleep(ovirt_engine.FIRST_LOOK)
 
     def _limit(self) -> float:

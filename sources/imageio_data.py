@@ -59,6 +59,7 @@ class Pool:
     def connect(self, urls: Sequence[str]) -> None:
         """Go to the first of ``urls`` that answers; what was open to another place is closed."""
         self.close()
+        place = self.place
         failures: list[errors.Error] = []
         for url in urls:
             self._url = url
@@ -70,6 +71,9 @@ class Pool:
                 continue
             self._answered = True
             with self._changed:
+                if self.place != place:
+                    client.close()
+                    raise self._ended()
                 self._allowed = max(1, min(client.max_readers, self._access.connections))
                 self._idle.append(client)
                 self._changed.notify_all()
@@ -108,11 +112,12 @@ class Pool:
             _shut(client)
 
     def close(self) -> None:
-        """Close the connections that nobody uses, and end the others."""
+        """Close the connections that nobody uses, end the others, and make none until ``connect``."""
         self.interrupt()
         with self._changed:
             idle, self._idle = self._idle, []
             self._model = None
+            self._url = ""
             self.place += 1
         for client in idle:
             client.close()
@@ -122,6 +127,8 @@ class Pool:
         """Lend a connection, an idle one or a new one, once the server allows one more."""
         with self._changed:
             self._changed.wait_for(lambda: self._lendings < self._allowed)
+            if not self._url:
+                raise self._ended()
             self._lendings += 1
             place = self.place
             client = self._idle.pop() if self._idle else None
@@ -136,6 +143,9 @@ class Pool:
             raise
         finally:
             self._take_back(client, place)
+
+    def _ended(self) -> errors.Transient:
+        return errors.Transient(url=self._name, reason="the connections are closed")
 
     def _take_back(self, client: Any, place: int) -> None:
         with self._changed:

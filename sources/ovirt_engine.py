@@ -11,13 +11,14 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from images import cancelling
 from importer import errors
 from sources import base, wire
 
 log = logging.getLogger(__name__)
 
-#: Seconds for one answer of the engine.
-TIMEOUT = 30
+#: Seconds for one answer of the engine, for one once the worker shall stop, and for the logout.
+TIMEOUT, GRACE, FAREWELL = 30, 3.0, 3.0
 #: Seconds without any use after which the engine takes a transfer for abandoned, and unlocks the disk.
 INACTIVITY = 60
 #: Seconds between two looks at something that is awaited: short at first, for most things are quick.
@@ -54,7 +55,8 @@ def library() -> Any:
 class Engine:
     """One login, used by several threads. ``authorities``: the path of a PEM file of all that is trusted."""
 
-    def __init__(self, location: base.Location, authorities: str) -> None:
+    def __init__(self, location: base.Location, authorities: str, cancel: base.Cancel) -> None:
+        self._cancel = cancel
         self.name = wire.safe_url(location.endpoint)
         self._sdk = library()
         access = location.access
@@ -127,14 +129,14 @@ class Engine:
         return Transfer(self, begun.id, transfers.image_transfer_service(begun.id))
 
     def close(self) -> None:
-        """Log out; failing to do so is not worth an error."""
+        """Log out; failing to do so is not worth an error, nor the time that the SDK would give it."""
         with contextlib.suppress(errors.Error), self._translated("logout"):
-            self._connection.close()
+            cancelling.apart(self._connection.close, cancelling.Always(), FAREWELL)
 
     def ask(self, what: str, call: Callable[[], Any]) -> Any:
         """Return the answer to a call of the SDK. ``what`` it is about, for messages."""
         with self._translated(what):
-            return call()
+            return cancelling.apart(call, self._cancel, GRACE)
 
     def _disks(self) -> Any:
         return self._connection.system_service().disks_service()

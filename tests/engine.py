@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 from xml.sax.saxutils import escape
 
-from tests import engine_http, imageiod, tls
+from tests import engine_http, imageiod, processes, tls
 from tests.engine_states import ENDED, NEXT, Transfer
 
 USER, PASSWORD = "admin@internal", "secret-of-the-engine"
@@ -29,7 +29,7 @@ class Engine:
 
     What goes wrong: ``slow`` seconds of initializing, ``broken`` answers of 503 to come, ``inactivity`` in
     seconds, tickets without a valid ``host`` address (the proxy's is always good), ``delay`` of reads,
-    ``flat``: raw disks are served from a file, of which the host knows no zeros, ``mute``: no login is
+    ``flat``: raw disks are served from a file, of which the host knows no zeros, ``mute``: nothing is
     answered.
     """
 
@@ -157,6 +157,7 @@ class Engine:
 
     def answer(self, method: str, path: str, body: str, authorization: str) -> tuple[int, str]:
         """Return status and XML of one request."""
+        self._silence()
         with self._lock:
             if self.broken:
                 self.broken -= 1
@@ -176,24 +177,24 @@ class Engine:
             return answers[kind](method, rest, body)
 
     def log_in(self, form: dict[str, str]) -> dict[str, str]:
-        if self.mute:
-            while self.mute and not self._stopping.wait(0.05):
-                pass
-            raise ConnectionError
-        if self.broken:
-            self.broken -= 1
+        if self._silence() or self.broken:
+            self.broken = max(0, self.broken - 1)
             raise ConnectionError
         if (form.get("username"), form.get("password")) != (USER, PASSWORD):
-            said = "Cannot authenticate user Invalid user credentials."
-            return {"error_code": "access_denied", "error": said}
-        token = str(uuid.uuid4())
-        self._tokens.add(token)
+            return {"error_code": "access_denied", "error": "Cannot authenticate user Invalid credentials."}
+        self._tokens.add(token := str(uuid.uuid4()))
         return {
             "access_token": token,
             "scope": "ovirt-app-api",
             "token_type": "bearer",
             "exp": "9999999999999",
         }
+
+    def _silence(self) -> bool:
+        """Wait while ``mute``; tell whether it was."""
+        if was_mute := self.mute:
+            processes.wait_for(lambda: not self.mute or self._stopping.is_set(), "a word", 300)
+        return was_mute
 
     def log_out(self, form: dict[str, str]) -> dict[str, str]:
         self._tokens.discard(form.get("token", ""))

@@ -234,3 +234,14 @@ def test_ending_reads_that_end_by_themselves(server: Server, pool: imageio_data.
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_who_comes_after_the_end_connects_no_more(server: Server, pool: imageio_data.Pool) -> None:
+    """It would stay connected, and the ticket in use: the renewal may be late by an answer of the engine."""
+    pool.connect([server.url])
+    assert read(pool) == DATA
+    pool.close()
+    with pytest.raises(errors.Transient, match="closed"):
+        read(pool, 0, 1000)
+    pool.connect([server.url])
+    assert read(pool) == DATA

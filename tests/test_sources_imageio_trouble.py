@@ -86,6 +86,22 @@ def test_an_engine_that_does_not_answer(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.engine.mute = False
 
 
+def test_an_engine_that_falls_silent_keeps_no_end_waiting(ovirt_disk: ovirt_disks.Place) -> None:
+    """A pod that is stopped has 30 s for everything; the engine ends by itself what nobody uses."""
+    cancel = threading.Event()
+    ovirt_disk.engine.inactivity = 2
+    source = imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
+    ovirt_disk.engine.mute = True
+    started = time.monotonic()
+    cancel.set()
+    source.close()
+    assert time.monotonic() - started < ovirt_disks.QUICK.last + 10
+    ovirt_disk.engine.mute = False
+    processes.wait_for(lambda: not ovirt_disk.engine.locked, "the transfer is given up")
+    left_behind = lambda: any(thread.name == "apart" for thread in threading.enumerate())  # noqa: E731
+    processes.wait_for(lambda: not left_behind(), "what was asked is answered")
+
+
 def test_an_engine_that_is_starting(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.engine.broken = 2
     with pytest.raises(errors.Transient, match=r"503|makes no sense|content type"):
