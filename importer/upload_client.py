@@ -13,7 +13,7 @@ import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
-from images import retry
+from images import cancelling, retry
 from importer import errors, upload_tls
 
 log = logging.getLogger(__name__)
@@ -145,8 +145,15 @@ class Client:
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
         over = threading.Event()
         connection = self._connection()
-        try:
+
+        def connect() -> None:
             connection.connect()
+            if over.is_set():
+                # Nobody has waited for it.
+                connection.close()
+
+        try:
+            cancelling.apart(connect, self._cancel)
             connection.sock.settimeout(SEND)
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
@@ -164,6 +171,7 @@ class Client:
                 raise errors.Cancelled from err
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
         finally:
+            over.set()
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:

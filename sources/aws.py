@@ -10,14 +10,16 @@ from typing import Any
 import requests
 import requests.auth
 
+from images import cancelling
 from importer import errors
 from sources import base, buckets
 
 
 class Keys(buckets.Keys):
-    """Keys of a request."""
+    """Keys of a request. ``cancel`` ends the wait for those of the surroundings."""
 
-    def __init__(self, access: base.Access) -> None:
+    def __init__(self, access: base.Access, cancel: cancelling.Cancel) -> None:
+        self._cancel = cancel
         with errors.optional("the s3 source", package="boto3", extra="s3"):
             import botocore.credentials
         # At debug level it writes session tokens and the answers of the token service.
@@ -32,7 +34,7 @@ class Keys(buckets.Keys):
     def _find(self) -> Any:
         """Look for keys of the environment, a profile, a web identity or the machine."""
         with _translated():
-            return _session().get_credentials()
+            return cancelling.apart(lambda: _session().get_credentials(), self._cancel)
 
     def default_region(self) -> str | None:
         """Return the region of the environment or the profile."""
@@ -42,15 +44,16 @@ class Keys(buckets.Keys):
 
     def signature(self, region: str) -> requests.auth.AuthBase | None:
         """Return what signs a request to S3 in a region; None without keys."""
-        return _Signature(self._keys, region) if self else None
+        return _Signature(self._keys, region, self._cancel) if self else None
 
 
 class _Signature(requests.auth.AuthBase):
     """Signs a request (AWS Signature Version 4). Temporary keys renew themselves."""
 
-    def __init__(self, keys: Any, region: str) -> None:
+    def __init__(self, keys: Any, region: str, cancel: cancelling.Cancel) -> None:
         self._keys = keys
         self._region = region
+        self._cancel = cancel
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         from botocore import auth, awsrequest
@@ -61,7 +64,7 @@ class _Signature(requests.auth.AuthBase):
         }
         signed = awsrequest.AWSRequest(request.method, request.url, headers=headers)
         with _translated():
-            keys = self._keys.get_frozen_credentials()
+            keys = cancelling.apart(self._keys.get_frozen_credentials, self._cancel)
         auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
         return request

@@ -14,6 +14,7 @@ from typing import Any
 import requests
 import requests.auth
 
+from images import cancelling
 from importer import errors
 from sources import base, buckets, session, wire
 
@@ -50,9 +51,10 @@ def importing() -> Iterator[None]:
 
 
 class Keys(buckets.Keys):
-    """Keys of a file or of the surroundings, and the tokens had for them."""
+    """Keys of a file or of the surroundings, and tokens had for them; ``cancel`` ends the wait for one."""
 
-    def __init__(self, location: base.Location) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
+        self._cancel = cancel
         # At debug level it writes requests for tokens.
         logging.getLogger("google").setLevel(logging.INFO)
         self._access = location.access
@@ -68,7 +70,9 @@ class Keys(buckets.Keys):
         transport: Any = self._transport
         try:
             with _translated():
-                return auth.default(scopes=SCOPES, request=transport)[0]
+                return cancelling.apart(
+                    lambda: auth.default(scopes=SCOPES, request=transport)[0], self._cancel
+                )
         except exceptions.DefaultCredentialsError as err:
             log.info("no ambient credentials: %s", err)
         return None
@@ -79,8 +83,9 @@ class Keys(buckets.Keys):
 
     def authorize(self, request: requests.PreparedRequest) -> None:
         """Put a token into the request; a new one when the last is about to expire."""
+        what = (self._transport, request.method, request.url, request.headers)
         with self._lock, _translated():
-            self._keys.before_request(self._transport, request.method, request.url, request.headers)
+            cancelling.apart(lambda: self._keys.before_request(*what), self._cancel)
 
     def renew(self) -> bool:
         """Have the next request get a new token; False without keys."""

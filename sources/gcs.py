@@ -12,6 +12,7 @@ from typing import Any, Self
 import requests
 import requests.auth
 
+from images import cancelling
 from importer import errors
 from sources import base, buckets, crc32c, gcp, http, pinned, session, wire
 
@@ -35,9 +36,9 @@ class Metadata:
     crc: int | None
 
 
-def source(location: base.Location, _: base.Cancel) -> GcsSource:
+def source(location: base.Location, cancel: base.Cancel) -> GcsSource:
     """Return the source for ``IMPORTER_SOURCE=gcs``."""
-    return GcsSource(location)
+    return GcsSource(location, cancel)
 
 
 def parse(endpoint: str) -> buckets.Name:
@@ -54,8 +55,8 @@ class GcsSource(http.HttpSource):
     CRC-32C is taken, and compared with the stored one once all have been seen.
     """
 
-    def __init__(self, location: base.Location) -> None:
-        self._object = _Object(location)
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+        self._object = _Object(location, cancel)
         self._seen = crc32c.Coverage()
         super().__init__(self._object.url, location.access, self._object)
 
@@ -96,9 +97,9 @@ class GcsSource(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: base.Location) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
         self._address = parse(location.endpoint)
-        self._keys = gcp.Keys(location)
+        self._keys = gcp.Keys(location, cancel)
         if self._keys:
             gcp.check_clear(self._address.server, location.access)
         self._generation: int | None = None

@@ -12,6 +12,7 @@ from typing import Self
 import requests
 import requests.auth
 
+from images import cancelling
 from importer import errors
 from sources import aws, base, buckets, http, pinned, session, wire
 
@@ -50,9 +51,9 @@ class Address(buckets.Name):
         return f"{server}/{urllib.parse.quote(self.bucket, safe='')}/{urllib.parse.quote(self.key, safe='/')}"
 
 
-def source(location: base.Location, _: base.Cancel) -> S3Source:
+def source(location: base.Location, cancel: base.Cancel) -> S3Source:
     """Return the source for ``IMPORTER_SOURCE=s3``."""
-    return S3Source(location)
+    return S3Source(location, cancel)
 
 
 def parse(endpoint: str) -> Address:
@@ -76,8 +77,8 @@ class S3Source(http.HttpSource):
     refused the ambient credentials are looked for: a public object costs no search.
     """
 
-    def __init__(self, location: base.Location) -> None:
-        self._object = _Object(location)
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+        self._object = _Object(location, cancel)
         super().__init__(self._object.url, location.access, self._object)
 
     def __enter__(self) -> Self:
@@ -96,10 +97,10 @@ class S3Source(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: base.Location) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
         access = location.access
         self._address = parse(location.endpoint)
-        self._keys = aws.Keys(access)
+        self._keys = aws.Keys(access, cancel)
         self._region = location.region or self._default_region()
         self._redirected = False
         #: Once known, only this version is asked for.

@@ -8,9 +8,11 @@ import hashlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,17 @@ def test_a_server_that_knows_only_one_request(image: Path) -> None:
     ]
     assert {headers["Authorization"] for _, _, headers, _ in seen} == {"Bearer secret"}
     assert seen[-1][3] == DATA
+
+
+def test_a_server_silent_in_the_handshake_keeps_no_cancel_waiting(image: Path) -> None:
+    cancel, began = threading.Event(), time.monotonic()
+    threading.Timer(0.3, cancel.set).start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        wanted = upload_file.Wanted(str(image), url, insecure=True)
+        with pytest.raises(errors.Cancelled):
+            upload_file.send(wanted, progress.NullProgress(), cancel)
+    assert time.monotonic() - began < 10
 
 
 def test_a_checksum_that_only_we_compare(image: Path) -> None:

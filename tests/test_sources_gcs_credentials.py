@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from importer import errors
-from sources import base
+from sources import base, gcs
 from tests import gcs_objects, misbehave, objectservers, processes, proxy, reading, tls
 
 TOKEN = "ya29.a-token-of-the-tests"
@@ -130,6 +133,17 @@ def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp
         gcs_objects.opened(f"{guard.url}/images/disk.img", None, file),
     ):
         pass
+
+
+def test_a_silent_token_service_keeps_no_cancel_waiting(tmp_path: Path) -> None:
+    cancel, began = threading.Event(), time.monotonic()
+    threading.Timer(0.3, cancel.set).start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file = service_account(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/token")
+        location = base.Location("gs://b/o", credentials_file=str(file))
+        with pytest.raises(errors.Cancelled):
+            gcs.source(location, cancel).__enter__()
+    assert time.monotonic() - began < 10
 
 
 def test_credentials_that_are_not_enough(guard: objectservers.Service, tmp_path: Path) -> None:

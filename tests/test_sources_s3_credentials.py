@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,37 @@ def test_credentials_of_a_web_identity(server: misbehave.Server, tmp_path: Path)
     assert "authorization" not in anonymous.headers
     assert f"Credential={objectservers.READER[0]}/" in signed.headers["authorization"]
     assert signed.headers["x-amz-security-token"] == "a-session"
+
+
+STOPPED = """
+import sys, threading, time
+from importer import errors
+from sources import base, s3
+cancel = threading.Event()
+threading.Timer(1, cancel.set).start()
+began = time.monotonic()
+try:
+    s3.source(base.Location(endpoint=sys.argv[1]), cancel).__enter__()
+except errors.Cancelled:
+    print(time.monotonic() - began, flush=True)
+    import os
+    os._exit(0)
+"""
+
+
+def test_a_silent_token_service_keeps_no_cancel_waiting(server: misbehave.Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-service-account-token")
+    url = server.serve("/b/k", misbehave.Page(s3_objects.document("AccessDenied"), status=403))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = processes.script(
+            STOPPED,
+            url,
+            AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
+            AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+            AWS_ENDPOINT_URL_STS=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            AWS_REGION="us-east-1",
+        )
+    assert float(done.stdout) < 10, done.stderr
 
 
 def test_ambient_credentials_that_fail_are_named(stored: objectservers.Store, tmp_path: Path) -> None:
