@@ -52,6 +52,10 @@ class Ordered:
             self._by_range = False
             self._rest.close()
             self._blob = self._reopen(self._stop)
+            if self._stop.is_set():
+                # Whoever has closed this meanwhile knew of the other one.
+                self._blob.close()
+                raise errors.Cancelled from None
             self._rest = self._plainly()
             count = self._rest.readinto(into)
         self._position += count

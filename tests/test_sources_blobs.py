@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import gc
+import os
 import random
 import threading
 import time
@@ -13,7 +16,7 @@ from formats import readers
 from images import fetch
 from importer import errors
 from sources import base, blobs, http, oci
-from tests import misbehave, reading
+from tests import misbehave, processes, reading
 
 DATA = random.Random(1).randbytes(3 << 20)
 OPTIONS = fetch.Options(connections=3, chunk=256 << 10, window=4, no_progress=2)
@@ -166,3 +169,24 @@ def test_cancel(ranges: bool) -> None:
         with pytest.raises(errors.Cancelled):
             reading.drained(reader)
         reader.close()
+
+
+def test_closed_while_it_is_opened_again_it_leaves_nothing_open() -> None:
+    page = misbehave.Page(DATA)
+    gc.collect()  # what earlier tests have left, whose end would hide one that stays
+    before = len(os.listdir("/proc/self/fd"))
+
+    def reopen(_stop: base.Cancel) -> http.HttpSource:
+        opened = http.HttpSource(url, base.Access()).__enter__()
+        closing = threading.Thread(target=ordered.close)
+        closing.start()
+        closing.join()
+        return opened
+
+    with misbehave.Server() as server:
+        url = server.serve("/blob", (page, 1), dataclasses.replace(page, ranges=False))
+        blob = http.HttpSource(url, base.Access()).__enter__()
+        ordered = blobs.Ordered(blob, 0, reopen=reopen, options=OPTIONS, cancel=threading.Event())
+        with pytest.raises(errors.Cancelled):
+            ordered.readinto(memoryview(bytearray(1000)))
+    processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "all is closed")
