@@ -150,6 +150,7 @@ def test_a_server_learns_that_nobody_reads_any_more() -> None:
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
         with socket.create_connection(listener.getsockname()) as client:
+            # Until the window is full: nothing tells, and it passes where it is not.
             time.sleep(0.5)
             wire.shut(client)
             while client.recv(1 << 20):
