@@ -12,7 +12,7 @@ import: ## import a disk: URL=... TARGET=..., or without them a real one, served
 	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
 
 boot: setup ## import the real disk and boot it in qemu to its menu
-	@.venv/bin/python -m pytest tests/test_boot.py
+	@.venv/bin/python -m pytest tests/end_to_end/test_boot.py
 
 try-debian: ## all of this in a fresh Debian root: RELEASE=trixie
 	@tools/try-debian $(or $(RELEASE),trixie)
@@ -29,8 +29,9 @@ test-lowest: setup ## run all tests with the lowest version of every dependency
 check: setup ## format, lint, types, layers, contents of the wheel
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	@tools/tree
 	.venv/bin/mypy
-	.venv/bin/lint-imports --no-logo
+	PYTHONPATH=build/tree .venv/bin/lint-imports --no-logo
 	@rm -rf build/dist && mkdir -p build/dist
 	@.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	.venv/bin/check-wheel-contents build/dist/*.whl
@@ -46,7 +47,7 @@ bench: ## measure beside curl, dd and qemu-img; writes docs/benchmarks.md
 fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|formats SECONDS=60
 	@.venv/bin/pip install -qq --group fuzz
 	@mkdir -p build/fuzz
-	@.venv/bin/python -m $(if $(filter formats,$(TARGET)),tests.fuzz_formats,tests.fuzz_mapped $(or $(TARGET),qcow2)) \
+	@.venv/bin/python -m $(if $(filter formats,$(TARGET)),tests.fuzz.formats,tests.fuzz.mapped $(or $(TARGET),qcow2)) \
 		build/fuzz/$(or $(TARGET),qcow2) -max_total_time=$(or $(SECONDS),60) -rss_limit_mb=2048 -artifact_prefix=build/fuzz/
 
 image: ## build the container image with buildah, podman or docker: IMAGE=name IMAGE_OPTIONS=...

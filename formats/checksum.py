@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 import string
 
-from formats import readers
-from importer import errors
+from cdi_worker import errors
+from cdi_worker.formats import readers
 
 _ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 
-from importer import errors
+from cdi_worker import errors
 
 #: Enough to see every signature, and the tables that the checks of safety want first.
 HEAD = 256 << 10

@@ -8,7 +8,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from importer import errors
+from cdi_worker import errors
 
 #: ``read(offset, length)`` returns these bytes of the file, fewer only where it ends.
 Read = Callable[[int, int], bytes]

@@ -17,9 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from formats import detect, facts, qcow2, qcow2_header, vdi, vhd, vhdx, vmdk, vmdk_header
-from formats.facts import Facts, Read, View
-from importer import errors
+from cdi_worker import errors
+from cdi_worker.formats import detect, facts, vdi, vhd, vhdx
+from cdi_worker.formats.facts import Facts, Read, View
+from cdi_worker.formats.qcow2 import header as qcow2_header
+from cdi_worker.formats.qcow2 import layout
+from cdi_worker.formats.vmdk import check as vmdk
+from cdi_worker.formats.vmdk import header as vmdk_header
 
 #: In qcow2's header: offset of the backing file's name in the file, and the name's length.
 _BACKING = struct.Struct(">8xQI")
@@ -65,7 +69,7 @@ def check_length(name: str, read: Read, size: int) -> int:
     """
     view = View(read(0, min(size, detect.HEAD)), read, size)
     try:
-        required = qcow2.required_length(_alone(read), size) if name == "qcow2" else _LENGTHS[name](view)
+        required = layout.required_length(_alone(read), size) if name == "qcow2" else _LENGTHS[name](view)
     except errors.Error:
         raise
     except Exception as err:

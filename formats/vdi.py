@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from formats import facts
+from cdi_worker.formats import facts
 
 _HEADER = struct.Struct("<68xI4xI260xII12xI4xQIII36x16s16s")
 _VERSION = 0x00010001

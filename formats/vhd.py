@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from formats import facts, readers
+from cdi_worker.formats import facts, readers
 
 FOOTER = 512
 MAGIC = b"conectix"

@@ -10,7 +10,7 @@ import struct
 import uuid
 from typing import NamedTuple
 
-from formats import facts
+from cdi_worker.formats import facts
 
 _REGIONS = 192 << 10
 _TABLE = 64 << 10

@@ -8,7 +8,7 @@ import mmap
 import threading
 from typing import Final
 
-from importer import errors
+from cdi_worker import errors
 
 #: O_DIRECT wants memory, offset and length in these units or smaller ones; also the page, so that no
 #: page is ever written both through the cache and past it.

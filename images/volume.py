@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Final, NamedTuple, Self, TypeAlias
 
-from images import directio
-from importer import errors
+from cdi_worker import errors
+from cdi_worker.images import directio
 
 #: Data comes in pieces of so many bytes, and zeros are told apart in them.
 CHUNK: Final = 1 << 20

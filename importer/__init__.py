@@ -1,13 +1,13 @@
 """Bring a virtual machine's disk from wherever it is to where it will run.
 
->>> import importer
->>> request = importer.Request(
-...     source="http", location=importer.Location("https://example.org/disk.qcow2"), target="disk.img"
+>>> import cdi_worker
+>>> request = cdi_worker.Request(
+...     source="http", location=cdi_worker.Location("https://example.org/disk.qcow2"), target="disk.img"
 ... )
->>> importer.run(request)  # doctest: +SKIP
+>>> cdi_worker.run(request)  # doctest: +SKIP
 
 Everything public is here (docs/library.md). Names are looked up when used, so that the lower folders
-may import ``importer.errors`` while this package is still being imported.
+may import ``errors`` while this package is still being imported.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from images.fetch import Options as FetchOptions
-    from importer.errors import Error
-    from importer.execute import Inspection, Result, inspect, run
-    from importer.plan import Plan, Route
-    from importer.progress import NullProgress, Progress
-    from importer.request import Request
-    from sources.base import Access, Location, Source
+    from cdi_worker.errors import Error
+    from cdi_worker.execute import Inspection, Result, inspect, run
+    from cdi_worker.images.engine.fetch import Options as FetchOptions
+    from cdi_worker.plan import Plan, Route
+    from cdi_worker.progress import NullProgress, Progress
+    from cdi_worker.request import Request
+    from cdi_worker.sources.base import Access, Location, Source
 
 _HOMES = {
-    "Access": "sources.base",
-    "Error": "importer.errors",
-    "FetchOptions": "images.fetch",
-    "Inspection": "importer.execute",
-    "Location": "sources.base",
-    "NullProgress": "importer.progress",
-    "Plan": "importer.plan",
-    "Progress": "importer.progress",
-    "Request": "importer.request",
-    "Result": "importer.execute",
-    "Route": "importer.plan",
-    "Source": "sources.base",
-    "inspect": "importer.execute",
-    "run": "importer.execute",
+    "Access": "cdi_worker.sources.base",
+    "Error": "cdi_worker.errors",
+    "FetchOptions": "cdi_worker.images.engine.fetch",
+    "Inspection": "cdi_worker.execute",
+    "Location": "cdi_worker.sources.base",
+    "NullProgress": "cdi_worker.progress",
+    "Plan": "cdi_worker.plan",
+    "Progress": "cdi_worker.progress",
+    "Request": "cdi_worker.request",
+    "Result": "cdi_worker.execute",
+    "Route": "cdi_worker.plan",
+    "Source": "cdi_worker.sources.base",
+    "inspect": "cdi_worker.execute",
+    "run": "cdi_worker.execute",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""``python -m importer`` is ``cdi-worker``."""
+"""``python -m cdi_worker`` is ``cdi-worker``."""
 
-from importer import cli
+from cdi_worker import cli
 
 if __name__ == "__main__":
     cli.main()

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 import click
 
-from importer import commands, errors
+from cdi_worker import errors
+from cdi_worker.commands import group
 
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
 _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
@@ -47,7 +48,7 @@ def _leave(status: int) -> NoReturn:
 def _arguments() -> list[str]:
     """Return the process's arguments; a name of one of CDI's programs is the sub-command."""
     program = Path(sys.argv[0]).name
-    return [program, *sys.argv[1:]] if program in commands.PROGRAMS else sys.argv[1:]
+    return [program, *sys.argv[1:]] if program in group.PROGRAMS else sys.argv[1:]
 
 
 def set_up_logging(verbosity: int) -> None:
@@ -62,11 +63,11 @@ def set_up_logging(verbosity: int) -> None:
 
 def _status(argv: list[str], cancel: threading.Event) -> int:
     try:
-        outcome = commands.cli.main(
+        outcome = group.cli.main(
             [_long(argument) for argument in argv],
             prog_name="cdi-worker",
             standalone_mode=False,
-            obj=commands.Context(cancel, set_up_logging),
+            obj=group.Context(cancel, set_up_logging),
         )
     except click.ClickException as err:
         err.show()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from importer import errors, units
+from cdi_worker import errors, units
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-import sources
-from formats import safety
-from images import cancelling, retry, staging
-from importer import errors, plan, request
-from importer import job as job_module
-from importer import progress as progress_module
-from importer import survey as survey_module
-from sources import base
+from cdi_worker import errors, plan, request, sources
+from cdi_worker import progress as progress_module
+from cdi_worker import survey as survey_module
+from cdi_worker.formats import safety
+from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.folder import staging
+from cdi_worker.routes import job as job_module
+from cdi_worker.sources import base
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ TURN = 0.2
 #: Where each route is. It is loaded, with all that it needs, when it is taken: start-up is part of every
 #: import.
 ROUTES: Mapping[plan.Route, str] = {
-    plan.Route.BLANK: "routes.blank",
-    plan.Route.EXTENTS: "routes.extents",
-    plan.Route.PLACE: "route_place.place_mapped",
-    plan.Route.STREAM: "routes.stream",
-    plan.Route.CONVERT: "route_convert.convert",
-    plan.Route.SPOOL: "route_convert.spool",
-    plan.Route.MERGE: "merge.merge",
-    plan.Route.UPDATE: "update.update",
-    plan.Route.UNPACK: "route_unpack.unpack_archive",
+    plan.Route.BLANK: "routes.direct.blank",
+    plan.Route.EXTENTS: "routes.direct.extents",
+    plan.Route.PLACE: "routes.place.place_mapped",
+    plan.Route.STREAM: "routes.direct.stream",
+    plan.Route.CONVERT: "routes.convert.convert",
+    plan.Route.SPOOL: "routes.convert.spool",
+    plan.Route.MERGE: "routes.convert.merge",
+    plan.Route.UPDATE: "routes.direct.update",
+    plan.Route.UNPACK: "routes.unpack.unpack_archive",
 }
 
 
@@ -76,7 +76,7 @@ def run(
 ) -> Result:
     """Import a disk. Setting ``cancel`` (a ``threading.Event``) ends it with ``errors.Cancelled``.
 
-    Raises ``importer.errors.Error``; nothing usable is on the target then, and the same call may be
+    Raises ``errors.Error``; nothing usable is on the target then, and the same call may be
     made again without cleaning up.
     """
     progress = progress or progress_module.NullProgress()
@@ -217,6 +217,6 @@ def load() -> None:
 
 
 def _way(route: plan.Route) -> Callable[[job_module.Job], None]:
-    module, _, name = ROUTES[route].partition(".")
-    found: Callable[[job_module.Job], None] = getattr(importlib.import_module(f"importer.{module}"), name)
+    module, _, name = ROUTES[route].rpartition(".")
+    found: Callable[[job_module.Job], None] = getattr(importlib.import_module(f"cdi_worker.{module}"), name)
     return found

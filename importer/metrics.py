@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from importer import errors, progress
+from cdi_worker import errors, progress
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _serve(told: Metrics, port: int, over: threading.Event) -> None:
     if over.wait(DELAY):
         return
     try:
-        from importer import metrics_server
+        from cdi_worker import metrics_server
     except ImportError:
         missing = errors.MissingExtra(what="/metrics", package="prometheus-client", extra="metrics")
         log.warning("no metrics: %s", missing)

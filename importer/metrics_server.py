@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import core, exposition, registry
 
-from importer import metrics
+from cdi_worker import metrics
 
 log = logging.getLogger(__name__)
 

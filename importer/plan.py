@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from formats import detect, placeable
-from importer import errors, request, units
+from cdi_worker import errors, request, units
+from cdi_worker.formats import detect
+from cdi_worker.formats.mapped import readers
 
 
 class Route(enum.StrEnum):
@@ -122,8 +123,8 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
         if at_random:
             return Plan(Route.STREAM, "raw disk in parallel ranges, straight to the target", random=True)
         return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
-    if content.format in placeable.FORMATS and not content.unplaceable:
-        parts = f"{content.format} {placeable.FORMATS[content.format].unit}"
+    if content.format in readers.FORMATS and not content.unplaceable:
+        parts = f"{content.format} {readers.FORMATS[content.format].unit}"
         if at_random:
             return Plan(Route.PLACE, f"{parts} fetched by range, put where they belong", random=True)
         return Plan(Route.PLACE, f"{parts} put where they belong as they pass: {forward}", spill=True)

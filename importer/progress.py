@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Protocol, TextIO
 
-from importer import errors, units
+from cdi_worker import errors, units
 
 #: The part of the whole, in percent, that a phase stands for. The last bit is for the sync.
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 
-from importer import errors
+from cdi_worker import errors
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from formats import checksum
-from images import fetch
-from importer import errors
-from sources import base
+from cdi_worker import errors
+from cdi_worker.formats import checksum
+from cdi_worker.images.engine import fetch
+from cdi_worker.sources import base
 
 CONTENT_TYPES = ("kubevirt", "archive")
 #: Sources whose bytes may be an archive.

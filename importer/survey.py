@@ -8,11 +8,14 @@ import logging
 from collections.abc import Callable
 from fractions import Fraction
 
-from formats import detect, layers, peek, placeable, safety, vhd
-from images import fetch, retry, target
-from importer import errors, plan, request, units
-from scratch import space
-from sources import base
+from cdi_worker import errors, plan, request, units
+from cdi_worker.formats import detect, readers, safety, vhd
+from cdi_worker.formats.compressed import layers
+from cdi_worker.formats.mapped import readers as placeable
+from cdi_worker.images import target
+from cdi_worker.images.engine import fetch, retry
+from cdi_worker.scratch import space
+from cdi_worker.sources import base
 
 #: No block of bzip2 is longer when compressed, in bytes.
 BZ2_BLOCK = 1 << 20
@@ -149,4 +152,4 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
 def _longer_head(source: base.Source) -> bytes:
     """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
     with contextlib.closing(source.stream()) as reader:
-        return peek.sample(reader, BZ2_BLOCK)
+        return readers.sample(reader, BZ2_BLOCK)

@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from importer import errors
+from cdi_worker import errors
 
 if TYPE_CHECKING:
     from fractions import Fraction

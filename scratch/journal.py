@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import logging
@@ -9,10 +10,8 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, Self
-
-from scratch import ranges
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Journal:
         self._total = total
         self._seconds = seconds
         self._sequence = 0
-        self._done = ranges.Ranges()
+        self._done = Ranges()
         self._next = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._saving = threading.Lock()
@@ -83,14 +82,14 @@ class Journal:
         with self._lock:
             self._done.add(max(start, self._withheld), end)
             if len(self._done) > MOST:
-                self._done = ranges.Ranges(_longest_half(list(self._done)))
+                self._done = Ranges(_longest_half(list(self._done)))
 
     def forget(self) -> None:
         """Start over: what an earlier attempt left was not gone on with."""
         with self._lock:
-            self._done = ranges.Ranges()
+            self._done = Ranges()
 
-    def missing(self, start: int, end: int) -> list[ranges.Range]:
+    def missing(self, start: int, end: int) -> list[Range]:
         """Return what of a range is still to do."""
         with self._lock:
             return self._done.missing(start, end)
@@ -156,7 +155,7 @@ def _read(place: Place) -> list[bytes]:
         os.close(fd)
 
 
-def _encode(identity: str, total: int, sequence: int, done: list[ranges.Range]) -> bytes:
+def _encode(identity: str, total: int, sequence: int, done: list[Range]) -> bytes:
     while True:
         record = {"identity": identity, "total": total, "sequence": sequence, "done": done}
         body = json.dumps(record, separators=(",", ":")).encode("ascii")
@@ -167,13 +166,13 @@ def _encode(identity: str, total: int, sequence: int, done: list[ranges.Range]) 
     return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
 
 
-def _longest_half(done: list[ranges.Range]) -> list[ranges.Range]:
+def _longest_half(done: list[Range]) -> list[Range]:
     """Forget the short ones: that costs only their transfer."""
     longest = sorted(done, key=lambda run: run[0] - run[1])[: len(done) // 2]
     return sorted(longest)
 
 
-def _decode(slot: bytes, identity: str, total: int) -> tuple[int, ranges.Ranges]:
+def _decode(slot: bytes, identity: str, total: int) -> tuple[int, Ranges]:
     if not slot.startswith(_MAGIC):
         raise ValueError("no journal")
     checksum, length = slot[len(_MAGIC) : _HEADER].split()
@@ -186,4 +185,51 @@ def _decode(slot: bytes, identity: str, total: int) -> tuple[int, ranges.Ranges]
     done = [(int(start), int(end)) for start, end in record["done"]]
     if any(not 0 <= start < end <= total for start, end in done):
         raise ValueError("ranges outside")
-    return int(record["sequence"]), ranges.Ranges(done)
+    return int(record["sequence"]), Ranges(done)
+
+
+Range = tuple[int, int]
+
+
+class Ranges:
+    """Half-open ranges ``(start, end)``, ascending, none touching the next."""
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in ranges:
+            self.add(start, end)
+
+    def __iter__(self) -> Iterator[Range]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def covered(self) -> int:
+        """Return how many bytes are in the set."""
+        return sum(self._ends) - sum(self._starts)
+
+    def add(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        first = bisect.bisect_left(self._ends, start)
+        after = bisect.bisect_right(self._starts, end)
+        if first < after:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[after - 1])
+        self._starts[first:after] = [start]
+        self._ends[first:after] = [end]
+
+    def missing(self, start: int, end: int) -> list[Range]:
+        """Return what of a range is not in the set."""
+        gaps = []
+        for index in range(bisect.bisect_right(self._ends, start), len(self._starts)):
+            if self._starts[index] >= end:
+                break
+            if start < self._starts[index]:
+                gaps.append((start, self._starts[index]))
+            start = self._ends[index]
+        if start < end:
+            gaps.append((start, end))
+        return gaps

@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from importer import errors
-from sources import base
+from cdi_worker import errors
+from cdi_worker.sources import base
 
 #: What the contract calls a source, and the module that knows it.
 MODULES = {
-    "gcs": "sources.gcs",
-    "http": "sources.http",
-    "imageio": "sources.imageio",
-    "local": "sources.local",
-    "none": "sources.blank",
-    "s3": "sources.s3",
-    "registry": "sources.registry",
-    "vddk": "sources.vddk",
-    "volume": "sources.volume",
+    "gcs": "cdi_worker.sources.objects.gcs",
+    "http": "cdi_worker.sources.web.http",
+    "imageio": "cdi_worker.sources.ovirt.source",
+    "local": "cdi_worker.sources.local",
+    "none": "cdi_worker.sources.blank",
+    "s3": "cdi_worker.sources.objects.s3",
+    "registry": "cdi_worker.sources.registry.source",
+    "vddk": "cdi_worker.sources.vmware.source",
+    "volume": "cdi_worker.sources.volume",
 }
 ENTRY_POINTS = "cdi_worker.sources"
 
@@ -31,7 +31,7 @@ def find(kind: str) -> Factory:
     """Return the factory of a source, ours or a third party's.
 
     Modules are imported when used: start-up is part of every import. Third parties register a
-    callable ``(Location, Cancel) -> Source`` in the entry-point group ``cdi_worker.sources``.
+    callable ``(Location, Cancel) -> Source`` in the entry-point group ``sources``.
     """
     if kind in MODULES:
         factory: Factory = importlib.import_module(MODULES[kind]).source

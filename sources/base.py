@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Protocol, Self
 
-from importer import errors
+from cdi_worker import errors
 
 
 class Reader(Protocol):

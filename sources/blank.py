@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sources import base
+from cdi_worker.sources import base
 
 
 def source(_location: base.Location, _cancel: base.Cancel) -> base.Source:

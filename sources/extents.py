@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from importer import errors
-from sources import base
+from cdi_worker import errors
+from cdi_worker.sources import base
 
 #: A run of zeros, in bytes, that costs more to leave out between data than to read.
 SHORTEST_ZERO = 128 << 10

@@ -10,8 +10,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Self
 
-from importer import errors
-from sources import base
+from cdi_worker import errors
+from cdi_worker.sources import base
 
 HEAD_SIZE = 256 * 1024
 #: How late a cancel is noticed by who waits for a pipe, in seconds.

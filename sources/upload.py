@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Protocol, Self
 
-from formats import peek
-from importer import errors
-from sources import base
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.sources import base
 
 HEAD_SIZE = 256 * 1024
 NAME = "the uploaded stream"
@@ -135,7 +135,7 @@ class UploadSource(base.Source):
         self._opened = False
 
     def __enter__(self) -> Self:
-        self._peeked = peek.Peek(self._body, HEAD_SIZE)
+        self._peeked = readers.Peek(self._body, HEAD_SIZE)
         self.head = self._peeked.head
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from sources import base, local
+from cdi_worker.sources import base, local
 
 
 def source(location: base.Location, cancel: base.Cancel) -> local.LocalSource:

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from importer import errors
-from sources.base import Access
+from cdi_worker import errors
+from cdi_worker.sources.base import Access
 
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from importer import contract
-from tests import (
+from cdi_worker import contract
+from tests.support import (
     clones,
     devices,
     engine,
@@ -29,12 +29,12 @@ from tests import (
     uploads,
     worker,
 )
-from tests import disks as disks_module
+from tests.support import disks as disks_module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
-    parser.addoption("--image", help="the image that tests/test_image*.py run (make test-image)")
+    parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

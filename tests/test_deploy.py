@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tests import kubernetes_models
+from tests.support import kubernetes_models
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 #: The variables of cdi-operator in release 1.65.

@@ -7,7 +7,7 @@ import tomllib
 
 from packaging import requirements, utils
 
-from tests import worker
+from tests.support import worker
 
 
 def test_every_requirement_is_locked() -> None:

@@ -1,0 +1,175 @@
+"""The qcow2 header: what the image is, and whether we may read it.
+
+Specification: docs/interop/qcow2.rst of QEMU. Limits that the specification leaves open are those
+of QEMU's block/qcow2.c, so that a field we accept is one that QEMU accepts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+from cdi_worker import errors
+
+MAGIC = b"QFI\xfb"
+
+#: Bytes of the file's beginning that hold all we look at.
+HEAD_SIZE = 64 * 1024
+
+_V2 = struct.Struct(">4sIQIIQIIQQIIQ")
+_V3 = struct.Struct(">QQQII")
+_EXTENSION = struct.Struct(">II")
+
+# A dirty image was written with lazy refcounts and not closed cleanly. Only refcounts may be stale then, the
+# mapping never is (specification, "incompatible_features" bit 0), and refcounts are not read here; so it is
+# read like any other, as QEMU does when it opens one read-only.
+_DIRTY, _CORRUPT, _DATA_FILE, _COMPRESSION, _EXTENDED_L2 = (1 << bit for bit in range(5))
+_KNOWN = _DIRTY | _CORRUPT | _DATA_FILE | _COMPRESSION | _EXTENDED_L2
+
+_RAW_DATA_FILE = 2  # among the autoclear features
+
+_END, _LUKS = 0, 0x0537BE77
+_COMPRESSIONS = {0: "zlib", 1: "zstd"}
+
+_MAX_L1_BYTES = 32 << 20
+_MAX_REFCOUNT_TABLE_BYTES = 8 << 20
+_MAX_SNAPSHOTS = 65536
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Header:
+    """Facts of an image that passed every check. Sizes and offsets in bytes."""
+
+    version: int
+    virtual_size: int
+    cluster_bits: int
+    l1_offset: int
+    l1_entries: int
+    refcount_offset: int
+    refcount_clusters: int
+    snapshots: int
+    snapshots_offset: int
+    compression: str = "zlib"
+    extended_l2: bool = False
+
+    @property
+    def cluster_size(self) -> int:
+        return 1 << self.cluster_bits
+
+    @property
+    def table_entries(self) -> int:
+        """Entries of one L2 table."""
+        return self.cluster_size // (16 if self.extended_l2 else 8)
+
+    @property
+    def reach(self) -> int:
+        """Bytes of the disk that one L2 table maps."""
+        return self.table_entries << self.cluster_bits
+
+    @property
+    def l1_needed(self) -> int:
+        """L1 entries that the virtual size takes; those after them hold the state of snapshots."""
+        return -(-self.virtual_size // self.reach)
+
+
+def parse(head: bytes) -> Header:
+    """Read the header from the first ``HEAD_SIZE`` bytes of the file (all of a smaller one).
+
+    Raises ``errors.Refused`` for what a safety rule forbids, ``errors.Unsupported`` for what another
+    program may be able to read, ``errors.Corrupt`` or ``errors.Truncated`` for what nobody should.
+    """
+    if len(head) < _V2.size:
+        raise errors.Truncated(format="qcow2", reason=f"{len(head)} bytes, shorter than a header")
+    fields = _V2.unpack_from(head)
+    magic, version, backing, _, cluster_bits, virtual_size, crypt = fields[:7]
+    if magic != MAGIC:
+        raise errors.Corrupt(format="qcow2", reason="the magic number is missing")
+    if version not in (2, 3):
+        raise errors.Unsupported(reason=f"qcow2 version {version}")
+    if not 9 <= cluster_bits <= 21:
+        raise errors.Corrupt(format="qcow2", reason=f"cluster_bits is {cluster_bits}, not 9 to 21")
+    if backing:
+        raise _refused("backing_file", "it names a backing file")
+    if crypt:
+        raise _refused("encryption", f"it is encrypted (method {crypt})")
+    features, compression, extensions = _version_3(head) if version == 3 else (0, "zlib", _V2.size)
+    _check_extensions(head, extensions, 1 << cluster_bits)
+    header = Header(
+        version,
+        virtual_size,
+        cluster_bits,
+        l1_offset=fields[8],
+        l1_entries=fields[7],
+        refcount_offset=fields[9],
+        refcount_clusters=fields[10],
+        snapshots=fields[11],
+        snapshots_offset=fields[12],
+        compression=compression,
+        extended_l2=bool(features & _EXTENDED_L2),
+    )
+    _check_sizes(header)
+    return header
+
+
+def _version_3(head: bytes) -> tuple[int, str, int]:
+    """Return (incompatible features, compression, offset of the header extensions)."""
+    if len(head) < _V2.size + _V3.size:
+        raise errors.Truncated(format="qcow2", reason=f"{len(head)} bytes, shorter than a header")
+    features, _, autoclear, refcount_order, length = _V3.unpack_from(head, _V2.size)
+    if features & ~_KNOWN:
+        raise _refused("unknown_features", f"it needs unknown features ({features & ~_KNOWN:#x})")
+    if features & _DATA_FILE:
+        raise _refused("data_file", "its data is in another file")
+    if features & _CORRUPT:
+        raise errors.Corrupt(format="qcow2", reason="marked as corrupt by the program that last wrote it")
+    if autoclear & _RAW_DATA_FILE:
+        raise errors.Corrupt(format="qcow2", reason="it has the flag of a raw data file, but none")
+    if refcount_order > 6:
+        raise errors.Corrupt(format="qcow2", reason=f"refcount_order is {refcount_order}, more than 6")
+    if length < _V2.size + _V3.size or length % 8:
+        raise errors.Corrupt(format="qcow2", reason=f"the header's length is {length}")
+    kind = head[104] if length > 104 and len(head) > 104 else 0
+    if kind not in _COMPRESSIONS:
+        raise errors.Unsupported(reason=f"qcow2 compression type {kind}")
+    if (kind != 0) != bool(features & _COMPRESSION):
+        raise errors.Corrupt(format="qcow2", reason="compression type and feature bit contradict each other")
+    return features, _COMPRESSIONS[kind], length
+
+
+def _check_extensions(head: bytes, offset: int, cluster_size: int) -> None:
+    end = min(len(head), cluster_size)
+    if offset > end:
+        raise errors.Corrupt(format="qcow2", reason=f"the header's length is {offset}")
+    while offset + _EXTENSION.size <= end:
+        kind, length = _EXTENSION.unpack_from(head, offset)
+        if kind == _LUKS:
+            raise _refused("encryption", "it has an encryption header")
+        if length > end - offset - _EXTENSION.size:
+            raise errors.Corrupt(format="qcow2", reason=f"the header extension at {offset} is too long")
+        if kind == _END:
+            return
+        offset += _EXTENSION.size + -(-length // 8) * 8
+
+
+def _check_sizes(header: Header) -> None:
+    faults = {
+        "virtual size is not a multiple of 512": header.virtual_size % 512,
+        "L1 table is larger than 32 MiB": header.l1_entries * 8 > _MAX_L1_BYTES,
+        "L1 table is too small for the virtual size": header.l1_entries < header.l1_needed,
+        "L1 table is not at a cluster boundary": header.l1_offset % header.cluster_size,
+        "refcount table is missing": not header.refcount_clusters,
+        "refcount table is larger than 8 MiB": header.refcount_clusters << header.cluster_bits
+        > _MAX_REFCOUNT_TABLE_BYTES,
+        "refcount table is not at a cluster boundary": header.refcount_offset % header.cluster_size,
+        "offsets are not below 2^63": max(header.l1_offset, header.refcount_offset) >> 63,
+        "snapshot table is not at a cluster boundary": header.snapshots_offset % header.cluster_size,
+        "more than 65536 snapshots": header.snapshots > _MAX_SNAPSHOTS,
+        "subclusters are smaller than 512 bytes": header.extended_l2 and header.cluster_bits < 14,
+    }
+    for reason, wrong in faults.items():
+        if wrong:
+            raise errors.Corrupt(format="qcow2", reason=reason)
+
+
+def _refused(rule: str, reason: str) -> errors.Refused:
+    return errors.Refused(format="qcow2", rule=rule, reason=reason)

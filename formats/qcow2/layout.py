@@ -1,0 +1,230 @@
+"""The layout of a qcow2 image: which bytes of the file belong where on the disk.
+
+Memory is bounded whatever the image says: 32 MiB of L1 table, and one byte for each cluster of the
+file up to ``qcow2_claims.Claims.LIMIT``.
+"""
+
+from __future__ import annotations
+
+import array
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import zstandard
+from isal import isal_zlib
+
+from cdi_worker import errors
+from cdi_worker.formats import facts
+from cdi_worker.formats.mapped import image as mapped
+from cdi_worker.formats.mapped import passing
+from cdi_worker.formats.mapped.pieces import Piece
+from cdi_worker.formats.qcow2 import header as qcow2_header
+from cdi_worker.formats.qcow2 import tables as qcow2_tables
+
+
+class Layout:
+    """An image with this header; see ``mapped.Layout``."""
+
+    format = "qcow2"
+    entry = qcow2_tables.ENTRY
+
+    def __init__(self, header: qcow2_header.Header) -> None:
+        self.header = header
+        self.virtual_size = header.virtual_size
+        self.table_entries = header.table_entries
+        self.directory = header.l1_offset, header.l1_needed * 8
+        refcounts = header.refcount_clusters << header.cluster_bits
+        self.fixed = (
+            (0, header.cluster_size),
+            (header.refcount_offset, header.refcount_offset + refcounts),
+            (header.l1_offset, header.l1_offset + header.l1_entries * 8),
+        )
+        self._inflate = inflater(header.compression, header.cluster_size)
+
+    def claims(self, size: int, /) -> Claims:
+        return Claims(self.header, size)
+
+    def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
+        return qcow2_tables.tables(self.header, directory)
+
+    def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
+        return qcow2_tables.decode(self.header, data, guest)
+
+    def inflate(self, data: bytes | memoryview, _guest: int, /) -> bytes:
+        return self._inflate(data)
+
+
+def read_layout(head: bytes) -> Layout:
+    """Return the layout that the first ``qcow2_header.HEAD_SIZE`` bytes of a file tell."""
+    return Layout(qcow2_header.parse(head))
+
+
+def read_image(read: facts.Read, size: int) -> mapped.Image:
+    """Read header and L1 table of a file of ``size`` bytes.
+
+    ``read(offset, length)`` returns all of the bytes or raises.
+    """
+    return mapped.read_image(read_layout(read(0, min(size, qcow2_header.HEAD_SIZE))), read, size)
+
+
+def follow(head: bytes) -> passing.Passing:
+    """Return what follows an image that comes in order and begins with ``head``."""
+    return passing.Passing(read_layout(head))
+
+
+def required_length(read: facts.Read, size: int) -> int:
+    """Return how many bytes a file with these tables holds at least.
+
+    Raises ``errors.Truncated`` if that is more than ``size``. (QEMU reads zeros where a cut file
+    should have data.)
+    """
+    image = read_image(read, size)
+    required = 0
+    for window in image.windows():
+        for batch in window.tables():
+            data = memoryview(read(batch.offset, batch.length))
+            for table in batch.pieces:
+                start = table.host - batch.offset
+                window.load(table, data[start : start + table.length])
+        required = window.check()
+    return required
+
+
+_SECTOR = 512
+
+
+class Claims:
+    """The clusters spoken for so far.
+
+    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. One byte per cluster is kept, at most
+    ``LIMIT``: 4 TiB of 64 KiB clusters.
+    """
+
+    LIMIT = 64 << 20
+    _WHOLE, _SHARED = 1, 2
+
+    def __init__(self, header: qcow2_header.Header, size: int) -> None:
+        self.size = size
+        #: The least length that a file with these claims has.
+        self.required = 0
+        self._bits = header.cluster_bits
+        self._taken = bytearray()
+        self.take(0, header.cluster_size)
+        self.take(header.refcount_offset, header.refcount_clusters << header.cluster_bits)
+        if header.l1_entries:
+            self.take(header.l1_offset, header.l1_entries * 8)
+
+    def take(self, host: int, length: int) -> None:
+        """Claim every cluster that these bytes touch, for this purpose only."""
+        self._reach(host + length)
+        first, end = self._span(host, length)
+        if self._taken.count(0, first, end) != end - first:
+            raise errors.Corrupt(format="qcow2", reason=f"the cluster at {host} is used twice")
+        self._taken[first:end] = bytes([self._WHOLE]) * (end - first)
+
+    def share(self, host: int, length: int) -> None:
+        """Claim for a compressed cluster: only others of the kind may be in the same host clusters.
+
+        Of its last sector one byte must exist: no program pads the end of the file.
+        """
+        self._reach(host + length - _SECTOR + 1)
+        first, end = self._span(host, length)
+        if self._taken.find(self._WHOLE, first, end) >= 0:
+            raise errors.Corrupt(format="qcow2", reason=f"the cluster at {host} is used twice")
+        self._taken[first:end] = bytes([self._SHARED]) * (end - first)
+
+    def _reach(self, end: int) -> None:
+        if end > self.size:
+            reason = f"the tables need {end} bytes, the file has {self.size}"
+            raise errors.Truncated(format="qcow2", reason=reason)
+        self.required = max(self.required, end)
+
+    def _span(self, host: int, length: int) -> tuple[int, int]:
+        first, end = host >> self._bits, (host + length - 1 >> self._bits) + 1
+        if end > self.LIMIT:
+            raise errors.Unsupported(reason=f"qcow2 of more than {self.LIMIT} clusters")
+        if end > len(self._taken):
+            self._taken.extend(bytes(end - len(self._taken)))
+        return first, end
+
+    def take_tables(self, tables: Iterable[Piece], /) -> None:
+        """Claim for the L2 tables."""
+        for table in tables:
+            self.take(table.host, table.length)
+
+    def take_pieces(self, found: Iterable[Piece], /) -> None:
+        """Claim for data, given in the file's order.
+
+        Subclusters of one cluster may be several pieces: they lie equally far from their place on
+        the disk. Of compressed clusters one may begin in the last sector of the one before it, not
+        earlier (specification, "Compressed Clusters Descriptor").
+        """
+        last_host = last_sector = last_cluster = shift = -1
+        for piece in found:
+            end = piece.host + piece.length
+            if piece.packed:
+                if piece.host <= last_host or piece.host < last_sector:
+                    raise errors.Corrupt(format="qcow2", reason=f"compressed data overlaps at {piece.host}")
+                self.share(piece.host, piece.length)
+                last_host, last_sector = piece.host, (end - 1) // _SECTOR * _SECTOR
+                continue
+            start = piece.host
+            if piece.guest - start == shift and start >> self._bits == last_cluster:
+                start = min(end, last_cluster + 1 << self._bits)
+            if start < end:
+                self.take(start, end - start)
+            self._reach(end)
+            shift, last_cluster = piece.guest - piece.host, end - 1 >> self._bits
+
+
+Inflate = Callable[["bytes | memoryview"], bytes]
+
+# QEMU compresses with a window of 4 KiB, other programs with up to 32 KiB.
+_RAW_DEFLATE = -15
+_MAX_ZSTD_WINDOW = 8 << 20
+# Its own types take the class for an instance.
+_IsalError = cast("type[Exception]", isal_zlib.error)
+
+
+def inflater(compression: str, cluster_size: int) -> Inflate:
+    """Return a function that inflates one cluster, or raises ``errors.Corrupt``. Thread-safe.
+
+    Bytes after the end of the compressed data are ignored: its length is known in sectors only.
+    """
+    inflate = _zlib if compression == "zlib" else _Zstd().inflate
+
+    def checked(data: bytes | memoryview) -> bytes:
+        try:
+            result = inflate(data, cluster_size)
+        except (_IsalError, zstandard.ZstdError) as err:
+            raise _corrupt(err) from err
+        if len(result) != cluster_size:
+            raise _corrupt(f"does not end at {cluster_size} bytes")
+        return result
+
+    return checked
+
+
+def _zlib(data: bytes | memoryview, size: int) -> bytes:
+    stream = isal_zlib.decompressobj(wbits=_RAW_DEFLATE)
+    # One byte more than wanted: to see the end of the stream, or that it has none there.
+    result: bytes = stream.decompress(data, size + 1)
+    return result if stream.eof else b""
+
+
+class _Zstd(threading.local):
+    """One decompression context for each thread: a context must not be shared."""
+
+    def __init__(self) -> None:
+        self._context = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
+
+    def inflate(self, data: bytes | memoryview, size: int) -> bytes:
+        # A frame that tells its size would be inflated whole, whatever the limit says.
+        if zstandard.frame_content_size(data) > size:
+            return b""
+        return self._context.decompress(data, max_output_size=size, allow_extra_data=True)
+
+
+def _corrupt(reason: object) -> errors.Corrupt:
+    return errors.Corrupt(format="qcow2", reason=f"a compressed cluster {reason}")

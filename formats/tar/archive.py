@@ -1,0 +1,269 @@
+"""The entries of a tar as they pass, each checked before anybody acts on it.
+
+Python's tarfile reads headers of any length into memory, keeps sparse maps as lists of tuples, and lets
+different things pass in different versions; here all is bounded, and what is doubtful is an error.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import io
+from collections.abc import Iterator
+from typing import Literal
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import sparse as tar_sparse
+
+_SKIP = 1 << 18
+_LAST_TIME = 1 << 40
+
+Kind = Literal["file", "directory", "symlink", "hardlink"]
+
+_KINDS: dict[bytes, Kind] = {
+    headers.FILE: "file",
+    headers.SPARSE: "file",
+    headers.DIRECTORY: "directory",
+    headers.SYMLINK: "symlink",
+    headers.HARD_LINK: "hardlink",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing to make below a directory.
+
+    ``path``: names of its directories and its own, none of them ``..``. ``link``: what a symlink says,
+    or the path of the file that a hard link is to, joined by slashes. ``size``: bytes of a file, of
+    which only ``runs`` are in the archive; the others are zero.
+    """
+
+    path: tuple[str, ...]
+    kind: Kind
+    mode: int
+    mtime: int
+    size: int = 0
+    link: str = ""
+    map: tar_sparse.Map = dataclasses.field(default_factory=lambda: array.array("Q"), repr=False)
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield offset and length, both in bytes, of the data that ``Archive.readinto`` serves in order."""
+        return tar_sparse.pairs(self.map)
+
+
+class Archive(headers.Stream):
+    """Reads a tar; iterate it once, and read each entry's data before the next.
+
+    ``limit_bytes``: what the target can hold; more data, or a file of a larger size, raises
+    ``errors.TooLarge``. Raises ``errors.Refused`` for what a rule forbids, ``errors.Corrupt`` and its
+    kinds for what is malformed, cut off, or goes on after its end.
+    """
+
+    def __init__(self, reader: readers.Reader, *, limit_bytes: int) -> None:
+        super().__init__(io.BufferedReader(readers.Raw(reader), 1 << 16))
+        self._limit = limit_bytes
+        self._total = 0
+        self._left = 0
+        self._padding = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        while (header := self._next_header()) is not None:
+            entry = self._entry(header)
+            if entry.path:
+                yield entry
+            self._skip()
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read data of the current entry; 0 only after its last byte."""
+        count = self._stream.readinto(into[: self._left])
+        self.at += count
+        self._left -= count
+        if not count and self._left and len(into):
+            raise self._truncated()
+        return count
+
+    def _next_header(self) -> _Header | None:
+        header = _Header()
+        while True:
+            block = self._take(headers.BLOCK)
+            if not block.strip(b"\0"):
+                if header.started:
+                    raise headers.corrupt("it ends between an entry's headers")
+                self._expect_end()
+                return None
+            raw = headers.parse(block)
+            if raw.type == headers.LABEL:
+                continue
+            if raw.type not in _ADDITIONS:
+                header.raw = raw
+                return header
+            header.add(raw.type, self._take_header(raw.size))
+
+    def _entry(self, header: _Header) -> Entry:
+        raw = header.raw
+        path = archive_path(header.name)
+        kind = _KINDS.get(raw.type)
+        if raw.type == headers.FILE and header.name.endswith(b"/"):
+            kind = "directory"  # as told before POSIX
+        if kind is None:
+            raise refused("type", path, f"is of type {raw.type!r}, neither file, directory nor link")
+        entry = Entry(path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME))
+        if kind == "file":
+            return self._file(header, entry)
+        if header.stored:
+            raise headers.corrupt(f"{header.name[:200]!r} is no file, but has data")
+        if kind == "symlink":
+            return dataclasses.replace(entry, link=symlink(header.link, path))
+        if kind == "hardlink":
+            return dataclasses.replace(entry, link="/".join(archive_path(header.link)))
+        return entry
+
+    def _file(self, header: _Header, entry: Entry) -> Entry:
+        if not entry.path:
+            raise refused("name", entry.path, "has no name")
+        stored = header.stored
+        if header.raw.type == headers.SPARSE:
+            runs, size = tar_sparse.gnu(header.raw.block, self._take)
+        elif header.sparse_size is not None:
+            size = header.sparse_size
+            runs, taken = tar_sparse.pax(stored, self._take)
+            stored -= taken
+        else:
+            runs, size = array.array("Q", (0, stored)), stored
+        tar_sparse.check(runs, size, stored)
+        self._total += stored
+        if max(size, self._total) > self._limit:
+            raise errors.TooLarge(virtual_size=max(size, self._total), available=self._limit)
+        self._left, self._padding = stored, -stored % headers.BLOCK
+        return dataclasses.replace(entry, size=size, map=runs)
+
+    def _skip(self) -> None:
+        """Pass over what nobody read of the current entry."""
+        scrap = memoryview(bytearray(min(_SKIP, self._left)))
+        while self._left:
+            self.readinto(scrap)
+        self._take(self._padding)
+        self._padding = 0
+
+    def _expect_end(self) -> None:
+        """Read on after the first of the two blocks of zeros that end an archive."""
+        if self._take(headers.BLOCK).strip(b"\0"):
+            raise headers.corrupt(f"a single block of zeros before byte {self.at}")
+        while data := self._stream.read(_SKIP):
+            if data.strip(b"\0"):
+                raise errors.TrailingGarbage(format="tar", offset=self.at)
+            self.at += len(data)
+
+
+class _Header:
+    """What an entry's own header and those before it say together."""
+
+    raw: headers.Raw
+
+    def __init__(self) -> None:
+        self.added: dict[bytes, bytes] = {}
+        self.records: dict[bytes, bytes] = {}
+
+    @property
+    def started(self) -> bool:
+        return bool(self.added)
+
+    def add(self, kind: bytes, data: bytes) -> None:
+        if kind == headers.GLOBAL:
+            if any(key in _MEANT or key.startswith(b"GNU.sparse.") for key in headers.records(data)):
+                raise errors.Refused(
+                    format="tar", rule="header", reason="a global header is about names or sizes"
+                )
+            return
+        if kind in self.added:
+            raise headers.corrupt("an entry has two headers of the same kind")
+        self.added[kind] = data
+        if kind == headers.EXTENDED:
+            self.records = headers.records(data)
+
+    @property
+    def name(self) -> bytes:
+        sparse = self.records.get(b"GNU.sparse.name")
+        return sparse if sparse is not None else self._either(headers.LONG_NAME, b"path", self.raw.name)
+
+    @property
+    def link(self) -> bytes:
+        return self._either(headers.LONG_LINK, b"linkpath", self.raw.link)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of data in the archive."""
+        size = self._decimal(b"size") if b"size" in self.records else self.raw.size
+        if not 0 <= size < 1 << 63:
+            raise headers.corrupt(f"an entry is of {size} bytes")
+        return size
+
+    @property
+    def sparse_size(self) -> int | None:
+        """Bytes of a sparse file of pax 1.0; None: it is none."""
+        about = {key: value for key, value in self.records.items() if key.startswith(b"GNU.sparse.")}
+        if not about:
+            return None
+        if about.get(b"GNU.sparse.major") != b"1" or about.get(b"GNU.sparse.minor") != b"0":
+            raise errors.Refused(format="tar", rule="sparse", reason="a file has a sparse map of an old kind")
+        return self._decimal(b"GNU.sparse.realsize")
+
+    def _either(self, kind: bytes, key: bytes, otherwise: bytes) -> bytes:
+        long = self.added.get(kind)
+        if long is not None:
+            otherwise = long.partition(b"\0")[0]
+        return self.records.get(key, otherwise)
+
+    def _decimal(self, key: bytes) -> int:
+        text = self.records.get(key, b"")
+        if not text.isdigit() or len(text) > 19:
+            raise headers.corrupt(f"{key!r} is {text!r}")
+        return int(text)
+
+
+_ADDITIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.EXTENDED, headers.GLOBAL})
+_MEANT = frozenset({b"path", b"linkpath", b"size"})
+
+
+_MAX_NAME, _MAX_PATH = 255, 4095  # NAME_MAX, PATH_MAX with its NUL
+
+
+def archive_path(name: bytes) -> tuple[str, ...]:
+    """Split a name; empty for the directory itself. Raises ``errors.Refused``."""
+    parts = tuple(part for part in _decode(name).split("/") if part not in {"", "."})
+    if name.startswith(b"/"):
+        raise refused("absolute", parts, "has an absolute path")
+    if ".." in parts:
+        raise refused("dotdot", parts, "leads outside")
+    if len(name) > _MAX_PATH or any(len(part.encode(errors="surrogateescape")) > _MAX_NAME for part in parts):
+        raise refused("name", parts, "has too long a name")
+    return parts
+
+
+def symlink(target: bytes, place: tuple[str, ...]) -> str:
+    """Return what the symlink at ``place`` says, if that leads nowhere outside. Raises ``errors.Refused``.
+
+    Only its beginning may go up, through the real directories that it is in: after a name, which may
+    be another symlink, ``..`` can be anywhere.
+    """
+    text = _decode(target)
+    parts = [part for part in text.split("/") if part not in {"", "."}]
+    ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    if not text or text.startswith("/") or len(target) > _MAX_PATH:
+        raise refused("link", place, f"is a symlink to {text[:200]!r}")
+    if ups > len(place) - 1 or ".." in parts[ups:]:
+        raise refused("link", place, f"is a symlink to {text[:200]!r}, which may lead outside")
+    return text
+
+
+def refused(rule: str, place: tuple[str, ...], reason: str) -> errors.Refused:
+    """Make the error of a rule about an entry."""
+    return errors.Refused(format="tar", rule=rule, reason=f"{'/'.join(place)[:200]!r} {reason}")
+
+
+def _decode(name: bytes) -> str:
+    if b"\0" in name:
+        raise errors.Corrupt(format="tar", reason=f"a name contains a zero byte: {name[:200]!r}")
+    return name.decode(errors="surrogateescape")

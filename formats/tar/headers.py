@@ -1,0 +1,116 @@
+"""The headers of a tar: POSIX ustar and its extended headers, GNU tar, and what was before them.
+
+https://www.gnu.org/software/tar/manual/html_section/Tar-Internals.html
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from typing import NamedTuple
+
+from cdi_worker import errors
+
+BLOCK = 512
+#: Of a long name or an extended header in bytes; xattrs of 64 KiB fit.
+LARGEST_HEADER = 1 << 20
+_LAYOUT = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
+_CHECKSUM = slice(148, 156)
+_NUMBER = re.compile(rb" *([0-7]*)[ \0]*")
+_RECORD = re.compile(rb"([1-9][0-9]{0,6}) ")
+
+FILE, HARD_LINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
+EXTENDED, GLOBAL = b"x", b"g"
+LONG_NAME, LONG_LINK, SPARSE, LABEL = b"L", b"K", b"S", b"V"  # of GNU tar
+
+_FILES = (FILE, b"\0", b"7")
+
+
+class Raw(NamedTuple):
+    """One header block as it stands. ``block``: its bytes."""
+
+    name: bytes
+    mode: int
+    size: int
+    mtime: int
+    type: bytes
+    link: bytes
+    block: bytes
+
+
+class Stream:
+    """A tar as it passes. ``at``: bytes that were taken."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self.at = 0
+
+    def _take(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        self.at += len(data)
+        if len(data) < count:
+            raise self._truncated()
+        return data
+
+    def _take_header(self, size: int) -> bytes:
+        """Read the content of a header that tells a long name, or more about the entry that follows."""
+        if not 0 <= size <= LARGEST_HEADER:
+            raise errors.Refused(format="tar", rule="header", reason=f"a header is of {size} bytes")
+        return self._take(size + -size % BLOCK)[:size]
+
+    def _truncated(self) -> errors.Truncated:
+        return errors.Truncated(format="tar", reason=f"ends at byte {self.at}")
+
+
+def parse(block: bytes) -> Raw:
+    """Read one header block. Raises ``errors.Corrupt``."""
+    fields = _LAYOUT.unpack(block)
+    name, mode, _, _, size, mtime, checksum, kind, link, magic = fields[:10]
+    padded = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
+    if number(checksum) not in {sum(padded), sum(struct.unpack("512b", padded))}:
+        raise corrupt("a header's checksum is wrong")
+    name, link = _text(name), _text(link)
+    prefix = _text(fields[14])
+    if magic.startswith(b"ustar\0") and prefix:
+        name = prefix + b"/" + name
+    kind = FILE if kind in _FILES else kind
+    return Raw(name, number(mode), number(size), number(mtime), kind, link, block)
+
+
+def number(field: bytes) -> int:
+    """Read an octal number, or GNU's binary one. Raises ``errors.Corrupt``."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:])
+    if field[0] == 0xFF:
+        return int.from_bytes(field, signed=True)
+    match = _NUMBER.fullmatch(field)
+    if not match:
+        raise corrupt(f"{field!r} is no number")
+    return int(match[1] or b"0", 8)
+
+
+def records(data: bytes) -> dict[bytes, bytes]:
+    """Read the records ``length key=value`` of a pax extended header. Raises ``errors.Corrupt``."""
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(data) and data[at]:
+        match = _RECORD.match(data, at)
+        end = at + int(match[1]) if match else 0
+        if not match or match.end() >= end or end > len(data) or data[end - 1] != 0x0A:
+            raise corrupt("an extended header is malformed")
+        key, equals, value = data[match.end() : end - 1].partition(b"=")
+        if not equals or key in found:
+            raise corrupt(f"an extended header has the record {key[:50]!r} twice or without a value")
+        found[key] = value
+        at = end
+    return found
+
+
+def corrupt(reason: str) -> errors.Corrupt:
+    """Make the error of a malformed archive."""
+    return errors.Corrupt(format="tar", reason=reason)
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]

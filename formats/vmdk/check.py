@@ -1,0 +1,77 @@
+"""VMware disks in one file: a sparse extent that carries its own descriptor.
+
+Virtual Disk Format 5.0, VMware 2011; what QEMU makes of it is in its block/vmdk.c. Every other kind
+names its data by path and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cdi_worker.formats import facts
+from cdi_worker.formats.vmdk import header as vmdk_header
+from cdi_worker.formats.vmdk.header import AT_END, SECTOR
+
+#: Entries. 64 TiB in the usual grains of 64 KiB take 2 Mi.
+_MAX_DIRECTORY = 16 << 20
+
+
+def check(view: facts.View) -> facts.Facts:
+    """Refuse all but one sparse extent without a parent. What oslo.utils looks at is left to it."""
+    header = parse(view.head)
+    at_end = header.directory == AT_END
+    if at_end and view.random:
+        vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
+    return facts.Facts("vmdk", header.capacity * SECTOR, complete=view.random or not at_end)
+
+
+def parse(head: bytes) -> vmdk_header.Header:
+    """Read the header from the first ``vmdk_header.HEAD_SIZE`` bytes; refuse all that ``check`` does."""
+    if not head.startswith(vmdk_header.MAGIC):
+        raise facts.refuse(
+            "vmdk", "subformat", "its data is in other files, or it is of an ESX server's own kind"
+        )
+    header = vmdk_header.parse(head)
+    # With a capacity of 0 QEMU opens the files that the descriptor names.
+    facts.check_size("vmdk", header.capacity * SECTOR)
+    _check_descriptor(head[vmdk_header.DESCRIPTOR])
+    return header
+
+
+def _check_descriptor(text: bytes) -> None:
+    if re.search(rb"parentfilenamehint", text, re.IGNORECASE):
+        raise facts.refuse("vmdk", "parent", "it names a parent image")
+    text = text.partition(b"\0")[0]
+    parent = re.search(rb"^\s*parentCID\s*=\s*(\w+)", text, re.IGNORECASE | re.MULTILINE)
+    if parent and parent[1].lower() != b"ffffffff":
+        raise facts.refuse("vmdk", "parent", "it depends on a parent image")
+    extents = re.findall(rb"^\s*(?:RW|RDONLY|NOACCESS)\s.*$", text, re.IGNORECASE | re.MULTILINE)
+    if len(extents) != 1 or not re.fullmatch(
+        rb'\s*\w+\s+\d+\s+SPARSE\s+"[^"/\\]+"\s*', extents[0], re.IGNORECASE
+    ):
+        raise facts.refuse("vmdk", "extents", "it does not consist of one sparse extent in this file")
+
+
+def required_length(view: facts.View) -> int:
+    """Return the bytes that a file with these grain directory and tables holds at least."""
+    header = vmdk_header.parse(view.at(0, SECTOR))
+    if header.directory == AT_END:
+        header = vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
+    count = header.directory_entries
+    if count > _MAX_DIRECTORY:
+        raise facts.refuse("vmdk", "header", "its grains are too small for its size")
+    required = header.directory * SECTOR + 4 * count
+    last = 0
+    for _, directory in view.table(header.directory * SECTOR, count, "<I"):
+        places = {entry * SECTOR for entry in directory if entry}
+        for table in view.tables(places, 4 * header.table_entries):
+            last = max(last, *facts.entries(table, "<I"))
+    # 0: never written, 1: reads as zeros.
+    return max(required, _grain_end(view, header, last * SECTOR)) if last > 1 else required
+
+
+def _grain_end(view: facts.View, header: vmdk_header.Header, offset: int) -> int:
+    if header.flags & vmdk_header.COMPRESSED:
+        size: int = vmdk_header.GRAIN_MARKER.unpack(view.at(offset, vmdk_header.GRAIN_MARKER.size))[1]
+        return offset + vmdk_header.GRAIN_MARKER.size + size
+    return offset + header.grain * SECTOR

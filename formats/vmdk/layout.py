@@ -1,0 +1,207 @@
+"""The layout of a sparse VMDK extent: which bytes of the file belong where on the disk.
+
+Memory is bounded whatever the image says: 1 MiB of directory, and what ``vmdk_claims`` keeps.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from cdi_worker import errors
+from cdi_worker.formats import facts
+from cdi_worker.formats.mapped import image, passing, pieces
+from cdi_worker.formats.mapped.pieces import Piece
+from cdi_worker.formats.vmdk import check, grains, markers
+from cdi_worker.formats.vmdk import header as vmdk_header
+from cdi_worker.formats.vmdk.header import SECTOR
+
+#: A sector that no grain is in.
+_BEHIND = 1 << 33
+
+
+class Layout:
+    """An image with this header, or footer; see ``mapped.Layout``."""
+
+    format = "vmdk"
+    entry = "<I"
+
+    def __init__(self, header: vmdk_header.Header) -> None:
+        vmdk_header.check_placeable(header)
+        self.header = header
+        self.virtual_size = header.capacity * SECTOR
+        self.table_entries = header.table_entries
+        self.directory = header.directory * SECTOR, 4 * header.directory_entries
+        descriptor = header.descriptor_offset * SECTOR
+        self.fixed = (
+            (0, SECTOR),
+            (descriptor, descriptor + header.descriptor_size * SECTOR),
+            (self.directory[0], sum(self.directory)),
+        )
+        self._grains = grains.Grains(header)
+        self.inflate = self._grains.inflate
+        self.packed = bool(header.flags & vmdk_header.COMPRESSED)
+        # 0: never written; 1: reads as zeros, where the header allows it.
+        self._first = 2 if header.flags & vmdk_header.ZERO_GRAINS else 1
+
+    def claims(self, size: int, /) -> Claims:
+        return Claims(self.header, self.fixed, size)
+
+    def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
+        length = self.table_entries * 4
+        reach = self.table_entries * self.header.grain * SECTOR
+        for index, entry in enumerate(directory):
+            if entry:
+                guest = index * reach
+                size = min(reach, self.virtual_size - guest)
+                yield Piece(entry * SECTOR, length, guest, size, packed=False)
+
+    def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
+        count = -(-(self.virtual_size - guest) // (self.header.grain * SECTOR))
+        table = facts.entries(data, self.entry)[:count]
+        if not any(table):
+            return []
+        return list(self._compressed(table, guest) if self.packed else self._runs(table, guest))
+
+    def _runs(self, table: array.array[int], guest: int) -> Iterator[Piece]:
+        grain = self.header.grain * SECTOR
+        for first, end in pieces.steady(table, self.header.grain):
+            # A hole may be one grain's length before what the next entry tells.
+            start = first if table[first] >= self._first else first + 1
+            if start < end:
+                offset = guest + start * grain
+                size = min((end - start) * grain, self.virtual_size - offset)
+                yield Piece(table[start] * SECTOR, size, offset, size, packed=False)
+
+    def _compressed(self, table: array.array[int], guest: int) -> Iterator[Piece]:
+        """Yield compressed grains. Each ends at the next one of this table or is as long as one can be."""
+        grain = self.header.grain * SECTOR
+        used = sorted(entry for entry in table if entry >= self._first)
+        lengths = {entry: (after - entry) * SECTOR for entry, after in pairwise([*used, _BEHIND])}
+        if len(lengths) < len(used):
+            raise errors.Corrupt(format="vmdk", reason=f"two grains behind {guest} are one")
+        for index, entry in enumerate(table):
+            if entry >= self._first:
+                offset = guest + index * grain
+                length = min(lengths[entry], self._grains.longest)
+                size = min(grain, self.virtual_size - offset)
+                yield Piece(entry * SECTOR, length, offset, size, packed=True)
+
+
+def read_image(read: facts.Read, size: int) -> image.Image:
+    """Read header and directory of a file of ``size`` bytes.
+
+    ``read(offset, length)`` returns all of the bytes or raises.
+    """
+    header = check.parse(read(0, min(size, vmdk_header.HEAD_SIZE)))
+    if header.directory == vmdk_header.AT_END:
+        if size % SECTOR:
+            raise errors.Truncated(format="vmdk", reason=f"its footer is not the last of {size} bytes")
+        length = min(size, vmdk_header.FOOTER)
+        header = vmdk_header.parse_footer(header, read(size - length, length))
+    return image.read_image(Layout(header), read, size)
+
+
+def look(head: bytes) -> None:
+    """Raise ``errors.Unsupported`` for what is left to another program, as far as the head tells."""
+    vmdk_header.check_placeable(check.parse(head))
+
+
+def follow(head: bytes) -> passing.Follower:
+    """Return what follows an image that comes in order and begins with ``head``."""
+    header = check.parse(head)
+    layout = Layout(header)
+    if header.directory == vmdk_header.AT_END or (layout.packed and _is_long(header)):
+        return markers.Marked(header)
+    return passing.Passing(layout)
+
+
+def is_crowded(head: bytes) -> bool:
+    """Tell whether a stream that begins with ``head`` may name more grains than are remembered."""
+    header = check.parse(head)
+    return not header.flags & vmdk_header.COMPRESSED and _is_long(header)
+
+
+def _is_long(header: vmdk_header.Header) -> bool:
+    return header.capacity // header.grain > passing.LIMIT
+
+
+class Claims:
+    """The header, the tables and the grains spoken for so far.
+
+    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. The tables are kept as spans, one
+    for each that has no neighbour. Of grains one byte is kept for each place that a grain could have,
+    at most ``LIMIT``: 4 TiB of 64 KiB grains; none for compressed grains, which say themselves whose
+    they are.
+    """
+
+    LIMIT = 64 << 20
+
+    def __init__(self, header: vmdk_header.Header, fixed: Iterable[tuple[int, int]], size: int) -> None:
+        self.size = size
+        #: The least length that a file with these claims has.
+        self.required = 0
+        self._grain = header.grain * SECTOR
+        # The sector of its place that a grain begins in, counted from 1: two that begin in places next to
+        # each other overlap when the second begins earlier in its own.
+        self._begins = bytearray()
+        self._spans = sorted(fixed)
+        self._reach(header.overhead * SECTOR)
+        self._join_spans()
+
+    def take_tables(self, tables: Iterable[Piece], /) -> None:
+        """Claim for the grain tables."""
+        self._spans += [(table.host, table.host + table.length) for table in tables]
+        self._spans.sort()
+        self._join_spans()
+
+    def _join_spans(self) -> None:
+        joined: list[tuple[int, int]] = []
+        for start, end in self._spans:
+            self._reach(end)
+            if joined and start < joined[-1][1]:
+                raise _twice(start)
+            if joined and start == joined[-1][1]:
+                joined[-1] = joined[-1][0], end
+            else:
+                joined.append((start, end))
+        self._spans = joined
+
+    def take_pieces(self, found: Iterable[Piece], /) -> None:
+        """Claim for data, given in the file's order."""
+        for piece in found:
+            # How long a compressed grain is its marker tells, and one byte follows that.
+            length = vmdk_header.GRAIN_MARKER.size + 1 if piece.packed else piece.length
+            end = piece.host + length
+            self._reach(end)
+            index = bisect.bisect_left(self._spans, (end, 0))
+            if index and self._spans[index - 1][1] > piece.host:
+                raise _twice(piece.host)
+            if not piece.packed:
+                self._take_grains(piece)
+
+    def _take_grains(self, piece: Piece) -> None:
+        first, within = divmod(piece.host, self._grain)
+        begin = within // SECTOR + 1
+        end = first - (-piece.length // self._grain)
+        if end >= self.LIMIT:
+            raise errors.Unsupported(reason=f"vmdk of more than {self.LIMIT} grains")
+        if end >= len(self._begins):
+            self._begins.extend(bytes(end + 1 - len(self._begins)))
+        begins = self._begins
+        before = begins[first - 1] if first else 0
+        if begins.count(0, first, end) < end - first or before > begin or 0 < begins[end] < begin:
+            raise _twice(piece.host)
+        begins[first:end] = bytes([begin]) * (end - first)
+
+    def _reach(self, end: int) -> None:
+        if end > self.size:
+            reason = f"the tables need {end} bytes, the file has {self.size}"
+            raise errors.Truncated(format="vmdk", reason=reason)
+        self.required = max(self.required, end)
+
+
+def _twice(host: int) -> errors.Corrupt:
+    return errors.Corrupt(format="vmdk", reason=f"what is at {host} is used twice")

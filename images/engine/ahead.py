@@ -1,0 +1,134 @@
+"""Reads ahead of whoever uses what was read, in a thread of its own."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+from cdi_worker import errors
+from cdi_worker.images import directio
+from cdi_worker.images.engine import cancelling
+
+#: Measured onto ext4 and a loop device: 1 MiB costs more calls, 4 MiB leave the processor's cache.
+CHUNK: Final = 2 << 20
+#: Items that wait between one being made and one being used, for the moments when one side stalls.
+DEPTH: Final = 2
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """Ordered bytes. A ``readinto`` that blocks must come back when the caller cancels."""
+
+    def readinto(self, into: memoryview, /) -> int: ...
+
+
+class Ahead(Generic[T]):
+    """Yields what ``items`` does, which runs in a thread from the beginning of the ``with`` block.
+
+    Whoever leaves the block before the end sets ``over``, for ``items`` to look at, and calls ``give_up``,
+    which is to end the read that is under way. An error of ``items`` is raised where it would have gone on.
+    """
+
+    def __init__(
+        self, items: Iterator[T], over: threading.Event, give_up: Callable[[], object] = lambda: None
+    ) -> None:
+        self._items = items
+        self._over = over
+        self._give_up = give_up
+        self._made: collections.deque[T] = collections.deque()
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over.set()
+            self._changed.notify()
+            ended = self._ended
+        if not ended:
+            self._give_up()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        with self._changed:
+            self._changed.wait_for(lambda: self._made or self._ended)
+            if not self._made:
+                if self._failure is not None:
+                    raise self._failure
+                raise StopIteration
+            self._changed.notify()
+            return self._made.popleft()
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._made) < DEPTH or self._over.is_set())
+                    self._made.append(item)
+                    self._changed.notify()
+        except BaseException as err:  # noqa: BLE001 - whatever it is belongs to the caller's thread
+            self._failure = err
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+
+def buffers(size: int = CHUNK) -> Iterator[memoryview]:
+    """Yield aligned memory for the items of an ``Ahead``, each for the next: what was used is used again."""
+    return itertools.cycle([directio.Buffer(size).view for _ in range(DEPTH + 2)])
+
+
+def pieces(reader: Source, cancel: cancelling.Cancel, over: threading.Event) -> Iterator[memoryview]:
+    """Yield all that a reader brings, CHUNK bytes at a time, for an ``Ahead``."""
+    for buffer in buffers():
+        filled = 0
+        while filled < len(buffer):
+            if cancel.is_set() or over.is_set():
+                raise errors.Cancelled
+            count = reader.readinto(buffer[filled:])
+            if not count:
+                break
+            filled += count
+        if filled:
+            yield buffer[:filled]
+        if filled < len(buffer):
+            return
+
+
+class Reader:
+    """What another reader brings, read ahead until ``close``, which closes that one too."""
+
+    def __init__(self, reader: _Closable, cancel: cancelling.Cancel, give_up: Callable[[], object]) -> None:
+        over = threading.Event()
+        self._reader = reader
+        self._ahead = Ahead(pieces(reader, cancel, over), over, give_up)
+        self._ahead.__enter__()
+        self._piece = memoryview(b"")
+
+    def readinto(self, into: memoryview, /) -> int:
+        if not self._piece:
+            self._piece = next(self._ahead, self._piece)
+        count = min(len(into), len(self._piece))
+        into[:count] = self._piece[:count]
+        self._piece = self._piece[count:]
+        return count
+
+    def close(self) -> None:
+        self._ahead.__exit__()
+        self._reader.close()
+
+
+class _Closable(Source, Protocol):
+    def close(self) -> None: ...

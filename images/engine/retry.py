@@ -1,0 +1,75 @@
+"""How long to keep trying: exponential back-off with jitter under a no-progress limit."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_DELAY = 0.2
+LONGEST_DELAY = 20.0
+#: A server may ask for more patience than the no-progress limit, but not for ever.
+LONGEST_RETRY_AFTER = 300.0
+
+
+#: Tells a worker to stop; ``threading.Event`` is one.
+Cancel = cancelling.Waitable
+
+
+class Patience:
+    """Decides after each failure whether, and when, to try again.
+
+    There is no limit on attempts or on time as long as bytes arrive: only ``limit`` seconds
+    without any progress end it. Each piece of work has a Patience of its own.
+    """
+
+    def __init__(self, limit: float, cancel: Cancel) -> None:
+        self._limit = limit
+        self._cancel = cancel
+        self.progress()
+
+    def progress(self) -> None:
+        """Something moved: start counting anew."""
+        self._deadline = time.monotonic() + self._limit
+        self._delay = FIRST_DELAY
+
+    def wait(self, failure: errors.Transient, offset: int) -> None:
+        """Sleep before the next attempt, or raise ``TransferFailed`` when the limit is reached."""
+        delay = self._delay * random.uniform(0.5, 1.0)  # noqa: S311  (jitter, not a secret)
+        self._delay = min(self._delay * 2, LONGEST_DELAY)
+        if failure.retry_after is not None:
+            asked = min(failure.retry_after, LONGEST_RETRY_AFTER)
+            delay = max(delay, asked)
+            self._deadline = max(self._deadline, time.monotonic() + asked + self._limit / 2)
+        if time.monotonic() + delay > self._deadline:
+            raise errors.TransferFailed(
+                url=failure.fields["url"], offset=offset, reason=failure.fields["reason"]
+            ) from failure
+        log.debug("try again offset=%d delay=%.1f reason=%s", offset, delay, failure)
+        if self._cancel.wait(delay):
+            raise errors.Cancelled from failure
+
+
+def patiently(
+    call: Callable[[], T],
+    limit: float,
+    cancel: Cancel,
+    retried: Callable[[errors.Transient], None] = lambda _: None,
+) -> T:
+    """Return the result of ``call``, tried again after each ``Transient`` for ``limit`` seconds."""
+    patience = Patience(limit, cancel)
+    while True:
+        try:
+            return call()
+        except errors.Transient as err:
+            retried(err)
+            patience.wait(err, 0)

@@ -1,0 +1,209 @@
+"""Recent and coming parts of a source in memory, for clients that read in small pieces.
+
+qemu-img walks tables of 64 KiB and reads some formats piece by piece; over HTTP each piece would cost a round
+trip. A lone read fetches one block. A read that goes on where a kept one ended fetches twice as much as that
+one, and, when first touched, what follows it, several fetches at a time: as the kernel does for files.
+"""
+
+from __future__ import annotations
+
+import collections
+import mmap
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cdi_worker import errors
+from cdi_worker.images.engine import crew
+
+#: Fills all of the memory with what is at the offset, or raises. Called from several threads at once.
+#: The event is set when nobody wants the bytes any more.
+Read = Callable[[int, memoryview, threading.Event], None]
+
+_BLOCK = 256 << 10
+_LONGEST = 4 << 20
+
+
+class Fetch:
+    """One read of the source, of the bytes from ``start`` to ``end``, that has begun or soon will."""
+
+    def __init__(self, start: int, memory: _Memory, *, follows: bool) -> None:
+        self.start = start
+        self.end = start + len(memory.view)
+        self.memory = memory
+        #: Whether it goes on where another one ended.
+        self.follows = follows
+        #: How many requests use the bytes now, and how many bytes all requests have used.
+        self.users = 0
+        self.used = 0
+        self.done = False
+        self.failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []
+
+    def run(self, read: Read, stop: threading.Event) -> None:
+        try:
+            if stop.is_set():
+                raise errors.Cancelled
+            read(self.start, self.memory.view, stop)
+        except BaseException as err:  # noqa: BLE001  (raised again where the bytes are used)
+            self.failure = err
+        with self._lock:
+            self.done = True
+            waiting, self._waiting = self._waiting, []
+        for act in waiting:
+            act()
+
+    def when_done(self, act: Callable[[], None]) -> None:
+        """Call ``act`` here if the bytes have come, else from the thread that brings them."""
+        with self._lock:
+            if not self.done:
+                self._waiting.append(act)
+                return
+        act()
+
+    def part(self, start: int, end: int) -> memoryview:
+        """Return what it holds of ``start`` to ``end``, or raise what the read raised."""
+        if self.failure is not None:
+            raise self.failure
+        return self.memory.view[max(0, start - self.start) : min(end, self.end) - self.start]
+
+
+class Cache:
+    """Read ``size`` bytes through ``read``, ``parallel`` at a time, keeping ``capacity`` bytes.
+
+    More is held only while more is in use.
+    """
+
+    def __init__(
+        self, read: Read, size: int, *, parallel: int = 8, capacity: int = 64 << 20, ahead: int = 16 << 20
+    ) -> None:
+        self._read = read
+        self._size = size
+        self._ahead = ahead
+        self._lock = threading.Lock()
+        self._by_block: dict[int, Fetch] = {}
+        self._recent: collections.OrderedDict[Fetch, None] = collections.OrderedDict()
+        self._arena = _Arena(capacity)
+        self._stop = threading.Event()
+        self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._workers = [
+            threading.Thread(target=self._work, name=f"readahead-{number}", daemon=True)
+            for number in range(parallel)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def take(self, offset: int, length: int) -> list[Fetch]:
+        """Return the fetches that hold the bytes, in order, to be given back; each has been started."""
+        found: list[Fetch] = []
+        end = offset + length
+        with self._lock:
+            while offset < end:
+                fetch = self._by_block.get(offset // _BLOCK)
+                if fetch is None or fetch.failure is not None:
+                    fetch = self._start(offset // _BLOCK, end)
+                fetch.users += 1
+                found.append(fetch)
+                self._recent.move_to_end(fetch)
+                offset = fetch.end
+            last = found[-1]
+            if not last.used and (last.follows or len(found) > 1):
+                self._read_ahead(last.end)
+        return found
+
+    def give(self, fetches: Sequence[Fetch], offset: int, length: int) -> None:
+        """Tell that the bytes that were taken are no longer used."""
+        with self._lock:
+            for fetch in fetches:
+                fetch.users -= 1
+                fetch.used += min(fetch.end, offset + length) - max(fetch.start, offset)
+                if fetch.used >= fetch.end - fetch.start and fetch in self._recent:
+                    # Read to its end: the first to go, so that the memory is used again while it is warm.
+                    self._recent.move_to_end(fetch, last=False)
+
+    def close(self, interrupt: Callable[[], None] = lambda: None) -> None:
+        """Fail what has not begun with ``errors.Cancelled``; ``interrupt`` ends the reads that have."""
+        with self._lock:
+            self._stop.set()
+        for _ in self._workers:
+            self._queue.put(None)
+        crew.join(self._workers, interrupt)
+
+    def _work(self) -> None:
+        while (fetch := self._queue.get()) is not None:
+            fetch.run(self._read, self._stop)
+
+    def _read_ahead(self, offset: int) -> None:
+        end = min(offset + self._ahead, self._size)
+        # More than the workers have to do at once would only stand before what is wanted next.
+        while offset < end and self._queue.qsize() < len(self._workers):
+            fetch = self._by_block.get(offset // _BLOCK)
+            offset = (fetch or self._start(offset // _BLOCK, offset)).end
+
+    def _start(self, block: int, wanted: int) -> Fetch:
+        """Fetch from ``block`` on: what is wanted, or twice what came before, but nothing twice."""
+        before = self._by_block.get(block - 1)
+        blocks = max(1, -(-wanted // _BLOCK) - block)
+        if before is not None:
+            blocks = max(blocks, 2 * (before.end - before.start) // _BLOCK)
+        blocks = min(blocks, _LONGEST // _BLOCK)
+        free = 1
+        while free < blocks and block + free not in self._by_block:
+            free += 1
+        start, end = block * _BLOCK, min((block + free) * _BLOCK, self._size)
+        fetch = Fetch(start, self._room(end - start), follows=before is not None)
+        for each in _blocks(fetch):
+            self._by_block[each] = fetch
+        self._recent[fetch] = None
+        if self._stop.is_set():
+            fetch.run(self._read, self._stop)
+        else:
+            self._queue.put(fetch)
+        return fetch
+
+    def _room(self, length: int) -> _Memory:
+        """Find memory, forgetting what was not used for longest."""
+        while (memory := self._arena.take(length)) is None:
+            oldest = next((fetch for fetch in self._recent if fetch.done and not fetch.users), None)
+            if oldest is None:
+                return _Memory(memoryview(bytearray(length)), 0, 0)
+            for block in _blocks(oldest):
+                # A failed fetch may have been replaced there.
+                if self._by_block.get(block) is oldest:
+                    del self._by_block[block]
+            del self._recent[oldest]
+            self._arena.give(oldest.memory)
+        return memory
+
+
+class _Memory(NamedTuple):
+    """Bytes, and which ``blocks`` of the arena from ``first`` on they are; 0: not from there."""
+
+    view: memoryview
+    first: int
+    blocks: int
+
+
+class _Arena:
+    """Memory in blocks that are used again: to touch fresh pages costs more than to copy onto warm ones."""
+
+    def __init__(self, capacity: int) -> None:
+        self._memory = memoryview(mmap.mmap(-1, capacity))
+        self._used = bytearray(capacity // _BLOCK)
+
+    def take(self, length: int) -> _Memory | None:
+        count = -(-length // _BLOCK)
+        first = self._used.find(bytes(count))
+        if first < 0:
+            return None
+        self._used[first : first + count] = b"x" * count
+        return _Memory(self._memory[first * _BLOCK :][:length], first, count)
+
+    def give(self, memory: _Memory) -> None:
+        self._used[memory.first : memory.first + memory.blocks] = bytes(memory.blocks)
+
+
+def _blocks(fetch: Fetch) -> range:
+    return range(fetch.start // _BLOCK, -(-fetch.end // _BLOCK))

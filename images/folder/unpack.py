@@ -1,0 +1,199 @@
+"""Entries of an archive as files below a directory.
+
+Nothing is written outside it: every directory on the way is opened by its descriptor and never through
+a symlink, so that no entry can lead another one away (CVE-2007-4559 and its kin).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from cdi_worker import errors
+from cdi_worker.images import kernel
+from cdi_worker.images.target import writeback
+
+_BUFFER: Final = 1 << 20
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: From this size on the page cache is kept small, and a file is synced by itself.
+_LARGE: Final = 8 << 20
+
+
+class Entry(Protocol):
+    """What to make: see ``formats.tar.archive.Entry``."""
+
+    @property
+    def path(self) -> tuple[str, ...]: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def mtime(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def link(self) -> str: ...
+    def runs(self) -> Iterator[tuple[int, int]]: ...
+
+
+class Archive(Protocol):
+    """Entries in order, and the data of the current one."""
+
+    def __iter__(self) -> Iterator[Entry]: ...
+    def readinto(self, into: memoryview, /) -> int: ...
+
+
+def unpack(
+    archive: Archive, directory: str | os.PathLike[str], *, advance: Callable[[int], object] | None = None
+) -> None:
+    """Make every entry of ``archive`` below an existing directory, durably.
+
+    What is there under an entry's name is replaced, unless it is a directory. Owners are not restored,
+    nor the times of directories. ``advance``: told the bytes written. Raises ``errors.TargetError``,
+    ``errors.Refused``, and what the archive raises.
+    """
+    try:
+        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as err:
+        raise errors.target_error(directory, err, "open") from err
+    try:
+        work = _Unpacking(root, os.fspath(directory), archive, advance or (lambda _: None))
+        for entry in archive:
+            work.make(entry)
+        with work.storage("sync"):
+            kernel.sync_filesystem(root)
+    finally:
+        os.close(root)
+
+
+class _Unpacking:
+    def __init__(self, root: int, directory: str, archive: Archive, advance: Callable[[int], object]) -> None:
+        self._root = root
+        self._directory = directory
+        self._archive = archive
+        self._advance = advance
+        self._buffer = memoryview(bytearray(_BUFFER))
+
+    @contextlib.contextmanager
+    def storage(self, doing: str, *names: str) -> Iterator[None]:
+        """Translate the errors of the operating system."""
+        try:
+            yield
+        except OSError as err:
+            raise errors.target_error("/".join((self._directory, *names)), err, doing) from err
+
+    def make(self, entry: Entry) -> None:
+        *directories, name = entry.path
+        with self._open_directory(tuple(directories)) as parent, self.storage("unpack", *entry.path):
+            if entry.kind == "directory":
+                self._make_directory(parent, name, entry)
+            else:
+                _remove(parent, name)
+                self._make_other(parent, name, entry)
+
+    def _make_other(self, parent: int, name: str, entry: Entry) -> None:
+        if entry.kind == "file":
+            self._make_file(parent, name, entry)
+        elif entry.kind == "symlink":
+            os.symlink(entry.link, name, dir_fd=parent)
+            os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+        else:
+            self._make_hard_link(parent, name, entry)
+
+    @contextlib.contextmanager
+    def _open_directory(self, path: tuple[str, ...]) -> Iterator[int]:
+        """Open a directory below the root, made where missing, through no symlink."""
+        fd = os.dup(self._root)
+        try:
+            for depth, name in enumerate(path, 1):
+                with self.storage("make directory", *path[:depth]):
+                    inner = _open_or_make(fd, name, path[:depth])
+                os.close(fd)
+                fd = inner
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _make_directory(self, parent: int, name: str, entry: Entry) -> None:
+        fd = _open_or_make(parent, name, entry.path)
+        try:
+            # Its owner must be able to fill and to remove it.
+            os.fchmod(fd, entry.mode | 0o700)
+        finally:
+            os.close(fd)
+
+    def _make_hard_link(self, parent: int, name: str, entry: Entry) -> None:
+        *directories, target = entry.link.split("/")
+        with self._open_directory(tuple(directories)) as other:
+            # A symlink is right only at the depth where it was made.
+            if not _is_file(other, target):
+                reason = (
+                    f"{'/'.join(entry.path)!r} is a hard link to {entry.link!r}, which is no file before it"
+                )
+                raise errors.Refused(format="tar", rule="link", reason=reason)
+            os.link(target, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+
+    def _make_file(self, parent: int, name: str, entry: Entry) -> None:
+        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        try:
+            os.ftruncate(fd, entry.size)
+            self._fill(fd, entry)
+            os.fchmod(fd, entry.mode)
+            os.utime(fd, (entry.mtime, entry.mtime))
+            if entry.size >= _LARGE:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _fill(self, fd: int, entry: Entry) -> None:
+        window = writeback.Window(fd)
+        pushed = 0
+        for offset, length in entry.runs():
+            at, end = offset, offset + length
+            while at < end:
+                count = self._archive.readinto(self._buffer[: end - at])
+                _write_all(fd, self._buffer[:count], at)
+                at += count
+                if entry.size >= _LARGE:
+                    # Holes included: a push for each run of a fragmented disk took most of the time.
+                    window.wrote(pushed, at)
+                    pushed = at
+                self._advance(count)
+
+
+def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:
+    """Open a directory by its name alone; a symlink there is refused, wherever it leads."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError as err:
+        if err.errno not in {errno.ENOTDIR, errno.ELOOP}:
+            raise
+        reason = f"{'/'.join(path)!r} is a file or link to an earlier entry, and a directory to this one"
+        raise errors.Refused(format="tar", rule="link", reason=reason) from err
+
+
+def _is_file(parent: int, name: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _remove(parent: int, name: str) -> None:
+    """Remove what an earlier entry left under the name; a directory fails the next call."""
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        os.unlink(name, dir_fd=parent)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count

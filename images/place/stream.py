@@ -1,0 +1,268 @@
+"""Puts a mapped image that comes in order on the target, without a copy of it.
+
+What the bytes mean, ``formats.mapped.passing`` knows; see ``images.place.ranges`` for why it is handed in.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from types import TracebackType
+from typing import Protocol, Self
+
+from cdi_worker import errors
+from cdi_worker.images import directio
+from cdi_worker.images.engine import ahead, cancelling
+from cdi_worker.images.place import ranges
+from cdi_worker.images.target import base
+
+#: Bytes taken at once: a multiple of every cluster size, as long as the longest compressed cluster.
+CHUNK = 4 << 20
+
+#: Inflating is most of the work, and two threads of it keep up with most sources.
+WORKERS = 2
+#: Jobs at work or waiting.
+JOBS = 4
+
+
+class Arrival(Protocol):
+    """See ``formats.mapped.passing.Arrival``."""
+
+    @property
+    def ready(self) -> Sequence[ranges.Batch]: ...
+
+    @property
+    def holes(self) -> Iterable[tuple[int, int]]: ...
+
+    @property
+    def keep(self) -> Sequence[tuple[int, int]]: ...
+
+
+class Passing(Protocol):
+    """See ``formats.mapped.passing.Passing``."""
+
+    inflate: ranges.Inflate
+
+    @property
+    def mapped(self) -> bool: ...
+
+    def arrive(self, start: int, end: int, read: Callable[[int, int], bytes], *, last: bool) -> Arrival: ...
+
+
+def from_stream(
+    passing: Passing,
+    reader: ahead.Source,
+    target: base.Target,
+    *,
+    cancel: cancelling.Cancel,
+    spill: Spill | None = None,
+    give_up: Callable[[], None] = lambda: None,
+) -> int:
+    """Place a whole image that comes in order; return how long the file was.
+
+    The reader is read to its end, whatever the file holds after its last used cluster. Raises
+    ``errors.ScratchRequired`` where more would have to be kept than memory allows and there is no
+    ``spill``, and where the image cannot be placed in one pass at all. ``give_up`` is called, from another
+    thread, where the read that is under way is wanted no more: it ends that soon, with ``errors.Cancelled``.
+    """
+    pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
+    behind = Passed(spill)
+    start, last = 0, False
+    with _Crew(ranges.Placer(passing.inflate, target), give_up) as crew:
+        while not last:
+            if cancel.is_set():
+                raise errors.Cancelled
+            chunk = Chunk(pool, start)
+            last = not chunk.fill(reader)
+            behind.add(chunk)
+            arrival = passing.arrive(start, chunk.end, behind.read, last=last)
+            for offset, length in arrival.holes:
+                target.zero(offset, length)
+            for batch in arrival.ready:
+                crew.submit(
+                    batch, chunk if batch.offset >= start else behind.read(batch.offset, batch.length)
+                )
+            for span in arrival.keep:
+                behind.keep(*span)
+            if passing.mapped:
+                behind.forget()
+            start = chunk.end
+        crew.finish()
+    return start
+
+
+class _Crew:
+    """Places batches in threads; the first failure is raised by a later call."""
+
+    def __init__(self, placer: ranges.Placer, give_up: Callable[[], None]) -> None:
+        self._placer = placer
+        self._give_up = give_up
+        self._failure: BaseException | None = None
+        self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
+        self._jobs: collections.deque[futures.Future[None]] = collections.deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.shutdown(cancel_futures=True)
+        if self._failure is not None and isinstance(error, errors.Cancelled):
+            raise self._failure
+
+    def submit(self, batch: ranges.Batch, source: Chunk | bytes) -> None:
+        """Place a batch, whose bytes are in a chunk or given."""
+        if len(self._jobs) >= JOBS:
+            self._jobs.popleft().result()
+        if isinstance(source, Chunk):
+            source.hold()
+            job = self._executor.submit(self._from_chunk, batch, source)
+        else:
+            job = self._executor.submit(self._put, batch, memoryview(source))
+        self._jobs.append(job)
+
+    def finish(self) -> None:
+        while self._jobs:
+            self._jobs.popleft().result()
+
+    def _from_chunk(self, batch: ranges.Batch, chunk: Chunk) -> None:
+        try:
+            first = batch.offset - chunk.start
+            self._put(batch, chunk.view[first : first + batch.length])
+        finally:
+            chunk.release()
+
+    def _put(self, batch: ranges.Batch, data: memoryview) -> None:
+        try:
+            self._placer.put(batch, data)
+        except BaseException as err:
+            self._failure = self._failure or err
+            self._give_up()
+            raise
+
+
+#: Bytes kept in memory; more go to scratch.
+MEMORY = 64 << 20
+
+#: Chunks within reach besides the newest. QEMU puts compressed data at most a few clusters before the
+#: table that maps it.
+RECENT = 2
+
+
+class Spill(Protocol):
+    """See ``scratch.space.Spill``."""
+
+    def write(self, offset: int, data: memoryview, /) -> None: ...
+
+    def read(self, offset: int, length: int, /) -> bytes: ...
+
+
+class Chunk:
+    """``view``: the bytes from ``start`` on, in a buffer that goes back when its last user has."""
+
+    def __init__(self, pool: directio.BufferPool, start: int) -> None:
+        self.start = start
+        self._pool = pool
+        self._buffer = pool.take()
+        self.view = self._buffer.view
+        self._users = 1
+        self._lock = threading.Lock()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.view)
+
+    def fill(self, reader: ahead.Source) -> bool:
+        """Read into the whole buffer; return whether the reader went on for so long."""
+        filled = 0
+        while filled < len(self.view):
+            count = reader.readinto(self.view[filled:])
+            if not count:
+                self.view = self.view[:filled]
+                return False
+            filled += count
+        return True
+
+    def hold(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            unused = not self._users
+        if unused:
+            self._pool.give(self._buffer)
+
+
+class Passed:
+    """Reads what has passed. ``spill`` None: there is no scratch."""
+
+    def __init__(self, spill: Spill | None) -> None:
+        self._spill = spill
+        self._recent: collections.deque[Chunk] = collections.deque()
+        self._room = MEMORY
+        # Of what was kept, ascending: beginnings, ends, and the bytes unless they are in scratch.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._bytes: list[bytes | None] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Take over the newest bytes; the oldest of the last few go."""
+        self._recent.append(chunk)
+        if len(self._recent) > RECENT + 1:
+            self._recent.popleft().release()
+
+    def keep(self, start: int, end: int) -> None:
+        """Keep bytes of the newest chunk."""
+        chunk = self._recent[-1]
+        data = chunk.view[start - chunk.start : end - chunk.start]
+        fits = len(data) <= self._room
+        if fits:
+            self._room -= len(data)
+        elif self._spill is not None:
+            self._spill.write(start, data)
+        else:
+            reason = f"more than {MEMORY >> 20} MiB of the image come before what tells their place"
+            raise errors.ScratchRequired(reason=reason)
+        self._starts.append(start)
+        self._ends.append(end)
+        self._bytes.append(bytes(data) if fits else None)
+
+    def forget(self) -> None:
+        """Let go of what was kept."""
+        self._room = MEMORY
+        for column in (self._starts, self._ends, self._bytes):
+            column.clear()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes that passed and are still there; fewer only at the end of the file."""
+        parts: list[bytes] = []
+        while length:
+            part = self._part(offset, length)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def _part(self, offset: int, length: int) -> bytes:
+        for chunk in self._recent:
+            if chunk.start <= offset < chunk.end:
+                return bytes(chunk.view[offset - chunk.start :][:length])
+        if offset >= self._recent[-1].end:
+            return b""
+        index = bisect.bisect_right(self._starts, offset) - 1
+        if index < 0 or offset >= self._ends[index]:
+            reason = f"the bytes at {offset} of the image are needed after they were let go"
+            raise errors.ScratchRequired(reason=reason)
+        start, kept = self._starts[index], self._bytes[index]
+        length = min(length, self._ends[index] - offset)
+        if kept is not None:
+            return kept[offset - start :][:length]
+        return self._spill.read(offset, length) if self._spill is not None else b""

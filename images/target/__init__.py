@@ -1,0 +1,5 @@
+"""The place of a disk: a file or a block device, written so that it is usable only when it is whole."""
+
+from cdi_worker.images.target.open import Notes, Options, Target, TargetFacts, facts, notes, open  # noqa: A004 - target.open() is what it is
+
+__all__ = ["Notes", "Options", "Target", "TargetFacts", "facts", "notes", "open"]

@@ -1,0 +1,96 @@
+"""A disk as a block device: its first MiB is written last."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import Final
+
+from cdi_worker import errors
+from cdi_worker.images import directio, kernel
+from cdi_worker.images.target import base, zeroing
+
+#: Partition tables, boot sectors, volume labels and file systems begin in here.
+HEAD: Final = 1 << 20
+#: From here to the end of the head an attempt may leave notes for the next one.
+NOTES: Final = 256 << 10
+
+
+class BlockTarget(base.Target):
+    """A block device, held exclusively: one that is mounted is refused. Never created, never removed.
+
+    Nothing is assumed of what the device held before. What lies behind the image is left as it was, but
+    zeros behind one of unknown size that is shorter than the head: that is zeroed before the size is known.
+    An update changes the disk in place, its head too: there is no other copy of that.
+    """
+
+    def __init__(self, path: str, size: int | None, options: base.Options) -> None:
+        with contextlib.ExitStack() as undo:
+            fd, device_size = _open_device(path)
+            undo.callback(os.close, fd)
+            if size is not None and size > device_size:
+                raise errors.TooLarge(virtual_size=size, available=device_size)
+            sector = kernel.sector_size(fd)
+            super().__init__(path, fd, size, options)
+            undo.pop_all()
+        # The kernel cuts a zeroing short at the end of a device and calls it done (block/fops.c).
+        self._limit = device_size if size is None else size
+        self.resumed = options.mode != "new"
+        rungs = zeroing.WRITTEN if options.preallocate else zeroing.SPARSE
+        self._ladder = zeroing.Ladder(fd, rungs, sector, self._put)
+        self._head = bytearray(0 if options.mode == "update" else _head_size(size, device_size))
+        self._head_written = False
+        self.withheld = len(self._head)
+        try:
+            self._blank_head(NOTES if options.mode == "resume" else HEAD)
+        except OSError:
+            self.close()
+            raise
+
+    def write(self, offset: int, data: memoryview) -> None:
+        inside = self._inside(offset, len(data))
+        self._head[offset : offset + inside] = data[:inside]
+        super().write(offset + inside, data[inside:])
+
+    def zero(self, offset: int, length: int) -> None:
+        inside = self._inside(offset, length)
+        self._head[offset : offset + inside] = bytes(inside)
+        super().zero(offset + inside, length - inside)
+
+    def _inside(self, offset: int, length: int) -> int:
+        return max(0, min(length, len(self._head) - offset))
+
+    def _blank_head(self, end: int) -> None:
+        self._put(0, directio.zeros()[: min(end, len(self._head))])
+        os.fsync(self._fd)
+
+    def _finish(self, _size: int) -> None:
+        os.fsync(self._fd)
+        self._head_written = True
+        self._put(0, memoryview(self._head))
+        os.fsync(self._fd)
+        self._release()
+
+    def _abandon(self) -> None:
+        if self._head_written or not self._kept:
+            self._blank_head(HEAD)
+
+
+def _head_size(size: int | None, device_size: int) -> int:
+    if size is None:
+        size = HEAD
+    return min(HEAD, device_size, -(-size // base.SECTOR) * base.SECTOR)
+
+
+def _open_device(path: str) -> tuple[int, int]:
+    # Without O_CREAT, O_EXCL is the claim on a block device (open(2)).
+    fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISBLK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
+        return fd, os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        os.close(fd)
+        raise

@@ -1,0 +1,145 @@
+"""A disk as a file: written beside its final name, renamed when whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import stat
+from typing import Final
+
+from cdi_worker.images import kernel
+from cdi_worker.images.target import base, zeroing
+
+_MODE: Final = 0o660  # the contract's: the group is the virtual machine's
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def part(path: str) -> str:
+    """Return where the disk grows until it is whole."""
+    return f"{path}.part"
+
+
+def changing(path: str) -> str:
+    """Return where a finished disk is while parts of it are changed: never mistaken for a part of one."""
+    return f"{path}.changing"
+
+
+class FileTarget(base.Target):
+    """A file. Written for the first time it is all holes, or preallocated: zeroing costs nothing."""
+
+    def __init__(self, path: str, size: int | None, options: base.Options) -> None:
+        with contextlib.ExitStack() as undo:
+            self._directory = os.open(pathlib.Path(path).parent, os.O_DIRECTORY | os.O_CLOEXEC)
+            undo.callback(os.close, self._directory)
+            fd, self.resumed = _open_part(path, options.mode)
+            undo.callback(os.close, fd)
+            super().__init__(path, fd, _length(fd) if options.mode == "update" else size, options)
+            undo.pop_all()
+        self.written_path = changing(path) if options.mode == "update" else part(path)
+        self.is_fresh = not self.resumed
+        try:
+            self._prepare(self.size)
+        except OSError:
+            self.close()
+            raise
+
+    def _prepare(self, size: int | None) -> None:
+        # A left-over to go on with may be longer than the disk: its journal follows the last byte.
+        if size and _length(self._fd) < size:
+            os.ftruncate(self._fd, size)
+        rungs: tuple[zeroing.Rung, ...] | None = None
+        if self.resumed:
+            rungs = zeroing.ALLOCATED if self._options.preallocate else zeroing.SPARSE
+        elif self._options.preallocate and not (size and self._allocate(size)):
+            rungs = zeroing.NEW
+        if rungs is not None:
+            self._ladder = zeroing.Ladder(self._fd, rungs, base.SECTOR, self._put)
+
+    def _allocate(self, size: int) -> bool:
+        try:
+            kernel.allocate(self._fd, 0, size)
+        except OSError as err:
+            if err.errno not in kernel.REFUSALS:
+                raise
+            return False
+        return True
+
+    def _finish(self, size: int) -> None:
+        os.ftruncate(self._fd, self._end)
+        os.ftruncate(self._fd, size)
+        if self._options.preallocate and not self._allocate(size):
+            writing = zeroing.Ladder(self._fd, (), base.SECTOR, self._put)
+            for step in self._steps(self._end, size):
+                writing.zero(*step)
+        os.fsync(self._fd)
+        self._close_files()
+        _rename(self.written_path, self.path)
+        try:
+            self._sync_directory()
+        except OSError:
+            _rename(self.path, self.written_path)
+            raise
+        self._release()
+
+    def _sync_directory(self) -> None:
+        try:
+            os.fsync(self._directory)
+        except OSError as err:
+            if err.errno != errno.EINVAL:  # file systems without such a sync, fsync(2)
+                raise
+
+    def _abandon(self) -> None:
+        if not self._kept and self._options.mode != "update":
+            _remove(part(self.path))
+
+    def _release(self) -> None:
+        self._close_files()
+        os.close(self._directory)
+
+
+def _open_part(path: str, mode: str) -> tuple[int, bool]:
+    """Return a descriptor and whether it leads to bytes of an earlier attempt or stage."""
+    if mode == "update":
+        return _open_finished(path), True
+    name = part(path)
+    fd = _open_left_over(name) if mode == "resume" else None
+    if fd is not None:
+        return fd, True
+    for left_over in (path, changing(path), name):
+        _remove(left_over)
+    fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
+    with contextlib.suppress(PermissionError):  # file systems without modes
+        os.fchmod(fd, _MODE)  # the umask has taken some of it away
+    return fd, False
+
+
+def _open_finished(path: str) -> int:
+    if os.path.lexists(path):
+        _rename(path, changing(path))
+    fd = _open_left_over(changing(path))
+    if fd is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return fd
+
+
+def _open_left_over(name: str) -> int | None:
+    try:
+        if not stat.S_ISREG(os.lstat(name).st_mode):
+            return None
+        return os.open(name, _FLAGS)
+    except FileNotFoundError:
+        return None
+
+
+def _rename(path: str, name: str) -> None:
+    pathlib.Path(path).replace(name)
+
+
+def _remove(path: str) -> None:
+    pathlib.Path(path).unlink(missing_ok=True)
+
+
+def _length(fd: int) -> int:
+    return os.fstat(fd).st_size

@@ -1,0 +1,149 @@
+"""The place of a disk: what is known of it before, and opening it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import stat
+from typing import Final, Literal
+
+from cdi_worker import errors
+from cdi_worker.images import directio
+from cdi_worker.images.target import base, block, file
+
+Options = base.Options
+Target = base.Target
+
+# O_DIRECT is tried on a file without a name: looking must leave nothing behind.
+_TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a target is, all sizes in bytes.
+
+    ``missing``: neither a block device nor a name in a directory. ``size``: of the device, or of the
+    disk that is there already, also one whose change was interrupted (0: none). ``available``: the size
+    of the device, or the free bytes for unprivileged users once the left-overs at this path are gone.
+    """
+
+    kind: Literal["file", "block", "missing"]
+    size: int = 0
+    available: int = 0
+    direct: bool = False
+
+
+def facts(path: str | os.PathLike[str]) -> TargetFacts:
+    """Look at a target without changing it. Raises ``errors.TargetError`` where that fails."""
+    path = os.fspath(path)
+    directory = pathlib.Path(path).parent
+    try:
+        if _is_block(path):
+            return _block_facts(path)
+        if not directory.is_dir() or _holds_devices(directory):
+            return TargetFacts("missing")
+        return _file_facts(path, directory)
+    except OSError as err:
+        raise errors.target_error(path, err, "look") from err
+
+
+def open(  # noqa: A001 - target.open() is what it is
+    path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
+) -> Target:
+    """Open a target for a disk of ``size`` bytes (None: known at the end).
+
+    What an earlier attempt left is removed unless the options say otherwise, a finished disk of this
+    name included. Raises ``errors.TargetError``; ``errors.TooLarge`` on a device too small.
+    """
+    path = os.fspath(path)
+    try:
+        if _is_block(path):
+            return block.BlockTarget(path, size, options)
+        if _holds_devices(pathlib.Path(path).parent):
+            raise errors.TargetError(path=path, reason="there is no such block device")
+        return file.FileTarget(path, size, options)
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Notes:
+    """A file or device, the offset in it where notes for a later attempt may be written, and how many
+    bytes at the start of the disk are withheld until the commit.
+    """
+
+    path: str
+    offset: int
+    withheld: int
+
+
+def notes(path: str | os.PathLike[str], size: int) -> Notes | None:
+    """Return where a journal of a disk of this size has its place, 512 KiB of it.
+
+    It is inside what it speaks of: behind the last byte of a file that is not whole yet, in the
+    withheld head of a block device. So it goes when that goes. None: too small a disk to need one.
+    """
+    path = os.fspath(path)
+    if size < block.HEAD:
+        return None
+    if _is_block(path):
+        return Notes(os.path.realpath(path), block.NOTES, block.HEAD)
+    return Notes(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
+
+
+def _is_block(path: str) -> bool:
+    try:
+        return stat.S_ISBLK(pathlib.Path(path).stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _holds_devices(directory: pathlib.Path) -> bool:
+    # A device node that went away must not be replaced by a file in memory.
+    return os.path.realpath(directory) == "/dev"
+
+
+def _block_facts(path: str) -> TargetFacts:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+        return TargetFacts("block", size, size, direct=True)
+    finally:
+        os.close(fd)
+
+
+def _file_facts(path: str, directory: pathlib.Path) -> TargetFacts:
+    room = os.statvfs(directory)
+    changing = file.changing(path)
+    left_overs = (path, changing, file.part(path))
+    return TargetFacts(
+        "file",
+        size=_size(path) or _size(changing),
+        available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
+        direct=_takes_direct(directory),
+    )
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _occupied(path: str) -> int:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return 0
+    # The blocks of a file with another name stay.
+    return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else 0
+
+
+def _takes_direct(directory: pathlib.Path) -> bool:
+    try:
+        os.close(os.open(directory, _TRY_DIRECT, 0o600))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""GNU tar as a reader of a directory: the dialect that the other end of a clone unpacks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+
+from cdi_worker.images.tools import process
+
+#: What mkfs makes and a volume's content does not include.
+NOT_CONTENT = frozenset({"lost+found"})
+_CHUNK = 1 << 20
+
+
+class Reader:
+    """An archive of what is in ``directory``; ``sparse``: holes are told, not sent.
+
+    Names are those below the directory, without a leading ``./``. Raises ``errors.ToolFailed``.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, sparse: bool) -> None:
+        self._names = sorted(
+            os.fsencode(path.name)
+            for path in pathlib.Path(directory).iterdir()
+            if path.name not in NOT_CONTENT
+        )
+        argv = ["tar", "--create", "--format=gnu", f"--directory={pathlib.Path(directory).resolve()}"]
+        argv += ["--null", "--verbatim-files-from", "--files-from=-", "--file=-"]
+        # In the same order each time: a stream that broke is made again.
+        argv += ["--sort=name", *(["--sparse"] if sparse else [])]
+        command = process.Command(tuple(argv), package="tar")
+        self._process = process.Process(command, stdin=process.PIPE, stdout=process.PIPE)
+        self._feeder = threading.Thread(target=self._feed, name="tar-names", daemon=True)
+        self._feeder.start()
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read 1 to ``len(into)`` bytes; 0 only at the end of a whole archive."""
+        count = 0
+        while count < min(len(into), _CHUNK) and (more := os.readv(self._process.stdout, [into[count:]])):
+            count += more
+        if not count:
+            self._feeder.join()
+            self._process.finish()
+        return count
+
+    def close(self) -> None:
+        self._process.end()
+        self._feeder.join()
+        self._process.stop()
+
+    def _feed(self) -> None:
+        try:
+            left = memoryview(b"".join(name + b"\0" for name in self._names))
+            while left:
+                left = left[os.write(self._process.stdin, left) :]
+        except BrokenPipeError:
+            # Its exit status tells why it has ended.
+            pass
+        finally:
+            self._process.close_stdin()

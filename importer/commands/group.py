@@ -1,0 +1,139 @@
+"""The command line: the contract's roles without a sub-command, and where the sub-commands are."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import threading
+from collections.abc import Callable
+
+import click
+
+from cdi_worker import contract
+from cdi_worker.roles import run
+
+POD = contract.Paths()
+#: Names by which CDI's controllers start the image for what is no role of the contract.
+PROGRAMS = frozenset({"cdi-source-update-poller", "cdi-image-size-detection"})
+#: The modules of the sub-commands. None is loaded before it is needed: start-up is part of every import,
+#: and a pod's role needs none of them.
+MODULES = {
+    **dict.fromkeys(("import", "inspect", "digest", "blank", "upload"), "commands.disk"),
+    **dict.fromkeys(("manifest", "run"), "kubernetes.commands"),
+    **dict.fromkeys(PROGRAMS, "kubernetes.cron"),
+}
+
+
+@dataclasses.dataclass
+class Context:
+    """What ``cli`` hands to every command."""
+
+    cancel: threading.Event
+    set_up_logging: Callable[[int], None]
+
+
+class _Group(click.Group):
+    """The sub-commands, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # For a name that is none, click looks at all of them for one that is like it.
+        wanted = [MODULES[cmd_name]] if cmd_name in MODULES else sorted(set(MODULES.values()))
+        for module in wanted:
+            for command in importlib.import_module(f"cdi_worker.{module}").COMMANDS:
+                self.add_command(command)
+        return super().get_command(ctx, cmd_name)
+
+
+def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from importlib import metadata
+
+    try:
+        version = metadata.version("cdi-worker")
+    except metadata.PackageNotFoundError:
+        # A checkout runs as it is.
+        version = "unknown (not installed)"
+    click.echo(f"cdi-worker, version {version}")
+    context.exit()
+
+
+@click.group(
+    cls=_Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_version,
+    help="Show the version and exit.",
+)
+@click.option(
+    "--v", "-v", "verbosity", type=int, default=0, help="How much to log: 1 what happens, 4 everything."
+)
+@click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
+@click.option("--stderrthreshold", hidden=True)
+@click.option("--data-dir", default=POD.data, show_default=True, help="File-system volume of the pod.")
+@click.option("--block-device", default=POD.block, show_default=True, help="Block volume of the pod.")
+@click.option("--scratch-dir", default=POD.scratch, show_default=True, help="Scratch volume of the pod.")
+@click.option(
+    "--termination-log",
+    default=POD.termination_log,
+    show_default=True,
+    help="Where the outcome goes.",
+)
+@click.option(
+    "--extra-headers-dir",
+    default=POD.extra_headers,
+    show_default=True,
+    help="Secret HTTP headers.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=POD.metrics_port,
+    show_default=True,
+    help="Where a pod's role serves /metrics; 0: nowhere.",
+)
+@click.option(
+    "--vddk-libdir", default=POD.vddk_libdir, show_default=True, help="Folder of VMware's VDDK library."
+)
+@click.option("--vddk-config", default=POD.vddk_config, show_default=True, help="Its configuration file.")
+@click.option(
+    "--strict-exit-status",
+    is_flag=True,
+    help="Let a pod's role fail as commands do, for a Job that reads no message.",
+)
+@click.pass_context
+def cli(
+    ctx: click.Context, /, verbosity: int, metrics_port: int, *, strict_exit_status: bool, **paths: str
+) -> int | None:
+    """Bring a virtual machine's disk from wherever it is to a file or block device, as a raw disk.
+
+    Without a command the role (importer, upload server, clone source) comes from the environment, as
+    CDI's controllers set it.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj.set_up_logging(verbosity)
+        return None
+    ctx.obj.set_up_logging(max(1, verbosity))
+    where = contract.Paths(
+        data=paths["data_dir"],
+        block=paths["block_device"],
+        scratch=paths["scratch_dir"],
+        termination_log=paths["termination_log"],
+        extra_headers=paths["extra_headers_dir"],
+        metrics_port=metrics_port,
+        vddk_libdir=paths["vddk_libdir"],
+        vddk_config=paths["vddk_config"],
+    )
+    env = contract.environment()
+    role = contract.role(env)
+    if role is None:
+        click.echo(ctx.get_help())
+        return 2
+    return run.run(role, env, where, ctx.obj.cancel, strict=strict_exit_status)

@@ -1,0 +1,160 @@
+"""What the command line prints: tables for people, JSON for programs, progress for both."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from cdi_worker import errors, execute, request, units
+from cdi_worker import progress as progress_module
+
+STYLES = ("auto", "bar", "lines", "json", "none")
+
+
+@contextlib.contextmanager
+def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]:
+    """Yield the progress that ``style`` names, on standard error."""
+    if style == "auto":
+        style = "bar" if sys.stderr.isatty() and not as_json else "none" if as_json else "lines"
+    if style == "none":
+        yield progress_module.NullProgress()
+    elif style == "bar":
+        with contextlib.closing(progress_module.Bar()) as bar:
+            yield bar
+    else:
+        yield progress_module.Lines(sys.stderr, as_json=style == "json")
+
+
+def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
+    """Print what an import has done; with ``digest`` the disk is read back."""
+    said: dict[str, object] = {
+        "source": done.source,
+        "target": done.target,
+        "format": done.format,
+        "compression": list(done.compressions),
+        "size": done.size,
+        "read": done.read,
+        "resumed": done.resumed,
+        "seconds": round(done.seconds, 3),
+        "route": str(done.plan.route),
+        "reason": done.plan.reason,
+        "labels": dict(done.labels),
+    }
+    if digest:
+        said["sha256"] = sha256(done.target, done.size)
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    rate = done.size / max(done.seconds, 1e-3)
+    _table(
+        {
+            "imported": f"{done.source} -> {done.target}",
+            "format": _format(done.format, done.compressions),
+            "disk": _size(done.size),
+            "read": _size(done.read)
+            + (f", and {_size(done.resumed)} from an earlier attempt" if done.resumed else ""),
+            "sha256": said.get("sha256", ""),
+            "time": f"{done.seconds:.2f} s, {rate / 1e6:.0f} MB/s of disk",
+            "route": f"{done.plan.route}: {done.plan.reason}",
+            "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
+        }
+    )
+
+
+def inspection(seen: execute.Inspection, wanted: request.Request, *, as_json: bool) -> int:
+    """Print what a look has told; return the exit status: that of the obstacle, if there is one."""
+    offer, content = seen.survey.offer, seen.survey.content
+    obstacle = None if seen.obstacle is None else str(seen.obstacle)
+    status = 0 if seen.obstacle is None else seen.obstacle.status
+    route = "" if seen.plan is None else str(seen.plan.route)
+    reason = "" if seen.plan is None else seen.plan.reason
+    if as_json:
+        click.echo(json.dumps(_inspected(seen, float(wanted.overhead))))
+        return status
+    volume = f"{_size(seen.volume_size)} with {float(wanted.overhead):.1%} for the file system"
+    _table(
+        {
+            "source": seen.source,
+            "format": _format(content.format, content.compressions),
+            "virtual size": _size(content.virtual_size),
+            "volume needed": volume if seen.volume_size is not None else "unknown",
+            "size as served": _size(offer.size),
+            "identity": offer.identity or "none: an interrupted import starts over",
+            "byte ranges": "yes" if offer.ranges else "no",
+            "route": f"{route}: {reason}" if route else "",
+            "scratch": "needed" if seen.plan is not None and seen.plan.scratch else "",
+            "obstacle": obstacle or "",
+            **_details(seen.details),
+        }
+    )
+    return status
+
+
+def _inspected(seen: execute.Inspection, overhead: float) -> dict[str, object]:
+    """Return what a look has told, for programs."""
+    offer, content = seen.survey.offer, seen.survey.content
+    return {
+        "source": seen.source,
+        "format": content.format,
+        "compression": list(content.compressions),
+        "virtualSize": content.virtual_size,
+        "volumeSize": seen.volume_size,
+        "overhead": overhead,
+        "size": offer.size,
+        "identity": offer.identity,
+        "ranges": offer.ranges,
+        "route": None if seen.plan is None else str(seen.plan.route),
+        "reason": None if seen.plan is None else seen.plan.reason,
+        "scratch": seen.plan is not None and seen.plan.scratch,
+        "obstacle": None if seen.obstacle is None else str(seen.obstacle),
+        **seen.details,
+    }
+
+
+def sha256(path: str, size: int) -> str:
+    """Return the SHA-256 of the first ``size`` bytes of a finished disk."""
+    digest = hashlib.sha256()
+    try:
+        with Path(path).open("rb", buffering=0) as stream:
+            while size and (data := stream.read(min(size, 4 << 20))):
+                digest.update(data)
+                size -= len(data)
+    except OSError as err:
+        raise errors.target_error(path, err, "read back") from err
+    return digest.hexdigest()
+
+
+def _table(rows: Mapping[str, object]) -> None:
+    width = max(len(name) for name in rows)
+    for name, value in rows.items():
+        if value not in {"", None}:
+            click.echo(f"{name:>{width}}  {errors.one_line(str(value))}")
+
+
+def _details(details: Mapping[str, object]) -> dict[str, str]:
+    return {name: _readable(value) for name, value in details.items()}
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_readable(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        between = "; " if any(isinstance(item, Mapping) for item in value) else ", "
+        return between.join(map(_readable, value))
+    return str(value)
+
+
+def _format(form: str, compressions: tuple[str, ...]) -> str:
+    return " in ".join([form, *reversed(compressions)])
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    return f"{size} bytes ({units.format_size(size)})" if size >= 1024 else f"{size} bytes"

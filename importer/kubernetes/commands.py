@@ -1,0 +1,151 @@
+"""The sub-commands that take a DataVolume's manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdi_worker import contract, errors, execute
+from cdi_worker.commands import options, output
+from cdi_worker.images.tools import process
+
+if TYPE_CHECKING:
+    from cdi_worker import request
+    from cdi_worker.commands import group
+    from cdi_worker.kubernetes import datavolume, documents
+
+#: Sources of which only the bytes tell whether they need scratch.
+ASKED = frozenset({"http", "s3", "gcs", "registry"})
+FOLDER = click.Path(exists=True, file_okay=False)
+
+_overhead = click.option(
+    "--overhead",
+    type=options.FRACTION,
+    default="0.06",
+    show_default=True,
+    help="Part of a file system to leave free.",
+)
+_secrets = click.option(
+    "--secrets", type=FOLDER, help="Secrets and ConfigMaps: a folder for each, a file for each key."
+)
+_after = click.option("--after", default="", help="Checkpoint that an earlier run has brought to the volume.")
+
+
+@click.command()
+@click.argument("manifest")
+@click.option("--image", default="cdi-worker", show_default=True, help="Image of the worker.")
+@_overhead
+@click.option(
+    "--scratch/--no-scratch",
+    "scratch",
+    default=None,
+    help="Whether the pod gets scratch space [default: unless none can be needed].",
+)
+@click.option("--scratch-class", help="Storage class of scratch [default: the DataVolume's].")
+@click.option("--suspend", is_flag=True, help="Create the Job suspended, to be started when it may run.")
+@_after
+@click.option("--contact", is_flag=True, help="Ask the source whether its data needs scratch space.")
+@_secrets
+@click.pass_obj
+def manifest(
+    obj: group.Context,
+    /,
+    manifest: str,
+    overhead: Fraction,
+    scratch: bool | None,
+    *,
+    contact: bool,
+    secrets: str | None,
+    **given: Any,
+) -> None:
+    """Print the DataVolume in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
+
+    cdi-worker manifest dv.yaml | kubectl apply -f -
+    """
+    from cdi_worker.kubernetes import datavolume, documents, pod
+    from cdi_worker.kubernetes import manifest as datavolume_manifest
+
+    found = documents.read(manifest)
+    faults: list[str] = []
+    volume = datavolume.parse(datavolume.find(found), faults)
+    if faults:
+        raise errors.RequestError(*faults)
+    settings = pod.Settings(overhead=overhead, scratch=scratch, **given)
+    made = datavolume_manifest.objects(volume, settings)
+    if contact and scratch is None and volume.source.kind in ASKED and not volume.is_archive:
+        with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
+            needed = _needs_scratch(execute.inspect(stages[0], obj.cancel))
+        made = datavolume_manifest.objects(volume, dataclasses.replace(settings, scratch=needed))
+    click.echo(datavolume_manifest.dump(made), nl=False)
+
+
+def _needs_scratch(seen: execute.Inspection) -> bool:
+    if seen.plan is None:
+        raise seen.obstacle or errors.RequestError(f"{seen.source}: no route")
+    return seen.plan.scratch or seen.plan.spill
+
+
+@click.command()
+@click.argument("manifest")
+@click.option("--target", default="", type=click.Path(), help="File, directory or device for the data.")
+@click.option("--from", "origin", default="", help="The file to upload, or the volume to clone.")
+@_secrets
+@click.option("--scratch", type=FOLDER, help="Folder for what cannot be streamed.")
+@_overhead
+@_after
+@click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT).")
+@click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
+@options.stall_option("a byte")
+@click.option("--vddk-libdir", default=contract.Paths().vddk_libdir, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Check, look at the source, print the plan; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--progress", "style", type=click.Choice(output.STYLES), default="auto", show_default=True)
+@click.pass_obj
+def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
+    """Carry out the DataVolume in MANIFEST (a YAML file, - for standard input) on this machine.
+
+    Prints phases and conditions as a cluster's DataVolume has them.
+    """
+    from cdi_worker.kubernetes import documents
+    from cdi_worker.kubernetes import run as datavolume_run
+
+    dry, as_json = given.pop("dry_run"), given.pop("as_json")
+    if not dry and not given["target"]:
+        raise errors.RequestError("where to: name a file, directory or device with --target")
+    with _planned(documents.read(manifest), secrets, given) as (volume, stages):
+        if dry:
+            return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], as_json=as_json)
+        status = datavolume_run.Status(volume.name, volume.source.kind, click.echo, as_json=as_json)
+        with output.progress(style, as_json=as_json) as shown:
+            datavolume_run.run(volume, stages, status, shown, obj.cancel)
+    return 0
+
+
+@contextlib.contextmanager
+def _planned(
+    found: list[documents.Document], secrets: str | None, given: Mapping[str, Any]
+) -> Iterator[tuple[datavolume.DataVolume, list[request.Request]]]:
+    """Yield the one DataVolume and its stages, whose files live as long as the block.
+
+    Raises ``RequestError`` with the faults of the manifest and all that is missing for it.
+    """
+    from cdi_worker.kubernetes import datavolume, keyring
+    from cdi_worker.kubernetes import run as datavolume_run
+
+    faults: list[str] = []
+    with process.workspace() as folder:
+        volume = datavolume.parse(datavolume.find(found), faults)
+        settings = datavolume_run.Settings(folder=folder, **given)
+        keys = keyring.Keyring(found, secrets)
+        stages = datavolume_run.Planner(volume, keys, settings, contract.environment(), faults).requests()
+        if faults:
+            raise errors.RequestError(*faults)
+        yield volume, stages
+
+
+COMMANDS = (manifest, run)

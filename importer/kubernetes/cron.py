@@ -1,0 +1,135 @@
+"""The programs of CDI's importer image that are no imports, with their own flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdi_worker import contract, errors, report, request
+from cdi_worker.images.engine import retry
+from cdi_worker.roles import importer
+from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from cdi_worker.commands import group
+
+#: Where a pod has its account (Kubernetes, "Accessing the Kubernetes API from a Pod").
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@click.command("cdi-source-update-poller", hidden=True)
+@click.option("-ns", "namespace", required=True, help="Namespace of the DataImportCron.")
+@click.option("-cron", "name", required=True, help="Its name.")
+@click.option("-url", "url", required=True, help="The image to watch (docker://…).")
+@click.option("-certdir", "certificates", default="", help="Folder of authorities to trust.")
+@click.option("--account", default=ACCOUNT, help="Folder of the pod's credentials.")
+@click.pass_obj
+def poll(obj: group.Context, /, url: str, certificates: str, **cron: str) -> int:
+    """Tell a DataImportCron of an image's digest."""
+    from cdi_worker.sources.registry import source
+
+    env = contract.environment()
+    watched = Cron(env=env, **cron)
+    where = location(env, url, certificates)
+    digest = retry.patiently(lambda: source.digest(where, obj.cancel), request.CONNECT_PATIENCE, obj.cancel)
+    click.echo(f"{'wanted' if watched.note(digest) else 'known'}: {digest}")
+    return 0
+
+
+@click.command("cdi-image-size-detection", hidden=True)
+@click.option("-image-path", "path", required=True, help="The disk.")
+@click.option("--termination-log", default=contract.Paths().termination_log)
+def measure(path: str, termination_log: str) -> int:
+    """Leave the size of a disk in the termination log."""
+    click.echo(note_size(path, termination_log))
+    return 0
+
+
+COMMANDS = (poll, measure)
+
+
+#: The digest that is to be imported next; the controller acts on it.
+DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
+#: Seconds without an answer of the API server.
+TIMEOUT = 30
+#: How often somebody else may have changed the object meanwhile.
+ATTEMPTS = 5
+
+
+class Cron:
+    """One DataImportCron of the cluster this pod runs in. ``account``: the folder of its credentials."""
+
+    def __init__(self, namespace: str, name: str, account: str, env: Mapping[str, str]) -> None:
+        host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT") or "443"
+        if not host:
+            raise errors.RequestError("KUBERNETES_SERVICE_HOST is not set: this is for pods of a cluster")
+        host = f"[{host}]" if ":" in host else host
+        path = f"/apis/cdi.kubevirt.io/v1beta1/namespaces/{namespace}/dataimportcrons/{name}"
+        self.url = f"https://{host}:{port}{path}"
+        self._account = Path(account)
+
+    def note(self, digest: str) -> bool:
+        """Ask for the import of ``digest``, unless it is there or asked for; return whether it was new."""
+        for _ in range(ATTEMPTS):
+            found = self._call("GET")
+            annotations = found["metadata"].setdefault("annotations", {})
+            current = found.get("status", {}).get("currentImportDigest")
+            if digest in {current, annotations.get(DESIRED)}:
+                return False
+            annotations[DESIRED] = digest
+            # The role allows to update, not to patch: the version in the object keeps others' changes.
+            if self._call("PUT", found) is not None:
+                return True
+        raise errors.Transient(url=self.url, reason="changed by somebody else each time")
+
+    def _call(self, method: str, body: object = None) -> Any:
+        """Return the answer; None for a conflict. Raises ``Unreachable``."""
+        import requests
+
+        try:
+            token = (self._account / "token").read_text(encoding="utf-8").strip()
+            with requests.Session() as session:
+                session.trust_env = False
+                answer = session.request(
+                    method,
+                    self.url,
+                    json=body,
+                    headers={"Authorization": f"Bearer {token}"},
+                    verify=str(self._account / "ca.crt"),
+                    timeout=TIMEOUT,
+                    allow_redirects=False,
+                )
+            if answer.status_code == requests.codes.conflict:
+                return None
+            answer.raise_for_status()
+            return answer.json()
+        except (requests.RequestException, OSError, ValueError) as err:
+            raise errors.Unreachable(url=self.url, reason=err) from err
+
+
+def note_size(path: str, termination_log: str) -> int:
+    """Leave the size of a volume's disk where the controller looks for it, and return it in bytes.
+
+    A disk of CDI's is raw: its first bytes are its guest's, and no reason to read it as anything else.
+    """
+    try:
+        size = Path(path).stat().st_size
+    except OSError as err:
+        raise errors.target_error(path, err, "look at") from err
+    report.write(report.Report(str(size), 0), termination_log)
+    return size
+
+
+def location(env: Mapping[str, str], url: str, certificates: str) -> base.Location:
+    """Return where the registry is, as an importer with the same Secrets and proxies would have it."""
+    given = {
+        **env,
+        "IMPORTER_SOURCE": "registry",
+        "IMPORTER_ENDPOINT": url,
+        "IMPORTER_CERT_DIR": certificates,
+        "IMPORTER_PROXY_CERT_DIR": "/proxycerts/",
+    }
+    return importer.read(given, contract.Paths()).location

@@ -1,0 +1,99 @@
+"""Secrets and ConfigMaps, from the documents of a manifest and from a folder."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cdi_worker import errors
+from cdi_worker.kubernetes import documents
+
+#: Bytes of all that one Secret or ConfigMap may hold (Kubernetes, MaxSecretSize).
+LIMIT = 1 << 20
+
+
+class Keyring:
+    """What objects hold, by name and key. ``directory``: a folder for each, with a file for each key.
+
+    Raises ``RequestError`` for objects that are malformed.
+    """
+
+    def __init__(self, found: list[documents.Document], directory: str | None = None) -> None:
+        self._directory = directory
+        self._held: dict[tuple[str, str], dict[str, bytes]] = {}
+        faults: list[str] = []
+        for document in found:
+            if document.kind in {"Secret", "ConfigMap"}:
+                top = documents.Fields(document.content, "", [])
+                name = top.fields("metadata").text("name")
+                where = f"{document.kind} {name}" if name else document.where
+                self._held[document.kind, name] = _content(document, where, faults)
+        if faults:
+            raise errors.RequestError(*faults)
+
+    def secret(self, name: str) -> Mapping[str, bytes] | None:
+        """Return the values of a Secret, None where there is no such Secret."""
+        return self._find("Secret", name)
+
+    def config_map(self, name: str) -> Mapping[str, bytes] | None:
+        """Return the values of a ConfigMap, None where there is no such ConfigMap."""
+        return self._find("ConfigMap", name)
+
+    def _find(self, kind: str, name: str) -> Mapping[str, bytes] | None:
+        if (kind, name) in self._held:
+            return self._held[kind, name]
+        folder = None if self._directory is None else Path(self._directory, name)
+        if folder is None or not folder.is_dir():
+            return None
+        return {path.name: _file(path) for path in sorted(folder.iterdir()) if _is_key(path)}
+
+
+def _is_key(path: Path) -> bool:
+    # Kubernetes mounts secrets as links into ..data.
+    return path.is_file() and not path.name.startswith(".")
+
+
+def _file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LIMIT + 1)
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
+    if len(data) > LIMIT:
+        raise errors.RequestError(f"{path}: larger than {LIMIT} bytes")
+    return data
+
+
+def _content(document: documents.Document, where: str, faults: list[str]) -> dict[str, bytes]:
+    """Return what an object holds. Messages name keys, and never show values."""
+    found: dict[str, bytes] = {}
+    encoded, plain = ("data", "stringData") if document.kind == "Secret" else ("binaryData", "data")
+    for key, value in _mapping(document, encoded, where, faults):
+        try:
+            found[key] = base64.b64decode("".join(value.split()), validate=True)
+        except (binascii.Error, ValueError):
+            faults.append(f"{where}: {encoded}.{key}: is not base64")
+    for key, value in _mapping(document, plain, where, faults):
+        found[key] = value.encode()
+    return found
+
+
+def _mapping(
+    document: documents.Document, field: str, where: str, faults: list[str]
+) -> list[tuple[str, str]]:
+    value: Any = document.content.get(field)
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        faults.append(f"{where}: {field}: is no mapping")
+        return []
+    good = []
+    for key, item in value.items():
+        if isinstance(key, str) and isinstance(item, str):
+            good.append((key, item))
+        elif item is not None:
+            faults.append(f"{where}: {field}.{key}: is no text; put it in quotes")
+    return good

@@ -1,0 +1,189 @@
+"""A DataVolume as plain Kubernetes objects, for clusters without CDI."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from cdi_worker import errors, units
+from cdi_worker.kubernetes import datavolume
+from cdi_worker.kubernetes import pod as datavolume_pod
+
+#: Annotations of a DataVolume that its pods get, and their defaults: a side-car would outlive the import.
+POD_ANNOTATIONS = {
+    "k8s.v1.cni.cncf.io/networks": "",
+    "v1.multus-cni.io/default-network": "",
+    "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
+}
+#: What sub-commands exit with when trying again cannot help (docs/exit-status.md).
+FINAL = [2, 4, 5, 7]
+#: Text that all versions of YAML read as text.
+PLAIN = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null|nan|inf)$)[A-Za-z/][A-Za-z0-9./_-]*", re.IGNORECASE
+)
+
+Object = datavolume_pod.Object
+
+
+def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> list[Object]:
+    """Return the claim and what fills it. Raises ``RequestError`` for what needs CDI's controllers."""
+    _check(volume)
+    made = [_claim(volume, settings)]
+    if volume.source.kind in {"pvc", "snapshot"}:
+        if datavolume.BIND_IMMEDIATELY in volume.annotations:
+            made.append(_job(volume, settings, "bind", _binding(volume, settings)))
+        return made
+    if volume.source.kind == "upload":
+        return [*made, _job(volume, settings, "upload", template(volume, settings)), _service(volume)]
+    name = "importer"
+    if stages := len(volume.checkpoints):
+        # The next checkpoints come in a job of their own: a job's template cannot change.
+        name = f"importer-{stages}"
+    return [*made, _job(volume, settings, name, template(volume, settings))]
+
+
+def dump(made: Iterable[Object]) -> str:
+    """Return objects as one text of YAML documents."""
+    with errors.optional("writing manifests", package="PyYAML", extra="kubernetes"):
+        import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        # Readers of YAML 1.1 differ on what y, 1e9 or 12:30 is; nobody does on text in quotes.
+        style = None if PLAIN.fullmatch(value) else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump_all(made, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1 << 20)
+
+
+def _check(volume: datavolume.DataVolume) -> None:
+    faults = []
+    source, claim = volume.source, volume.claim
+    if claim.size is None:
+        path = f"spec.{claim.section}.resources.requests.storage"
+        faults.append(f"{path}: missing; only CDI's controllers can look it up at the source")
+    if source.kind in {"pvc", "snapshot"} and volume.namespace not in {"", source.namespace}:
+        where = f"{source.namespace!r} is not {volume.namespace!r}"
+        faults.append(f"spec.source.{source.kind}.namespace: {where}; only CDI clones across namespaces")
+    if source.kind == "vddk" and not source.init_image:
+        faults.append("spec.source.vddk.initImageURL: missing; without CDI there is no ConfigMap v2v-vmware")
+    if faults:
+        raise errors.RequestError(*faults)
+
+
+def _claim(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
+    spec = {name: value for name, value in volume.claim.spec.items() if value is not None}
+    if volume.claim.section == "storage":
+        spec.setdefault("accessModes", ["ReadWriteOnce"])
+        if not volume.claim.block:
+            size = f"{datavolume_pod.claim_size(volume, settings) // units.MIB}Mi"
+            spec["resources"] = {"requests": {"storage": size}}
+    if volume.source.kind == "pvc":
+        spec["dataSource"] = {"kind": "PersistentVolumeClaim", "name": volume.source.name}
+    elif volume.source.kind == "snapshot":
+        group = "snapshot.storage.k8s.io"
+        spec["dataSource"] = {"apiGroup": group, "kind": "VolumeSnapshot", "name": volume.source.name}
+    annotations = {
+        name: value
+        for name, value in volume.annotations.items()
+        if name != "kubectl.kubernetes.io/last-applied-configuration"
+    }
+    metadata = _metadata(volume, volume.name)
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def _job(
+    volume: datavolume.DataVolume, settings: datavolume_pod.Settings, role: str, template: Object
+) -> Object:
+    spec: Object = {"backoffLimit": 6}
+    if settings.suspend:
+        spec["suspend"] = True
+    if template["spec"]["restartPolicy"] == "Never":
+        rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": FINAL}}
+        spec["podFailurePolicy"] = {"rules": [rule]}
+    spec["template"] = template
+    metadata = _metadata(volume, _name(f"{role}-{volume.name}"))
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _service(volume: datavolume.DataVolume) -> Object:
+    port = datavolume_pod.UPLOAD_PORT
+    metadata = _metadata(volume, _name(f"upload-{volume.name}"))
+    selector = {"batch.kubernetes.io/job-name": metadata["name"]}
+    spec = {"selector": selector, "ports": [{"name": "https", "port": 443, "targetPort": port}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _binding(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
+    """Return a pod that does nothing but want the claim, so that it is bound."""
+    pod = datavolume_pod.Pod(volume, settings)
+    datavolume_pod.add_claim(pod)
+    return _pod(pod, pod.container("bind", args=["--version"]))
+
+
+def template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
+    """Return the template of the pod that brings the data to the claim of the volume's name."""
+    pod = datavolume_pod.Pod(volume, settings)
+    datavolume_pod.add_target(pod)
+    role = datavolume_pod.upload if volume.source.kind == "upload" else datavolume_pod.bring
+    return _pod(pod, role(pod))
+
+
+def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
+    user = datavolume_pod.QEMU
+    # The kubelet starts again what failed: not the stages before it, and beside the server of a node
+    # pull, which would keep a pod alive in which nothing else runs.
+    again = pod.beside or any(container["name"].startswith("stage-") for container in pod.before)
+    spec: Object = {
+        "restartPolicy": "OnFailure" if again else "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **pod.more,
+    }
+    if pod.volume.priority_class:
+        spec["priorityClassName"] = pod.volume.priority_class
+    if pod.before:
+        spec["initContainers"] = pod.before
+    spec |= {"containers": [main, *pod.beside], "volumes": pod.volumes}
+    given = pod.volume.annotations
+    annotations = {
+        name: value for name, usual in POD_ANNOTATIONS.items() if (value := given.get(name, usual))
+    }
+    metadata: Object = {"annotations": annotations | pod.annotations}
+    if pod.volume.labels:
+        metadata["labels"] = dict(pod.volume.labels)
+    return {"metadata": metadata, "spec": spec}
+
+
+def _metadata(volume: datavolume.DataVolume, name: str) -> Object:
+    made: Object = {"name": name}
+    namespace = volume.namespace or volume.source.namespace
+    if namespace:
+        made["namespace"] = namespace
+    if volume.labels:
+        made["labels"] = dict(volume.labels)
+    return made
+
+
+def _name(wanted: str) -> str:
+    """Return a name for a Job or a Service: at most 63 characters, no dots."""
+    plain = wanted.replace(".", "-")
+    if plain == wanted and len(wanted) <= 63:
+        return wanted
+    return f"{plain[:54]}-{hashlib.sha256(wanted.encode()).hexdigest()[:8]}"

@@ -1,0 +1,297 @@
+"""The pod that carries out a DataVolume without CDI: the worker contract's environment and mounts."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any
+
+from cdi_worker import contract
+from cdi_worker.kubernetes import datavolume
+
+#: User and group of qemu in KubeVirt's images, to which the disk shall belong; CDI's pods run as them.
+QEMU = 107
+#: What CDI gives a worker when nobody says otherwise.
+RESOURCES = {"requests": {"cpu": "100m", "memory": "60M"}, "limits": {"cpu": "750m", "memory": "600M"}}
+
+PATHS = contract.Paths()
+
+Object = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the manifest does not say. ``overhead``: the part of a file system to leave free.
+
+    ``scratch``: whether to mount scratch; None: unless it is known not to be needed. ``after``: the
+    checkpoint that is on the volume already.
+    """
+
+    image: str
+    overhead: Fraction
+    scratch: bool | None = None
+    scratch_class: str | None = None
+    suspend: bool = False
+    after: str = ""
+
+
+@dataclasses.dataclass
+class Pod:
+    """The parts of a pod, as its source and volume need them."""
+
+    volume: datavolume.DataVolume
+    settings: Settings
+    env: list[Object] = dataclasses.field(default_factory=list)
+    mounts: list[Object] = dataclasses.field(default_factory=list)
+    volumes: list[Object] = dataclasses.field(default_factory=list)
+    before: list[Object] = dataclasses.field(default_factory=list)
+    beside: list[Object] = dataclasses.field(default_factory=list)
+    more: Object = dataclasses.field(default_factory=dict)
+    annotations: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def set(self, **values: str) -> None:
+        """Add variables of the environment; empty ones say nothing and are left out."""
+        # In a manifest $(NAME) stands for another variable, and $$ for $.
+        self.env += [
+            {"name": name, "value": value.replace("$", "$$")} for name, value in values.items() if value
+        ]
+
+    def set_from(self, name: str, source: Object) -> None:
+        self.env.append({"name": name, "valueFrom": source})
+
+    def mount(self, name: str, path: str, source: Object, **more: Any) -> None:
+        self.volumes.append({"name": name, **source})
+        self.mounts.append({"name": name, "mountPath": path, **more})
+
+    def container(self, name: str, **more: Any) -> Object:
+        """Return a container of our image with what has been gathered."""
+        made: Object = {"name": name, "image": self.settings.image, "imagePullPolicy": "IfNotPresent"}
+        made |= {"args": ["-v=1", "--strict-exit-status"], **more, "env": list(self.env)}
+        made |= {"volumeMounts": list(self.mounts)}
+        if self.volume.claim.block:
+            made["volumeDevices"] = [{"name": "data", "devicePath": PATHS.block}]
+        return _restricted(made)
+
+    def helper(self, name: str, image: str, **more: Any) -> Object:
+        """Return a container of another image, or of ours for another purpose."""
+        return _restricted({"name": name, "image": image, "imagePullPolicy": "IfNotPresent", **more})
+
+
+def needs_scratch(volume: datavolume.DataVolume, settings: Settings) -> bool:
+    """Tell whether scratch is mounted: where it is needed, and where only the bytes can tell.
+
+    A pod without a controller cannot ask for scratch and be started again.
+    """
+    if settings.scratch is not None:
+        return settings.scratch
+    if volume.source.kind == "imageio":
+        return any(stage.previous for stage in volume.checkpoints)
+    return volume.source.kind not in {"blank", "vddk"} and not volume.is_archive
+
+
+def overhead(volume: datavolume.DataVolume, settings: Settings) -> Fraction:
+    """Return the part of the volume to leave to its file system."""
+    return Fraction(0) if volume.claim.block else settings.overhead
+
+
+def _restricted(container: Object) -> Object:
+    """Return a container as the Pod Security Standards' restricted profile wants it, with limits."""
+    return container | {
+        "resources": RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def add_claim(pod: Pod) -> None:
+    """Give the pod its volume."""
+    source = {"persistentVolumeClaim": {"claimName": pod.volume.name}}
+    if pod.volume.claim.block:
+        pod.volumes.append({"name": "data", **source})
+    else:
+        pod.mount("data", PATHS.data, source)
+
+
+def add_target(pod: Pod) -> None:
+    """Give the pod its volume, scratch where it may need some, and a place for temporary files."""
+    add_claim(pod)
+    if needs_scratch(pod.volume, pod.settings):
+        pod.mount("scratch", PATHS.scratch, {"ephemeral": _scratch(pod)})
+    # Sockets and bundles of certificates; the root file system is read-only.
+    pod.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108
+
+
+def _scratch(pod: Pod) -> Object:
+    """Return a claim that lives as long as the pod, of the size that CDI's has."""
+    storage_class = pod.settings.scratch_class
+    if storage_class is None:
+        storage_class = pod.volume.claim.storage_class
+    spec: Object = {
+        "accessModes": ["ReadWriteOnce"],
+        "volumeMode": "Filesystem",
+        "resources": {"requests": {"storage": str(pod.volume.claim.size)}},
+    }
+    if storage_class is not None:
+        spec["storageClassName"] = storage_class
+    return {"volumeClaimTemplate": {"spec": spec}}
+
+
+def claim_size(volume: datavolume.DataVolume, settings: Settings) -> int:
+    """Return the bytes that the claim asks for."""
+    return volume.claim.size_with(overhead(volume, settings))
+
+
+def decimal(fraction: Fraction) -> str:
+    """Return a fraction as the contract has it: ``0.06``, ``0``."""
+    return f"{float(fraction):g}"
+
+
+def boolean(value: object) -> str:
+    """Return a truth as the contract has it."""
+    return "true" if value else "false"
+
+
+#: What the contract calls a source, where it is not as in the API.
+SOURCES = {"blank": "none"}
+#: The hand-shake of a node pull (contract, Node pull).
+SHARED = "/shared"
+NODE_PORT = 8100
+#: The name that a client's certificate has to have, and where the server's certificates are.
+UPLOAD_CLIENT = "uploadclient"
+UPLOAD_TLS = "/upload-tls"
+UPLOAD_PORT = 8443
+
+
+def upload(pod: Pod) -> Object:
+    """Return the container of an upload server."""
+    secret = {"secret": {"secretName": upload_secret(pod.volume)}}
+    pod.mount("tls", UPLOAD_TLS, secret, readOnly=True)
+    pod.set(
+        TLS_CERT_FILE=f"{UPLOAD_TLS}/tls.crt",
+        TLS_KEY_FILE=f"{UPLOAD_TLS}/tls.key",
+        CLIENT_CERT_FILE=f"{UPLOAD_TLS}/ca.crt",
+        CLIENT_NAME=UPLOAD_CLIENT,
+        UPLOAD_IMAGE_SIZE=str(claim_size(pod.volume, pod.settings)),
+        FILESYSTEM_OVERHEAD=decimal(overhead(pod.volume, pod.settings)),
+        PREALLOCATION=boolean(pod.volume.preallocation),
+    )
+    probe = {"httpGet": {"path": "/healthz", "port": UPLOAD_PORT, "scheme": "HTTPS"}}
+    ports = [{"name": "upload", "containerPort": UPLOAD_PORT}]
+    return pod.container("uploadserver", ports=ports, readinessProbe=probe)
+
+
+def upload_secret(volume: datavolume.DataVolume) -> str:
+    """Return the name of the Secret with the upload server's certificates, which the user makes."""
+    return f"{volume.name}-upload"
+
+
+def bring(pod: Pod) -> Object:
+    """Return the container of an import, with all that runs before and beside it."""
+    source = pod.volume.source
+    if source.node_pull:
+        _add_node_pull(pod)
+    else:
+        pod.set(
+            IMPORTER_SOURCE=SOURCES.get(source.kind, source.kind),
+            IMPORTER_ENDPOINT=source.url,
+            IMPORTER_REGISTRY_IMAGE_ARCHITECTURE=source.architecture,
+        )
+    pod.set(
+        IMPORTER_CONTENTTYPE=pod.volume.content_type,
+        IMPORTER_IMAGE_SIZE=str(claim_size(pod.volume, pod.settings)),
+        FILESYSTEM_OVERHEAD=decimal(overhead(pod.volume, pod.settings)),
+        PREALLOCATION=boolean(pod.volume.preallocation),
+        IMPORTER_CHECKSUM=source.checksum,
+        INSECURE_TLS="true" if source.insecure else "",
+        IMPORTER_DISK_ID=source.disk_id,
+        IMPORTER_UUID=source.uuid,
+        IMPORTER_BACKING_FILE=source.backing_file,
+        IMPORTER_THUMBPRINT=source.thumbprint,
+        **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
+    )
+    # The same for all pods of one job: the next one goes on where the last one was killed.
+    label = "metadata.labels['batch.kubernetes.io/controller-uid']"
+    pod.set_from("OWNER_UID", {"fieldRef": {"fieldPath": label}})
+    _add_secrets(pod)
+    if source.kind == "vddk":
+        _add_vddk(pod)
+    return _staged(pod)
+
+
+def _add_secrets(pod: Pod) -> None:
+    source = pod.volume.source
+    if source.secret and source.kind == "gcs":
+        secret = {"secret": {"secretName": source.secret}}
+        pod.mount("credentials", "/google", secret, readOnly=True)
+        pod.set(GOOGLE_APPLICATION_CREDENTIALS="/google/credentials.json")
+    elif source.secret and not source.node_pull:
+        for name, key in (("IMPORTER_ACCESS_KEY_ID", "accessKeyId"), ("IMPORTER_SECRET_KEY", "secretKey")):
+            pod.set_from(name, {"secretKeyRef": {"name": source.secret, "key": key}})
+        if source.kind == "s3":
+            token = {"name": source.secret, "key": "sessionToken", "optional": True}
+            pod.set_from("IMPORTER_SESSION_TOKEN", {"secretKeyRef": token})
+    if source.certificates and not source.node_pull:
+        pod.mount("certs", "/certs", {"configMap": {"name": source.certificates}}, readOnly=True)
+        pod.set(IMPORTER_CERT_DIR="/certs")
+    for index, name in enumerate(source.secret_headers):
+        path = f"{PATHS.extra_headers}/{index}"
+        pod.mount(f"headers-{index}", path, {"secret": {"secretName": name}}, readOnly=True)
+
+
+def _add_vddk(pod: Pod) -> None:
+    source = pod.volume.source
+    volume = {"name": "vddk", "mountPath": "/opt"}
+    # The image holds the library that nobody may pass on; it copies it into /opt.
+    pod.before.append(pod.helper("vddk", source.init_image, volumeMounts=[volume]))
+    library = "vmware-vix-disklib-distrib"
+    pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
+    if source.extra_arguments:
+        arguments = {"configMap": {"name": source.extra_arguments}}
+        pod.mount("vddk-args", "/vddk-args", arguments, readOnly=True)
+
+
+def _add_node_pull(pod: Pod) -> None:
+    source = pod.volume.source
+    ready, done, server = (f"{SHARED}/{name}" for name in ("ready", "done", "server"))
+    pod.set(
+        IMPORTER_SOURCE="http",
+        IMPORTER_ENDPOINT=f"http://localhost:{NODE_PORT}/disk.img",
+        IMPORTER_PULL_METHOD="node",
+        IMPORTER_READY_FILE=ready,
+        IMPORTER_DONE_FILE=done,
+    )
+    pod.mount("shared", SHARED, {"emptyDir": {"sizeLimit": "64Mi"}})
+    shared = [{"name": "shared", "mountPath": SHARED}]
+    copy = ["cp", "/usr/bin/cdi-containerimage-server", server]
+    pod.before.append(pod.helper("copy-server", pod.settings.image, command=copy, volumeMounts=shared))
+    serve = [server, "-p", str(NODE_PORT), "-image-dir", "/disk", "-ready-file", ready, "-done-file", done]
+    image = source.image_stream or source.url.removeprefix("docker://")
+    pod.beside.append(pod.helper("server", image, command=serve, volumeMounts=shared))
+    if source.secret:
+        pod.more["imagePullSecrets"] = [{"name": source.secret}]
+    if source.architecture:
+        pod.more["nodeSelector"] = {"kubernetes.io/arch": source.architecture}
+    if source.image_stream:
+        pod.annotations["alpha.image.policy.openshift.io/resolve-names"] = "*"
+
+
+def _staged(pod: Pod) -> Object:
+    """Return the container of the last stage; those before it are containers that run before it."""
+    stages = pod.volume.stages_after(pod.settings.after)
+    common = pod.env
+    for number, stage in enumerate(stages, 1):
+        is_last = number == len(stages)
+        pod.env = list(common)
+        pod.set(
+            IMPORTER_PREVIOUS_CHECKPOINT=stage.previous,
+            IMPORTER_CURRENT_CHECKPOINT=stage.current,
+            IMPORTER_FINAL_CHECKPOINT=boolean(is_last and pod.volume.final),
+        )
+        if not is_last:
+            pod.before.append(pod.container(f"stage-{number}"))
+    ports = [{"name": "metrics", "containerPort": PATHS.metrics_port}]
+    return pod.container("importer", ports=ports)

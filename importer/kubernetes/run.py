@@ -1,0 +1,332 @@
+"""Carry a DataVolume out here, on a file or device of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+from cdi_worker import contract, errors, execute, progress, request, survey, units
+from cdi_worker.images.engine import fetch, retry
+from cdi_worker.kubernetes import datavolume, keyring
+from cdi_worker.sources import base
+
+#: What carries a source out, where its name is another.
+KINDS = {"blank": "none", "upload": "local", "pvc": "volume"}
+#: Sources whose bytes somebody has to point to.
+POINTED = frozenset({"upload", "pvc"})
+USER, PASSWORD, TOKEN = "accessKeyId", "secretKey", "sessionToken"
+GOOGLE, VDDK = "credentials.json", "vddk-config-file"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the manifest does not say. ``origin``: the file to upload, or the volume to clone.
+
+    ``folder``: for what sources want as files; it outlives the run. ``after``: the checkpoint that is
+    on the target already. ``stall``: seconds without a byte until a source is given up.
+    """
+
+    target: str
+    folder: str
+    overhead: Fraction = Fraction(0)
+    scratch: str | None = None
+    origin: str = ""
+    after: str = ""
+    direct: bool = False
+    connections: int = 6
+    stall: float = 180.0
+    vddk_libdir: str = ""
+
+
+@dataclasses.dataclass
+class Planner:
+    """Makes requests of a DataVolume; what is missing for them is added to ``faults``, by path."""
+
+    volume: datavolume.DataVolume
+    keys: keyring.Keyring
+    settings: Settings
+    env: Mapping[str, str]
+    faults: list[str]
+
+    def requests(self) -> list[request.Request]:
+        """Return one request for each stage."""
+        whole = self._request()
+        try:
+            stages = self.volume.stages_after(self.settings.after)
+        except errors.RequestError as err:
+            self.faults += err.faults
+            return []
+        return [
+            dataclasses.replace(whole, location=self._staged(whole.location, stage, stages[-1]))
+            for stage in stages
+        ] or [whole]
+
+    def _staged(
+        self, location: base.Location, stage: datavolume.Checkpoint, last: datavolume.Checkpoint
+    ) -> base.Location:
+        is_final = self.volume.final and stage is last
+        return dataclasses.replace(location, previous=stage.previous, current=stage.current, final=is_final)
+
+    def _request(self) -> request.Request:
+        volume, settings = self.volume, self.settings
+        overhead = Fraction(0) if volume.claim.block else settings.overhead
+        target = settings.target
+        if target and not volume.is_archive and pathlib.Path(target).is_dir():
+            target = f"{target}/disk.img"
+        return request.Request(
+            source=KINDS.get(volume.source.kind, volume.source.kind),
+            location=self._location(),
+            target=target,
+            content_type=volume.content_type,
+            scratch=settings.scratch,
+            image_size=None if volume.claim.size is None else volume.claim.size_with(overhead),
+            overhead=overhead,
+            preallocation=volume.preallocation,
+            direct=settings.direct,
+            checksum=volume.source.checksum or None,
+            connect_patience=min(request.CONNECT_PATIENCE, settings.stall),
+            fetch=fetch.Options(connections=settings.connections, no_progress=settings.stall),
+        )
+
+    def _location(self) -> base.Location:
+        source, settings = self.volume.source, self.settings
+        where = f"spec.source.{source.kind}"
+        if source.kind == "snapshot":
+            self.faults.append(f"{where}: only the storage of a cluster can read its snapshots")
+        if source.image_stream:
+            self.faults.append(f"{where}.imageStream: only a cluster knows its image streams; wants url")
+        if source.kind in POINTED and not settings.origin:
+            self.faults.append(f"{where}: name its file, device or directory with --from")
+        if source.kind not in POINTED | {""} and settings.origin:
+            self.faults.append(f"{where}: --from is for {' and '.join(sorted(POINTED))}")
+        held = self._secret(f"{where}.secretRef", source.secret, self._wanted())
+        credentials = config = ""
+        if GOOGLE in held and source.kind == "gcs":
+            credentials = self._kept(GOOGLE, held[GOOGLE])
+            held = {}
+        if source.extra_arguments:
+            found = self._config_map(f"{where}.extraArgs", source.extra_arguments)
+            if found and VDDK not in found:
+                self.faults.append(f"{where}.extraArgs: ConfigMap {source.extra_arguments} has no {VDDK}")
+            config = self._kept(VDDK, found[VDDK]) if VDDK in found else ""
+        return base.Location(
+            endpoint=settings.origin or contract.endpoint(source.url, self.env),
+            access=self._access(held),
+            architecture=source.architecture,
+            credentials_file=credentials,
+            disk_id=source.disk_id,
+            uuid=source.uuid,
+            backing_file=source.backing_file,
+            thumbprint=source.thumbprint,
+            vddk_libdir=settings.vddk_libdir,
+            vddk_config=config,
+        )
+
+    def _access(self, held: Mapping[str, bytes]) -> base.Access:
+        reading = contract.Reading(self.env)
+        source = self.volume.source
+        path = f"spec.source.{source.kind}.secretRef"
+        return base.Access(
+            user=self._text(path, held, USER),
+            password=self._text(path, held, PASSWORD),
+            session_token=self._text(path, held, TOKEN),
+            headers=tuple(contract.parse_header(header) for header in source.headers) + self._headers(),
+            ca_files=self._certificates(),
+            insecure=source.insecure,
+            http_proxy=reading.either_case("http_proxy"),
+            https_proxy=reading.either_case("https_proxy"),
+            no_proxy=reading.either_case("no_proxy"),
+            connections=self.settings.connections,
+            patience=self.settings.stall,
+        )
+
+    # -- Secrets and ConfigMaps ---------------------------------------------------------------
+
+    def _wanted(self) -> tuple[str, ...]:
+        return (GOOGLE,) if self.volume.source.kind == "gcs" else (USER, PASSWORD)
+
+    def _secret(self, path: str, name: str, wanted: tuple[str, ...] = ()) -> Mapping[str, bytes]:
+        if not name:
+            return {}
+        held = self.keys.secret(name)
+        if held is None:
+            self.faults.append(f"{path}: no Secret {name} in the manifest, nor below --secrets")
+            return {}
+        self.faults += [f"{path}: Secret {name} has no key {key}" for key in wanted if key not in held]
+        return held
+
+    def _config_map(self, path: str, name: str) -> Mapping[str, bytes]:
+        held = self.keys.config_map(name)
+        if held is None:
+            self.faults.append(f"{path}: no ConfigMap {name} in the manifest, nor below --secrets")
+        return held or {}
+
+    def _text(self, path: str, held: Mapping[str, bytes], key: str) -> str:
+        try:
+            return held.get(key, b"").decode().strip("\r\n")
+        except UnicodeDecodeError:
+            self.faults.append(f"{path}: key {key} is not UTF-8")
+            return ""
+
+    def _headers(self) -> tuple[tuple[str, str], ...]:
+        found = []
+        for index, name in enumerate(self.volume.source.secret_headers):
+            path = f"spec.source.{self.volume.source.kind}.secretExtraHeaders[{index}]"
+            held = self._secret(path, name)
+            for key in sorted(held):
+                try:
+                    found.append(contract.parse_header(self._text(path, held, key)))
+                except errors.RequestError:
+                    self.faults.append(f"{path}: Secret {name}, key {key}: malformed extra header")
+        return tuple(found)
+
+    def _certificates(self) -> tuple[str, ...]:
+        source = self.volume.source
+        if not source.certificates:
+            return ()
+        held = self._config_map(f"spec.source.{source.kind}.certConfigMap", source.certificates)
+        return tuple(self._kept(f"ca-{index}", held[key]) for index, key in enumerate(sorted(held)))
+
+    def _kept(self, name: str, data: bytes) -> str:
+        """Return the path of a private file with ``data``."""
+        path = pathlib.Path(self.settings.folder, name)
+        path.touch(mode=0o600)
+        path.write_bytes(data)
+        return str(path)
+
+
+def run(
+    volume: datavolume.DataVolume,
+    stages: list[request.Request],
+    status: Status,
+    shown: progress.Progress,
+    cancel: retry.Cancel,
+) -> None:
+    """Carry out all stages. Raises ``errors.Error`` after telling that it failed."""
+    status.pending()
+    try:
+        if volume.source.kind == "blank":
+            _check_room(stages[0])
+        for number, wanted in enumerate(stages, 1):
+            current = wanted.location.current
+            status.scheduled(f"checkpoint {current}" if current else wanted.target)
+            told = progress.Several(shown, Watch(status))
+            result = execute.run(wanted, told, cancel)
+            if current and not wanted.location.final:
+                more = "" if number < len(stages) else f"; go on with --after {current}"
+                status.paused(f"checkpoint {current} copied{more}")
+            else:
+                status.succeeded(f"{units.format_size(result.size)} by {result.plan.route}")
+    except errors.Error as err:
+        status.failed(str(err))
+        raise
+
+
+def _check_room(wanted: request.Request) -> None:
+    """Refuse less room than was asked for: a cluster would have found no such volume."""
+    room = survey.room(wanted)
+    size = wanted.image_size or 0
+    needed = size if room.block else units.usable_space(size, wanted.overhead)
+    if room.usable < needed:
+        raise errors.TooLarge(virtual_size=needed, available=room.available)
+
+
+#: What the conditions are in each phase: Bound, Running, Ready.
+CONDITIONS = {
+    "Pending": (False, False, False),
+    "ImportScheduled": (True, False, False),
+    "ImportInProgress": (True, True, False),
+    "UploadScheduled": (True, False, False),
+    "UploadReady": (True, True, False),
+    "CloneScheduled": (True, False, False),
+    "CloneInProgress": (True, True, False),
+    "Paused": (True, False, False),
+    "Succeeded": (True, False, True),
+    "Failed": (True, False, False),
+}
+#: What the names of the phases begin with, by source.
+VERBS = {"upload": "Upload", "pvc": "Clone"}
+#: Why a condition is what it is, where the phase alone does not say it.
+REASONS = {"Paused": "Completed", "Succeeded": "Completed", "Failed": "Error"}
+
+
+class Status:
+    """Tells of every change once, as a line for people or as the API's object for programs."""
+
+    def __init__(self, name: str, source: str, say: Callable[[str], object], *, as_json: bool) -> None:
+        self.phase = ""
+        self._name = name
+        self._verb = VERBS.get(source, "Import")
+        self._say = say
+        self._as_json = as_json
+        self._since: dict[str, tuple[bool, str]] = {}
+
+    def pending(self) -> None:
+        self._to("Pending", "the manifest is well-formed")
+
+    def scheduled(self, message: str) -> None:
+        self._to(f"{self._verb}Scheduled", message)
+
+    def in_progress(self) -> None:
+        self._to("UploadReady" if self._verb == "Upload" else f"{self._verb}InProgress", "")
+
+    def paused(self, message: str) -> None:
+        self._to("Paused", message)
+
+    def succeeded(self, message: str) -> None:
+        self._to("Succeeded", message)
+
+    def failed(self, message: str) -> None:
+        self._to("Failed", message)
+
+    def _to(self, phase: str, message: str) -> None:
+        if phase == self.phase:
+            return
+        self.phase = phase
+        conditions = self._conditions(phase, message)
+        if self._as_json:
+            done = "100.0%" if phase == "Succeeded" else "N/A"
+            said = {"claimName": self._name, "phase": phase, "progress": done, "conditions": conditions}
+            self._say(json.dumps(said))
+            return
+        shown = " ".join(f"{condition['type']}={condition['status']}" for condition in conditions)
+        self._say(f"{phase:<16} {shown}{'  ' + message if message else ''}")
+
+    def _conditions(self, phase: str, message: str) -> list[dict[str, str]]:
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        bound, running, ready = CONDITIONS[phase]
+        reasons = {
+            "Bound": "Bound" if bound else "Pending",
+            "Running": "TransferRunning" if running else REASONS.get(phase, ""),
+            "Ready": "TransferRunning" if running else "",
+        }
+        made = []
+        for kind, value in (("Bound", bound), ("Running", running), ("Ready", ready)):
+            before, since = self._since.get(kind, (not value, now))
+            self._since[kind] = value, since if before == value else now
+            made.append(
+                {
+                    "type": kind,
+                    "status": str(value),
+                    "reason": reasons[kind],
+                    "message": message if kind == "Running" else "",
+                    "lastTransitionTime": self._since[kind][1],
+                    "lastHeartbeatTime": now,
+                }
+            )
+        return made
+
+
+class Watch(progress.NullProgress):
+    """A progress that sees the transfer begin: when the source has answered."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def phase(self, name: str, total: int | None) -> None:
+        if name != "connect":
+            self._status.in_progress()

@@ -1,0 +1,97 @@
+"""The routes of disks that come as they are: each brings one the way that the plan says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from cdi_worker.formats import vhd
+from cdi_worker.images import target
+from cdi_worker.images.engine import fetch, retry
+from cdi_worker.images.target import copy
+from cdi_worker.routes import convert
+from cdi_worker.routes.job import Job
+from cdi_worker.scratch import journal
+from cdi_worker.sources import base
+
+#: Zeros asked for between two words about progress.
+ZERO_STEP = 64 << 20
+
+
+def blank(job: Job) -> None:
+    """BLANK: create, or zero where every byte shall be written."""
+    size = job.plan.virtual_size or 0
+    job.size = size
+    if not job.wanted.preallocation and target.facts(job.wanted.target).kind == "block":
+        return
+    job.progress.phase("transfer", size)
+    with job.open_target(size) as out:
+        for part in fetch.split(0, size, ZERO_STEP):
+            out.zero(*part)
+            job.progress.advance(part.length)
+        job.commit(out, size)
+
+
+def stream(job: Job) -> None:
+    """STREAM: a raw disk, by ranges in any order or as one ordered stream."""
+    if job.plan.random:
+        _stream_ranges(job)
+    else:
+        _stream_ordered(job)
+
+
+def extents(job: Job) -> None:
+    """EXTENTS: only what the source knows to be data moves."""
+    size = job.source.size or 0
+    job.progress.phase("transfer", size)
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        job.fetch_into(out, noted, data(job, out, job.source.extents() or ()))
+        job.commit(out, size)
+
+
+def _stream_ranges(job: Job) -> None:
+    size = job.source.size or 0
+    job.progress.phase("transfer", size)
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        job.fetch_into(out, noted, [fetch.Range(0, size)])
+        job.commit(out, size)
+
+
+def _stream_ordered(job: Job) -> None:
+    job.progress.phase("transfer", job.source.size)
+    # Whether the last sector is the disk's or the footer of a fixed VHD shows at the end.
+    with job.open_target(None) as out:
+        with job.plain() as reader:
+            size = copy.copy_ordered(
+                vhd.WithoutFooter(reader), out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set
+            )
+        job.commit(out, size)
+
+
+def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterator[fetch.Range]:
+    """Yield the data to fetch; what is not data is zeroed on the way."""
+    for extent in extents:
+        if extent.zero:
+            out.zero(extent.offset, extent.length)
+            job.progress.advance(extent.length)
+        else:
+            yield fetch.Range(extent.offset, extent.length)
+
+
+def update(job: Job) -> None:
+    """UPDATE: only the areas that the source knows to have changed; what is zero in them is zeroed.
+
+    After a kill all of it is done again: the same bytes at the same places, nothing to remember.
+    """
+    convert.check_disk(job)
+    size = job.plan.virtual_size or 0
+    changed = retry.patiently(
+        lambda: list(job.source.extents() or ()),
+        job.wanted.fetch.no_progress,
+        job.cancel,
+        job.progress.retry,
+    )
+    job.progress.phase("transfer", sum(extent.length for extent in changed))
+    with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
+        job.fetch_into(out, journal.Journal(None, "", size), data(job, out, changed))
+        job.commit(out, out.size or size)

@@ -1,0 +1,215 @@
+"""One import under way: what its route needs, opened in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+from cdi_worker import errors, plan, progress, request
+from cdi_worker.formats import checksum
+from cdi_worker.formats.compressed import layers
+from cdi_worker.images import target
+from cdi_worker.images.engine import ahead, cancelling, fetch, resume
+from cdi_worker.images.target import copy
+from cdi_worker.scratch import journal
+from cdi_worker.sources import base
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Job:
+    """``ranges``: whether the source may be read at random; ``limit``: the largest disk that fits.
+
+    The outcome, in bytes: ``read`` came from the source, ``size`` is the disk's, ``resumed`` is what
+    an earlier attempt had already put in place.
+    """
+
+    wanted: request.Request
+    source: base.Source
+    content: plan.Content
+    plan: plan.Plan
+    limit: int
+    progress: progress.Progress
+    cancel: cancelling.Stop
+    ranges: bool = True
+    read: int = 0
+    size: int = 0
+    resumed: int = 0
+    _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    def arrived(self, count: int) -> None:
+        """Count bytes of the source that count as progress too."""
+        self.count(count)
+        self.progress.advance(count)
+
+    def wrote(self, count: int) -> None:
+        """Count bytes of what is made, where its size is not known before."""
+        self.size += count
+
+    def count(self, count: int) -> None:
+        """Count bytes of the source where progress is measured in something else."""
+        with self._counting:
+            self.read += count
+        self.progress.read(count)
+
+    def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
+        """Return the engine over the source's ranges."""
+        ranges = self.source.ranges()
+        if ranges is None or self.source.size is None:
+            raise errors.NoRanges(url=self.source.name, reason="no ranges offered")
+        return fetch.Fetcher(
+            ranges,
+            self.source.size,
+            self.fetching,
+            cancel=self.cancel,
+            advance=advance,
+            retried=self.progress.retry,
+        )
+
+    def open_target(self, size: int | None) -> target.Target:
+        """Open the target for a disk of ``size`` bytes, None while unknown; nothing is gone on with."""
+        return target.open(self.wanted.target, size, self.options)
+
+    @contextlib.contextmanager
+    def resumable(
+        self, path: str, size: int, total: int, options: target.Options
+    ) -> Iterator[tuple[target.Target, journal.Journal]]:
+        """Yield a place for ``size`` bytes and the journal of what an earlier attempt has put there.
+
+        ``total``: bytes of the source, or of the disk, whose ranges the journal counts. A failure
+        that trying again can mend leaves both for the next attempt.
+        """
+        place = target.notes(path, size) if self.source.identity else None
+        interval = self.wanted.journal_interval
+        noted = journal.Journal.open(place, self._key(), total, seconds=interval)
+        mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
+        with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
+            if noted.covered and not out.resumed:
+                noted = journal.Journal(place, self._key(), total, seconds=interval)
+            self.resumed = noted.covered
+            log.info("resume covered=%d of=%d identity=%r", noted.covered, total, self.source.identity)
+            try:
+                yield out, noted
+            except errors.Error as err:
+                if place is not None and (err.retryable or isinstance(err, errors.Cancelled)):
+                    noted.save(out.flush)
+                    out.keep()
+                raise
+
+    def fetch_into(self, out: target.Target, noted: journal.Journal, ranges: Iterable[fetch.Range]) -> None:
+        """Fetch ``ranges`` in any order, those that the journal misses, to the same offsets of ``out``."""
+
+        def place(offset: int, data: memoryview) -> None:
+            copy.place(out, offset, data)
+            noted.done(offset, offset + len(data))
+            noted.checkpoint(out.flush)
+
+        fetcher = self.fetcher(self.arrived)
+
+        def parts() -> Iterator[fetch.Range]:
+            for whole in ranges:
+                for start, end in noted.missing(whole.offset, whole.offset + whole.length):
+                    yield from fetch.split(start, end, fetcher.step)
+
+        self.progress.advance(noted.covered)
+        fetcher.each(parts(), place)
+
+    @property
+    def fetching(self) -> fetch.Options:
+        """Return how hard to fetch: where reads have to be shorter, as many more of them at once."""
+        asked = self.wanted.fetch
+        parts = max(1, asked.chunk // (self.source.longest_read or asked.chunk))
+        return dataclasses.replace(
+            asked,
+            chunk=asked.chunk // parts,
+            connections=asked.connections * parts,
+            window=asked.window * parts,
+        )
+
+    @property
+    def options(self) -> target.Options:
+        """Return how the target is to be written."""
+        return target.Options(
+            preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.cancel
+        )
+
+    def _key(self) -> str:
+        """Name the bytes and this very job: its owner's UID is what no earlier user of a device knows."""
+        return "\n".join(
+            (
+                self.source.name,
+                self.source.identity or "",
+                self.plan.route,
+                self.wanted.owner_uid,
+                self.wanted.target,
+            )
+        )
+
+    def commit(self, opened: target.Target, size: int) -> None:
+        """Make a disk of ``size`` bytes usable: all of it has come and was verified."""
+        self.source.verify()
+        self.progress.phase("sync", None)
+        self.size = max(size, self.plan.grow_to)
+        opened.commit(self.plan.grow_to)
+
+    @contextlib.contextmanager
+    def served(self, advance: Callable[[int], None]) -> Iterator[base.Reader]:
+        """Yield the bytes as served, in order; the checksum is verified when the block ends well."""
+        with contextlib.closing(self._ordered(advance)) as reader:
+            if self.wanted.checksum is None:
+                yield reader
+                copy.drain(reader, self.cancel)
+                return
+            hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
+            yield hashing
+            copy.drain(hashing, self.cancel)
+            hashing.verify()
+
+    @contextlib.contextmanager
+    def plain(self, limit: int | None = None) -> Iterator[base.Reader]:
+        """Yield the bytes below all compressions, at most ``limit``; read to the end on leaving."""
+        with self.served(self.arrived) as served:
+            if self.source.format is not None:
+                yield served
+                return
+            content, reader = layers.open(served, limit=limit, tool=self._xz)
+            with contextlib.closing(reader):
+                self._check_same(content)
+                yield reader
+                copy.drain(reader, self.cancel)
+
+    def _xz(self, packed: base.Reader) -> base.Reader:
+        # Starting programs is a library of its own.
+        from cdi_worker.images.tools import xz
+
+        return xz.Reader(packed, give_up=self.cancel.set)
+
+    def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
+        if self.ranges and self.source.ranges() is not None and self.source.size is not None:
+            return self.fetcher(advance).stream()
+        reader = resume.Resuming(
+            self.source.stream,
+            self.source.size,
+            name=self.source.name,
+            no_progress=self.wanted.fetch.no_progress,
+            cancel=self.cancel,
+            advance=advance,
+            retried=self.progress.retry,
+        )
+        if not self.content.compressions and not self.wanted.is_archive:
+            # These have a thread each to read and to write.
+            return reader
+        return ahead.Reader(reader, self.cancel, self.cancel.set)
+
+    def _check_same(self, content: layers.Content) -> None:
+        """Refuse a stream that is not what the first look has seen, and safety has checked."""
+        first = layers.look(self.source.head)
+        if (content.format, content.compressions) != (first.format, first.compressions):
+            raise errors.SourceChanged(
+                url=self.source.name, what="format", before=first.format, now=content.format
+            )

@@ -1,0 +1,73 @@
+"""The route PLACE: formats of which our own reader knows where each piece of the disk belongs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.formats.mapped import readers as placeable
+from cdi_worker.images.place import ranges, stream
+from cdi_worker.routes.job import Job
+from cdi_worker.scratch import space
+
+log = logging.getLogger(__name__)
+
+
+def place_mapped(job: Job) -> None:
+    """PLACE: our own reader of the format puts each piece of the disk where it belongs."""
+    if job.plan.random:
+        _place_ranges(job)
+        return
+    try:
+        _place_ordered(job)
+    except errors.ScratchRequired as err:
+        if not job.wanted.scratch:
+            raise
+        if job.source.once:
+            advice = "and this source gives it once: upload it as qcow2 (qemu-img convert -O qcow2)"
+            raise errors.Unsupported(
+                reason=f"it has to be read twice ({err.fields['reason']}), {advice}"
+            ) from err
+        log.info("spool reason=%r", str(err))
+        job.cancel.clear()
+        # A whole other route, seldom taken.
+        from cdi_worker.routes import convert
+
+        convert.spool(job)
+
+
+def _place_ranges(job: Job) -> None:
+    size = job.plan.virtual_size or 0
+    job.progress.phase("transfer", size)
+    fetcher = job.fetcher(job.count)
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        image = placeable.FORMATS[job.content.format].read_image(fetcher.read, fetcher.size)
+        _check_same_size(job, image.layout.virtual_size)
+        ranges.from_ranges(image, fetcher, out, noted, job.progress.advance)
+        job.commit(out, size)
+
+
+def _place_ordered(job: Job) -> None:
+    size = job.plan.virtual_size or 0
+    job.progress.phase("transfer", job.source.size)
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if job.wanted.scratch:
+            room = stack.enter_context(space.Scratch(job.wanted.scratch, job.wanted.target))
+            kept = stack.enter_context(space.Spill(room.path("spill")))
+        out = stack.enter_context(job.open_target(size))
+        with job.plain() as reader:
+            ahead = readers.Peek(reader, placeable.HEAD_SIZE)
+            follower = placeable.FORMATS[job.content.format].follow(ahead.head)
+            _check_same_size(job, follower.virtual_size)
+            stream.from_stream(follower, ahead, out, cancel=job.cancel, spill=kept, give_up=job.cancel.set)
+        job.commit(out, size)
+
+
+def _check_same_size(job: Job, now: int) -> None:
+    """Refuse another disk than the one the target was opened for: no identity may have told them apart."""
+    before = job.plan.virtual_size
+    if before != now:
+        raise errors.SourceChanged(url=job.source.name, what="virtual size", before=before, now=now)

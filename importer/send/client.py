@@ -1,0 +1,224 @@
+"""The client's side of an upload: requests to an upload server, with bodies that never end early."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import logging
+import os
+import socket
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.upload import tls as upload_tls
+
+log = logging.getLogger(__name__)
+
+#: Seconds to connect, and for a piece of a body to be taken.
+CONNECT, SEND = 20.0, 180.0
+#: Seconds between two looks at whether to stop.
+TURN = 0.2
+_ANSWER = 64 << 10
+#: A piece that is sent together with what frames it.
+_SHORT = 4096
+
+Headers = Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said; ``text`` is at most 64 KiB."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    def header(self, name: str) -> str:
+        """Return a header, whatever its letter case; empty without it."""
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
+
+    @property
+    def is_good(self) -> bool:
+        return 200 <= self.status < 300
+
+    def reason(self) -> str:
+        """Return it as one line for people."""
+        said = " ".join(self.text.split())[:1000]
+        return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if said else ''}{said}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Body:
+    """What is sent. ``length`` in bytes, None: in chunks until ``pieces`` end."""
+
+    pieces: Iterable[bytes | memoryview]
+    length: int | None = None
+
+
+class Client:
+    """Makes requests to one server, each on a connection of its own.
+
+    ``headers`` go with every request. Setting ``cancel`` ends what is under way. Raises
+    ``errors.Transient`` for what trying again may mend, ``errors.Unreachable`` and ``Cancelled``.
+    """
+
+    def __init__(
+        self, url: str, tls: ssl.SSLContext, cancel: retry.Cancel, headers: Headers | None = None
+    ) -> None:
+        parts, port = _parsed(url)
+        self.url = urllib.parse.urlunsplit(
+            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
+        )
+        self.path = parts.path
+        self._host, self._port = parts.hostname or "", port
+        self._tls = tls if parts.scheme == "https" else None
+        self._cancel = cancel
+        self._headers = dict(headers or {})
+
+    def ask(self, method: str, path: str, headers: Headers | None = None, body: Body | None = None) -> Answer:
+        """Make one request and return the answer, whatever its status is."""
+        with self._connected() as connection:
+            return self._ask(connection, method, path, {**self._headers, **(headers or {})}, body)
+
+    def _ask(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: Body | None,
+    ) -> Answer:
+        connection.putrequest(method, path, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        if body is not None and body.length is None:
+            connection.putheader("Transfer-Encoding", "chunked")
+        elif body is not None or method in {"POST", "PATCH"}:
+            connection.putheader("Content-Length", str(body.length if body else 0))
+        connection.endheaders()
+        if body is not None:
+            self._send(connection, body)
+        # How long a disk takes to be converted and synced, nobody knows; TCP tells of a dead server.
+        connection.sock.settimeout(None)
+        response = connection.getresponse()
+        return Answer(
+            response.status, dict(response.headers), response.read(_ANSWER).decode("utf-8", "replace")
+        )
+
+    def _send(self, connection: http.client.HTTPConnection, body: Body) -> None:
+        try:
+            if body.length is None:
+                self._send_chunks(connection, body.pieces)
+                return
+            for piece in body.pieces:
+                self._check()
+                connection.send(piece)
+        except (ConnectionError, ssl.SSLError) as err:
+            # A server that refuses says why before it closes.
+            log.debug("send error=%s", err)
+
+    def _send_chunks(
+        self, connection: http.client.HTTPConnection, pieces: Iterable[bytes | memoryview]
+    ) -> None:
+        # Every call is a record of TLS, and wakes the other end.
+        behind = b""
+        for piece in pieces:
+            self._check()
+            frame = b"%s%x\r\n" % (behind, len(piece))
+            if len(piece) < _SHORT:
+                connection.send(frame + piece)
+            else:
+                connection.send(frame)
+                connection.send(piece)
+            behind = b"\r\n"
+        connection.send(behind + b"0\r\n\r\n")
+
+    def _check(self) -> None:
+        if self._cancel.is_set():
+            raise errors.Cancelled
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[http.client.HTTPConnection]:
+        over = threading.Event()
+        connection = self._connection()
+
+        def connect() -> None:
+            connection.connect()
+            if over.is_set():
+                # Nobody has waited for it.
+                connection.close()
+
+        try:
+            cancelling.apart(connect, self._cancel)
+            connection.sock.settimeout(SEND)
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+            watch = threading.Thread(target=self._watch, args=(connection.sock, over), daemon=True)
+            watch.start()
+            try:
+                yield connection
+            finally:
+                over.set()
+                watch.join()
+        except ssl.SSLCertVerificationError as err:
+            raise errors.Unreachable(url=self.url, reason=err.verify_message) from err
+        except (OSError, http.client.HTTPException) as err:
+            if self._cancel.is_set():
+                raise errors.Cancelled from err
+            raise errors.Transient(url=self.url, reason=_reason(err)) from err
+        finally:
+            over.set()
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT, context=self._tls)
+
+    def _watch(self, sock: socket.socket, over: threading.Event) -> None:
+        while not over.wait(TURN):
+            if self._cancel.is_set():
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                return
+
+
+def _parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
+    """Return the parts of an http(s) URL, and its port. An error does not repeat it: it may hold secrets."""
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in {"http", "https"} and parts.hostname:
+            return parts, parts.port
+    raise errors.RequestError("the address to upload to is no http(s)://host[:port]/path")
+
+
+def context(authority: str, certificate: str = "", key: str = "") -> ssl.SSLContext:
+    """Return the TLS of a client from PEM texts. An empty authority trusts the system's.
+
+    Raises ``errors.RequestError`` when they are none.
+    """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if authority:
+            made.load_verify_locations(cadata=authority)
+        else:
+            made.load_default_certs()
+        if certificate:
+            upload_tls.load_texts(made, certificate, key)
+    except (ssl.SSLError, OSError) as err:
+        raise errors.RequestError(f"certificates of the client: {err}") from err
+    return made
+
+
+def _reason(err: Exception) -> str:
+    if isinstance(err, http.client.RemoteDisconnected):
+        return "the server has closed the connection without an answer"
+    if isinstance(err, OSError) and err.errno and not isinstance(err, ssl.SSLError):
+        return os.strerror(err.errno).lower() if err.errno > 0 else str(err)
+    return str(err) or type(err).__name__

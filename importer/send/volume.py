@@ -1,0 +1,172 @@
+"""The role of the clone source: what a volume holds goes to the upload server of another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping
+
+from cdi_worker import contract, errors, metrics, progress, report
+from cdi_worker.formats.compressed import snappy
+from cdi_worker.images import volume
+from cdi_worker.images.engine import retry
+from cdi_worker.images.tools import gnu_tar
+from cdi_worker.send import client as upload_client
+from cdi_worker.send import extents
+from cdi_worker.send import sender as upload_sender
+from cdi_worker.upload import headers
+
+log = logging.getLogger(__name__)
+
+#: Seconds to wait for a server that is still starting.
+PATIENCE = 60.0
+MODES = {"block": headers.BLOCK, "filesystem": headers.FILESYSTEM}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """``kind``: the content type; ``place``: the device or directory; the PEM texts do not show.
+
+    ``no_progress``: seconds until a broken connection is given up.
+    """
+
+    url: str
+    kind: str
+    place: str
+    owner_uid: str = ""
+    preallocation: bool = False
+    authority: str = dataclasses.field(default="", repr=False)
+    certificate: str = dataclasses.field(default="", repr=False)
+    key: str = dataclasses.field(default="", repr=False)
+    no_progress: float = 180.0
+
+
+def read(env: Mapping[str, str]) -> Settings:
+    """Return the settings; raises ``RequestError`` with all faults of the environment."""
+    reading = contract.Reading(env)
+    names = ("UPLOAD_URL", "MOUNT_POINT", "CLIENT_KEY", "CLIENT_CERT", "SERVER_CA_CERT")
+    reading.faults += [f"{name} is not set" for name in names if not env.get(name)]
+    mode = env.get("VOLUME_MODE", "")
+    if mode.lower() not in MODES:
+        reading.faults.append(f"VOLUME_MODE={mode!r} is neither block nor filesystem")
+    settings = Settings(
+        url=env.get("UPLOAD_URL", ""),
+        kind=MODES.get(mode.lower(), ""),
+        place=env.get("MOUNT_POINT", ""),
+        owner_uid=env.get("OWNER_UID", ""),
+        preallocation=reading.boolean("PREALLOCATION"),
+        authority=env.get("SERVER_CA_CERT", ""),
+        certificate=env.get("CLIENT_CERT", ""),
+        key=env.get("CLIENT_KEY", ""),
+    )
+    if reading.faults:
+        raise errors.RequestError(*reading.faults)
+    return settings
+
+
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+    """Send the volume and return the report."""
+    settings = read(env)
+    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as told:
+        send(settings, progress.Several(progress.Lines(sys.stderr), told), cancel)
+    return report.cloned(preallocated=settings.preallocation)
+
+
+def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> None:
+    """Send the volume, and return when the other end has it on storage. Raises ``errors.Error``."""
+    tls = upload_client.context(settings.authority, settings.certificate, settings.key)
+    client = upload_client.Client(settings.url, tls, cancel)
+    shown.phase("connect", None)
+    probe = f"{client.path}-async"
+    answer = retry.patiently(lambda: client.ask("HEAD", probe), PATIENCE, cancel)
+    log.info("clone url=%r kind=%r server=%r", client.url, settings.kind, dict(answer.headers))
+    if answer.header(headers.OFFER) == headers.EXTENTS:
+        send_extents(settings, client, shown, cancel)
+    else:
+        send_frames(settings, client, shown)
+    shown.done()
+
+
+def send_frames(settings: Settings, client: upload_client.Client, shown: progress.Progress) -> None:
+    """Send what every upload server of CDI takes, in one request."""
+    with plain(settings, shown) as pieces:
+        body = upload_client.Body(snappy.frames(pieces))
+        answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
+    if not answer.is_good:
+        raise errors.UploadFailed(url=client.url, reason=answer.reason())
+
+
+def send_extents(
+    settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: retry.Cancel
+) -> None:
+    """Send what an upload server of ours takes, in as many requests as it needs."""
+    chosen = {headers.CONTENT_TYPE: settings.kind, headers.CHOICE: headers.EXTENTS}
+    sender = upload_sender.Sender(
+        client,
+        f"{client.path}-resumable",
+        cancel,
+        settings.no_progress,
+        headers=chosen,
+        retried=shown.retry,
+    )
+    if not sender.begin(None):
+        raise errors.UploadFailed(url=client.url, reason="the server does not keep to what it has offered")
+    if settings.kind == headers.FILESYSTEM:
+        shown.phase("transfer", occupied(settings.place))
+        sender.send(extents.Directory(settings.place, shown, sparse=not settings.preallocation))
+        return
+    with volume.Volume(settings.place) as device:
+        shown.phase("transfer", device.size)
+        sender.send(extents.Device(device, shown))
+
+
+@contextlib.contextmanager
+def plain(settings: Settings, shown: progress.Progress) -> Iterator[Iterator[memoryview]]:
+    """Yield the pieces of what upstream's receiver unpacks: the device's bytes, or a tar."""
+    with contextlib.ExitStack() as stack:
+        if settings.kind == headers.BLOCK:
+            device = stack.enter_context(volume.Volume(settings.place))
+            shown.phase("transfer", device.size)
+            yield _whole(device, shown)
+        else:
+            shown.phase("transfer", occupied(settings.place))
+            tar = stack.enter_context(
+                contextlib.closing(gnu_tar.Reader(settings.place, sparse=not settings.preallocation))
+            )
+            yield _archive(tar, shown)
+
+
+def _whole(device: volume.Volume, shown: progress.Progress) -> Iterator[memoryview]:
+    zeros = memoryview(bytes(snappy.PIECE))
+    for piece in device.pieces():
+        if isinstance(piece, volume.Piece):
+            yield piece.data
+            shown.advance(len(piece.data))
+            continue
+        for start in range(0, piece.length, len(zeros)):
+            part = zeros[: piece.length - start]
+            yield part
+            shown.advance(len(part))
+
+
+def _archive(tar: gnu_tar.Reader, shown: progress.Progress) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(snappy.PIECE))
+    while count := tar.readinto(buffer):
+        yield buffer[:count]
+        shown.advance(count)
+
+
+def occupied(directory: str) -> int:
+    """Return about how many bytes of data are below ``directory``: what a sparse archive holds."""
+    total = 0
+    for root, folders, files in os.walk(directory):
+        folders[:] = [name for name in folders if name not in gnu_tar.NOT_CONTENT]
+        for name in files:
+            with contextlib.suppress(OSError):
+                found = pathlib.Path(root, name).lstat()
+                total += min(found.st_size, found.st_blocks * 512)
+    return total

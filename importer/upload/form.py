@@ -1,0 +1,58 @@
+"""The file within a form (multipart/form-data, RFC 7578), as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import multipart
+
+from cdi_worker import errors
+from cdi_worker.sources import upload
+
+#: Bytes that are taken apart at once.
+PIECE = 256 << 10
+
+
+class File:
+    """The body of a request without all but the part named ``file``.
+
+    Raises ``errors.RequestError`` of a form that is none, that is cut short, or without such a part.
+    """
+
+    def __init__(self, headers: Mapping[str, str], content: upload.Content) -> None:
+        kind, options = multipart.parse_options_header(headers.get("content-type", ""))
+        if kind != "multipart/form-data" or not options.get("boundary"):
+            raise errors.RequestError("a form upload wants multipart/form-data, and its boundary")
+        self._boundary = options["boundary"]
+        self._content = content
+        self._pieces = self._file()
+        self._rest = memoryview(b"")
+
+    def readinto(self, into: memoryview, /) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        count = min(len(into), len(self._rest))
+        into[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def interrupt(self) -> None:
+        self._content.interrupt()
+
+    def _file(self) -> Iterator[bytes | bytearray]:
+        """Yield the file's bytes; read the other parts, and what stands around them, to their end."""
+        found = inside = False
+        buffer = memoryview(bytearray(PIECE))
+        try:
+            with multipart.PushMultipartParser(self._boundary) as parser:
+                while count := self._content.readinto(buffer):
+                    for event in parser.parse(bytes(buffer[:count])) if not parser.closed else ():
+                        if isinstance(event, multipart.MultipartSegment):
+                            inside = event.name == "file" and not found
+                            found = found or inside
+                        elif event is not None and inside:
+                            yield event
+        except multipart.MultipartError as err:
+            raise errors.RequestError(f"the form: {err}") from err
+        if not found:
+            raise errors.RequestError("the form has no part named file")

@@ -1,0 +1,169 @@
+"""The upload server's connections: a thread for each, and a bound on them all."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from cdi_worker import errors
+from cdi_worker.upload import http
+from cdi_worker.upload.connection import Connection
+
+log = logging.getLogger(__name__)
+
+#: Seconds for a handshake.
+HANDSHAKE = 10.0
+#: Seconds for answers that are still being given when the server ends.
+SHUTDOWN = 10.0
+#: Connections at once; for one more, the oldest that asks for nothing has to go, which takes a moment.
+MOST, LEAVING = 256, 16
+#: Seconds until another connection is taken after one could not be: there may be no descriptor left.
+PAUSE = 0.1
+
+Handle: TypeAlias = Callable[[http.Request, http.Exchange], http.Answer]
+
+
+class Listener:
+    """Answers requests by ``handle``. ``idle``, ``patience``: see ``upload_http.Exchange``."""
+
+    def __init__(self, context: ssl.SSLContext, handle: Handle, *, idle: float, patience: float) -> None:
+        self._context = context
+        self._handle = handle
+        self._idle = idle
+        self._patience = patience
+        self._changed = threading.Condition()
+        #: Whether a request of it is being answered, the oldest first.
+        self._connections: dict[Connection, bool] = {}
+        self._threads = 0
+        self._ending = False
+
+    @contextlib.contextmanager
+    def listening(self, host: str, port: int, end: Callable[[], object]) -> Iterator[int]:
+        """Yield the port while connections are taken.
+
+        Afterwards ``end`` is to end what requests wait for: those that were admitted are answered.
+        """
+        try:
+            listener = _listen(host, port)
+        except OSError as err:
+            raise errors.RequestError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
+        accepting = threading.Thread(target=self._accept, args=(listener,), name="accept", daemon=True)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            listener.close()
+            end()
+            self._wait_for_the_last()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._ending:
+            try:
+                self._take(*listener.accept())
+            except (OSError, RuntimeError) as err:
+                # There is no descriptor left, or no thread.
+                if not self._ending:
+                    log.warning("no connection taken: %s", err)
+                    time.sleep(PAUSE)
+
+    def _take(self, plain: socket.socket, _: object) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(plain.close)
+            self._make_room()
+            threading.Thread(target=self._serve, args=(plain,), name="connection", daemon=True).start()
+            with self._changed:
+                self._threads += 1
+            stack.pop_all()
+
+    def _make_room(self) -> None:
+        with self._changed:
+            if self._threads >= MOST:
+                idle = (each for each, busy in self._connections.items() if not busy and not each.interrupted)
+                for oldest in itertools.islice(idle, 1):
+                    oldest.interrupt()
+            self._changed.wait_for(lambda: self._threads < MOST + LEAVING or self._ending)
+
+    def _serve(self, plain: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end_of_thread)
+            stack.callback(plain.close)
+            # A client that leaves, breaks TLS or is too slow: its own affair.
+            stack.enter_context(contextlib.suppress(OSError))
+            connection = Connection(plain, self._context)
+            self._register(connection)
+            stack.callback(self._forget, connection)
+            stack.callback(connection.close)
+            connection.shake_hands(HANDSHAKE)
+            while self._exchange(connection) and not self._ending:
+                pass
+
+    def _exchange(self, connection: Connection) -> bool:
+        """Answer one request; False: the connection ends."""
+        exchange = http.Exchange(connection, self._idle, self._patience)
+        try:
+            request = exchange.receive()
+            if request is None:
+                return False
+            self._mark(connection, busy=True)
+            answer = self._answer(request, exchange)
+        except http.Refusal as refusal:
+            answer = refusal.answer
+        goes_on = exchange.answer(answer)
+        self._mark(connection, busy=False)
+        return goes_on
+
+    def _answer(self, request: http.Request, exchange: http.Exchange) -> http.Answer:
+        try:
+            return self._handle(request, exchange)
+        except http.Refusal:
+            raise
+        except Exception:
+            log.exception("internal error")
+            return http.Answer(500, "internal error")
+
+    def _end_of_thread(self) -> None:
+        with self._changed:
+            self._threads -= 1
+            self._changed.notify_all()
+
+    def _register(self, connection: Connection) -> None:
+        with self._changed:
+            self._connections[connection] = False
+            if self._ending:
+                connection.interrupt()
+
+    def _mark(self, connection: Connection, *, busy: bool) -> None:
+        with self._changed:
+            self._connections[connection] = busy
+
+    def _forget(self, connection: Connection) -> None:
+        with self._changed:
+            del self._connections[connection]
+            self._changed.notify_all()
+
+    def _wait_for_the_last(self) -> None:
+        with self._changed:
+            for connection, busy in self._connections.items():
+                if not busy:
+                    connection.interrupt()
+            self._changed.wait_for(lambda: not self._connections, SHUTDOWN)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    # Go, and so CDI's server, takes either of them for every address of the pod: clusters may have IPv6 only.
+    if both := host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
+        host = "::"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=MOST, dualstack_ipv6=both)

@@ -1,0 +1,55 @@
+"""The role of the upload server, from its start to its report (contract, Upload server)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cdi_worker import contract, errors, execute, report
+from cdi_worker.images.engine import retry
+from cdi_worker.upload import settings as upload_settings
+
+if TYPE_CHECKING:
+    from cdi_worker.upload import server as upload_server
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether to end.
+TURN = 0.2
+
+
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+    """Serve until one upload is on storage, the deadline passes, or ``cancel`` is set."""
+    return serve(make(upload_settings.read(env, paths), cancel))
+
+
+def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:
+    """Return a server. Raises ``errors.MissingExtra``."""
+    with errors.optional("the upload server", package="h11 or multipart", extra="upload"):
+        from cdi_worker.upload import server as upload_server
+    return upload_server.Server(settings, cancel)
+
+
+def serve(server: upload_server.Server) -> report.Report:
+    """Serve, and return how it ended. Raises ``errors.Error``."""
+    settings = server.settings
+    # Nobody waits for it here: whoever uploads would.
+    execute.load()
+    with server.listening():
+        while not (server.done.wait(TURN) or server.cancel.is_set()):
+            if _has_passed(settings.deadline) and server.is_idle:
+                log.info("deadline passed deadline=%s", settings.deadline)
+                break
+    # What was admitted before the end has ended by now, perhaps well.
+    if server.has_succeeded and server.running is not None:
+        order = server.running.order
+        return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
+    if server.cancel.is_set():
+        raise errors.Cancelled
+    return report.deadline_passed()
+
+
+def _has_passed(deadline: dt.datetime | None) -> bool:
+    return deadline is not None and dt.datetime.now(dt.UTC) >= deadline

@@ -1,0 +1,89 @@
+"""What the environment of an upload server says (contract, Upload server)."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import pathlib
+from collections.abc import Mapping
+
+from cdi_worker import contract, errors, request
+from cdi_worker.sources import base
+from cdi_worker.upload import tls as upload_tls
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """``wanted``: the request that every upload starts from. ``deadline``: None waits for ever.
+
+    ``idle``: seconds that a connection may be idle, or take for the headers of a request.
+    """
+
+    host: str
+    port: int
+    tls: upload_tls.Server
+    client_name: str
+    wanted: request.Request
+    deadline: dt.datetime | None = None
+    idle: float = 30.0
+
+
+def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
+    """Return the settings; raises ``RequestError`` with all faults of the environment."""
+    reading = contract.Reading(env)
+    faults = reading.faults
+    names = ("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "CLIENT_NAME")
+    faults += [f"{name} is not set" for name in names if not env.get(name)]
+    tls = upload_tls.Server(
+        certificate=env.get("TLS_CERT_FILE", ""),
+        key=env.get("TLS_KEY_FILE", ""),
+        client_authority=env.get("CLIENT_CERT_FILE", ""),
+        ciphers=env.get("TLS_CIPHERS", ""),
+        minimum=env.get("TLS_MIN_VERSION", ""),
+    )
+    target = _target(env, paths)
+    settings = Settings(
+        host=env.get("LISTEN_ADDRESS") or "0.0.0.0",
+        port=_port(env.get("LISTEN_PORT") or "8443", faults),
+        tls=tls,
+        client_name=env.get("CLIENT_NAME", ""),
+        deadline=_deadline(env.get("DEADLINE", ""), faults),
+        wanted=request.Request(
+            source="upload",
+            location=base.Location("upload"),
+            target=target,
+            volume=paths.data if target == f"{paths.data}/disk.img" else None,
+            scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
+            image_size=reading.quantity("UPLOAD_IMAGE_SIZE"),
+            overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
+            preallocation=reading.boolean("PREALLOCATION"),
+        ),
+    )
+    if faults:
+        raise errors.RequestError(*faults)
+    return settings
+
+
+def _target(env: Mapping[str, str], paths: contract.Paths) -> str:
+    is_block = pathlib.Path(paths.block).exists()
+    return env.get("DESTINATION") or (paths.block if is_block else f"{paths.data}/disk.img")
+
+
+def _port(text: str, faults: list[str]) -> int:
+    if text.isascii() and text.isdigit() and int(text) < 1 << 16:
+        return int(text)
+    faults.append(f"LISTEN_PORT={text!r} is no port")
+    return 0
+
+
+def _deadline(text: str, faults: list[str]) -> dt.datetime | None:
+    if not text:
+        return None
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        faults.append(f"DEADLINE={text!r} is no time such as 2026-11-20T10:00:00Z (RFC 3339)")
+        return None
+    return found

@@ -1,0 +1,113 @@
+"""TLS of both ends of an upload: versions and ciphers as Kubernetes spells them, certificates."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import ssl
+from collections.abc import Iterator
+
+from cdi_worker import errors
+
+log = logging.getLogger(__name__)
+
+#: As OpenShift's TLS profiles and k8s.io/component-base/cli/flag call them.
+VERSIONS = {
+    "": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS10": ssl.TLSVersion.TLSv1,
+    "VersionTLS11": ssl.TLSVersion.TLSv1_1,
+    "VersionTLS12": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+}
+_GO = re.compile(r"TLS_([A-Z_]+)_WITH_([A-Z0-9_]+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Server:
+    """PEM files, and the words of the environment for ciphers and the lowest version."""
+
+    certificate: str
+    key: str
+    client_authority: str
+    ciphers: str = ""
+    minimum: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of a server that checks a client's certificate if it shows one."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.options |= ssl.OP_NO_RENEGOTIATION
+        _restrict(made, self.minimum, self.ciphers)
+        try:
+            made.load_cert_chain(self.certificate, self.key)
+            made.load_verify_locations(self.client_authority)
+        except (ssl.SSLError, OSError) as err:
+            files = f"{self.certificate}, {self.key}, {self.client_authority}"
+            raise errors.RequestError(f"certificates {files}: {err}") from err
+        # Probes of the kubelet come without a certificate; whoever uploads is asked for it later.
+        made.verify_mode = ssl.CERT_OPTIONAL
+        return made
+
+
+def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Give ``context`` a key pair of PEM texts; the library wants files, so they are ones in memory."""
+    fd = os.memfd_create("key-pair", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, f"{certificate}\n{key}\n".encode())
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def common_name(certificate: object) -> str:
+    """Return the subject's common name of what ``SSLObject.getpeercert`` gave; empty without one."""
+    if not isinstance(certificate, dict):
+        return ""
+    pairs = (pair for names in certificate.get("subject", ()) for pair in names)
+    return next((value for name, value in pairs if name == "commonName"), "")
+
+
+def openssl_name(name: str) -> str:
+    """Return OpenSSL's name of a cipher suite of TLS 1.2 that may be spelled as Go and IANA do."""
+    found = _GO.fullmatch(name)
+    if not found:
+        return name
+    exchange, cipher = found.groups()
+    cipher = re.sub(r"AES_(128|256)", r"AES\1", cipher).replace("_CBC_SHA", "-SHA")
+    cipher = cipher.replace("3DES_EDE-SHA", "DES-CBC3-SHA").replace(
+        "CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"
+    )
+    exchange = "" if exchange == "RSA" else f"{exchange}-"
+    return (exchange + cipher).replace("_", "-")
+
+
+def _restrict(context: ssl.SSLContext, minimum: str, ciphers: str) -> None:
+    if minimum not in VERSIONS:
+        raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r} is none of {', '.join(VERSIONS)[2:]}")
+    context.minimum_version = VERSIONS[minimum]
+    names = list(_usable(ciphers))
+    if not names and ciphers.strip() and not _only_newest(ciphers):
+        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: OpenSSL knows none of them")
+    if VERSIONS[minimum] < ssl.TLSVersion.TLSv1_2:
+        # They sign with SHA-1, which OpenSSL 3 has below all its levels of security.
+        names = [*(names or ["DEFAULT"]), "@SECLEVEL=0"]
+    if names:
+        context.set_ciphers(":".join(names))
+
+
+def _usable(ciphers: str) -> Iterator[str]:
+    """Yield those that this OpenSSL has; the suites of TLS 1.3 cannot be chosen, and all are good."""
+    for name in filter(None, map(str.strip, ciphers.split(","))):
+        if _only_newest(name):
+            continue
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(openssl_name(name))
+        except ssl.SSLError:
+            log.warning("unknown cipher name=%r", name)
+        else:
+            yield openssl_name(name)
+
+
+def _only_newest(ciphers: str) -> bool:
+    return all(re.fullmatch(r"\s*TLS_(AES|CHACHA20)_[A-Z0-9_]+\s*", name) for name in ciphers.split(","))

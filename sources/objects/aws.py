@@ -1,0 +1,88 @@
+"""Keys of Amazon Web Services: given or ambient, and the signature made with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import buckets
+
+
+class Keys(buckets.Keys):
+    """Keys of a request. ``cancel`` ends the wait for those of the surroundings."""
+
+    def __init__(self, access: base.Access, cancel: cancelling.Cancel) -> None:
+        self._cancel = cancel
+        with errors.optional("the s3 source", package="boto3", extra="s3"):
+            import botocore.credentials
+        # At debug level it writes session tokens and the answers of the token service.
+        logging.getLogger("botocore").setLevel(logging.INFO)
+        super().__init__(None)
+        if bool(access.user) != bool(access.password):
+            raise errors.RequestError("an access key and a secret key belong together")
+        if access.user:
+            token = access.session_token or None
+            self._keys = botocore.credentials.Credentials(access.user, access.password, token)
+
+    def _find(self) -> Any:
+        """Look for keys of the environment, a profile, a web identity or the machine."""
+        with _translated():
+            return cancelling.apart(lambda: _session().get_credentials(), self._cancel)
+
+    def default_region(self) -> str | None:
+        """Return the region of the environment or the profile."""
+        with _translated():
+            region: str | None = _session().region_name
+        return region
+
+    def signature(self, region: str) -> requests.auth.AuthBase | None:
+        """Return what signs a request to S3 in a region; None without keys."""
+        return _Signature(self._keys, region, self._cancel) if self else None
+
+
+class _Signature(requests.auth.AuthBase):
+    """Signs a request (AWS Signature Version 4). Temporary keys renew themselves."""
+
+    def __init__(self, keys: Any, region: str, cancel: cancelling.Cancel) -> None:
+        self._keys = keys
+        self._region = region
+        self._cancel = cancel
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        from botocore import auth, awsrequest
+
+        # S3 wants these signed; others a proxy may change on the way.
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower().startswith("x-amz-")
+        }
+        signed = awsrequest.AWSRequest(request.method, request.url, headers=headers)
+        with _translated():
+            keys = cancelling.apart(self._keys.get_frozen_credentials, self._cancel)
+        auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
+        request.headers.update(dict(signed.headers.items()))
+        return request
+
+
+def _session() -> Any:
+    """Return what knows the surroundings; its import takes 50 ms, of which given keys have no use."""
+    with errors.optional("the s3 source", package="boto3", extra="s3"):
+        import boto3
+    return boto3.Session()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    from botocore import exceptions
+
+    try:
+        yield
+    except (exceptions.BotoCoreError, exceptions.ClientError) as err:
+        raise errors.Unreachable(url="ambient AWS credentials", reason=str(err)) from err

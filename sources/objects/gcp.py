@@ -1,0 +1,176 @@
+"""Keys of Google Cloud: of a file or ambient, and the tokens had for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.objects import buckets
+from cdi_worker.sources.web import session
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
+
+
+def is_googles(url: str) -> bool:
+    """Tell whether an address is one of Google's own, which may be shown tokens of the surroundings."""
+    scheme, host, _ = wire.origin(url)
+    return scheme == "https" and host.endswith(".googleapis.com")
+
+
+def check_clear(url: str, access: base.Access) -> None:
+    """Refuse to send tokens in clear beyond this machine, where emulators are, unless all is insecure."""
+    scheme, host, _ = wire.origin(url)
+    if scheme == "http" and host not in LOOPBACK and not access.insecure:
+        advice = "ask by https, give no file (emulators want none), or allow insecure"
+        raise errors.RequestError(f"{url}: wants the credentials file's token in clear; {advice}")
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import Google's libraries within: quietly, and with a missing one named."""
+    try:
+        with warnings.catch_warnings():
+            # They warn of a Python that they will not support some time.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    except ImportError as err:
+        raise errors.MissingExtra(what="the gcs source", package="google-cloud-storage", extra="gcs") from err
+
+
+class Keys(buckets.Keys):
+    """Keys of a file or of the surroundings, and tokens had for them; ``cancel`` ends the wait for one."""
+
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
+        self._cancel = cancel
+        # At debug level it writes requests for tokens.
+        logging.getLogger("google").setLevel(logging.INFO)
+        self._access = location.access
+        self._send: Any = None
+        self._lock = threading.Lock()
+        super().__init__(_load(location.credentials_file) if location.credentials_file else None)
+
+    def _find(self) -> Any:
+        """Look for keys of the environment, gcloud's or of the machine."""
+        with importing():
+            from google import auth
+            from google.auth import exceptions
+        transport: Any = self._transport
+        try:
+            with _translated():
+                return cancelling.apart(
+                    lambda: auth.default(scopes=SCOPES, request=transport)[0], self._cancel
+                )
+        except exceptions.DefaultCredentialsError as err:
+            log.info("no ambient credentials: %s", err)
+        return None
+
+    def authorization(self) -> requests.auth.AuthBase | None:
+        """Return what puts a token into a request; None without keys."""
+        return _Bearer(self) if self else None
+
+    def authorize(self, request: requests.PreparedRequest) -> None:
+        """Put a token into the request; a new one when the last is about to expire."""
+        what = (self._transport, request.method, request.url, request.headers)
+        with self._lock, _translated():
+            cancelling.apart(lambda: self._keys.before_request(*what), self._cancel)
+
+    def renew(self) -> bool:
+        """Have the next request get a new token; False without keys."""
+        with self._lock:
+            if self:
+                self._keys.token = None
+        return bool(self)
+
+    def close(self) -> None:
+        """End the connections to the token service."""
+        if self._send is not None:
+            self._send.session.close()
+
+    def _transport(self, url: str, *rest: Any, **options: Any) -> Any:
+        import google.auth.transport.requests
+
+        if self._send is None:
+            self._send = google.auth.transport.requests.Request(session.new_session(self._access))
+        options["timeout"] = wire.TIMEOUT
+        return self._send(url, *rest, proxies=session.proxies(self._access, url), **options)
+
+
+class _Bearer(requests.auth.AuthBase):
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        self._keys.authorize(request)
+        return request
+
+
+def _load(path: str) -> Any:
+    """Return the credentials of a file: a service account's, a user's, or another identity provider's.
+
+    Those that would have us run a program are refused.
+    """
+    with importing():
+        from google.auth import aws, identity_pool
+        from google.oauth2 import credentials, service_account
+
+    try:
+        info = json.loads(Path(path).read_text(encoding="utf-8"))
+        kind, origin = info.get("type"), info.get("credential_source", {})
+        if kind == "service_account":
+            return service_account.Credentials.from_service_account_info(info, scopes=SCOPES)
+        if kind == "authorized_user":
+            return credentials.Credentials.from_authorized_user_info(info, scopes=SCOPES)
+        if kind == "external_account" and "executable" not in origin:
+            _check_exchange(info, path)
+            module = aws if "environment_id" in origin else identity_pool
+            return module.Credentials.from_info(info, scopes=SCOPES)
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
+    except (ValueError, AttributeError, TypeError) as err:
+        # The text of the error may hold parts of the file.
+        raise errors.RequestError(f"{path}: not a usable Google credentials file") from err
+    raise errors.RequestError(f"{path}: Google credentials of type {str(kind)[:40]!r} are not supported")
+
+
+def _check_exchange(info: dict[str, Any], path: str) -> None:
+    """Refuse to exchange a token of the surroundings anywhere but at Google's.
+
+    Who writes the file would else be sent whatever it names: a file of this pod, an answer of the
+    machine's metadata server (Google's documentation asks for this check of files from others).
+    """
+    for name in ("token_url", "service_account_impersonation_url"):
+        url = info.get(name) or ""
+        if url and not is_googles(url):
+            raise errors.RequestError(f"{path}: {name} is not at https://*.googleapis.com")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    from google.auth import exceptions
+
+    try:
+        yield
+    except exceptions.DefaultCredentialsError:
+        raise
+    except exceptions.TransportError as err:
+        raise wire.failure("Google's token service", err, first=False) from err
+    except exceptions.GoogleAuthError as err:
+        said = wire.printable(str(err.args[0] if err.args else type(err).__name__))
+        if err.retryable:
+            raise errors.Transient(url="Google's token service", reason=said) from err
+        raise errors.Unreachable(url="Google credentials", reason=said) from err

@@ -1,0 +1,267 @@
+"""Google Cloud Storage: one generation of an object, read over the http source's connections."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import logging
+import urllib.parse
+from typing import Any, Self
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.objects import buckets, crc32c, gcp
+from cdi_worker.sources.web import http, pinned, session
+
+log = logging.getLogger(__name__)
+
+SERVER = "https://storage.googleapis.com"
+#: Reasons of a 403 that trying again can mend (cloud.google.com/storage/docs/json_api/v1/status-codes).
+TRANSIENT = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+#: Google's is a few KiB; what users may add to it is bounded to 8 KiB (cloud.google.com/storage/quotas).
+LARGEST_METADATA = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known of one generation. ``crc32c``: as stored, in base64; empty where there is none."""
+
+    generation: int
+    size: int
+    encoding: str
+    crc32c: str
+    crc: int | None
+
+
+def source(location: base.Location, cancel: base.Cancel) -> GcsSource:
+    """Return the source for ``IMPORTER_SOURCE=gcs``."""
+    return GcsSource(location, cancel)
+
+
+def parse(endpoint: str) -> buckets.Name:
+    """Return what ``gs://bucket/object`` or ``http(s)://host/bucket/object`` names."""
+    found = buckets.parse(endpoint, "gs", "signed URL")
+    return found._replace(server=found.server or SERVER)
+
+
+class GcsSource(http.HttpSource):
+    """An object in a bucket, pinned to the generation found at the first contact.
+
+    With a credentials file the first request carries its token. Without, it goes anonymously, and only
+    when that is refused the ambient credentials are looked for. Whatever order the bytes come in, their
+    CRC-32C is taken, and compared with the stored one once all have been seen.
+    """
+
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+        self._object = _Object(location, cancel)
+        self._seen = crc32c.Coverage()
+        super().__init__(self._object.url, location.access, self._object)
+
+    def __enter__(self) -> Self:
+        found = self._object.describe()
+        super().__enter__()
+        self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
+        if self.size != found.size:
+            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
+        self._stored = found.crc
+        return self
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        reader = super().stream(offset)
+        if not offset:
+            # Whatever was read before: from here on these are the bytes that are written.
+            self._seen = crc32c.Coverage()
+        return _Watched(reader, self._seen, offset)
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        seen = self._seen
+        count = super().read_range(offset, into)
+        # What comes once a stream has begun is not written any more.
+        seen.add(offset, into[:count])
+        return count
+
+    def verify(self) -> None:
+        """Compare the CRC of the object with the stored one, if all of it was read."""
+        calculated = self._seen.value(self.size or 0)
+        if self._stored is None or calculated is None:
+            log.info("not verified url=%r: not every byte was read", self.name)
+        elif calculated != self._stored:
+            raise errors.ChecksumMismatch(
+                algorithm="crc32c", expected=f"{self._stored:08x}", calculated=f"{calculated:08x}"
+            )
+        else:
+            log.info("verified url=%r crc32c=%08x", self.name, calculated)
+
+
+class _Object(pinned.Place):
+    """The object's address, who asks for it, and what its answers mean."""
+
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
+        self._address = parse(location.endpoint)
+        self._keys = gcp.Keys(location, cancel)
+        if self._keys:
+            gcp.check_clear(self._address.server, location.access)
+        self._generation: int | None = None
+        self._encoding = "identity"
+        bucket, name = (
+            urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.key)
+        )
+        self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
+        super().__init__(self._media, location.access)
+        self.name = wire.safe_url(location.endpoint)
+
+    def describe(self) -> Metadata:
+        """Return the object's metadata; from now on its generation is asked for."""
+        with gcp.importing():
+            from google.auth import credentials
+            from google.cloud import storage
+
+        client = storage.Client(
+            project="-",
+            credentials=credentials.AnonymousCredentials(),
+            client_options={"api_endpoint": self._address.server},
+            _http=_Transport(self),
+        )
+        blob = client.bucket(self._address.bucket).blob(self._address.key)
+        try:
+            self._load(blob)
+            found = Metadata(
+                generation=int(blob.generation),
+                size=int(blob.size),
+                encoding=str(blob.content_encoding or "identity"),
+                crc32c=str(blob.crc32c or ""),
+                crc=_number(blob.crc32c),
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError) as err:
+            reason = "the answer is no metadata of an object; is this an address of Google Cloud Storage?"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+        self._generation = found.generation
+        # What is stored compressed comes as it is stored only to those who could unpack it.
+        self._encoding = found.encoding
+        self.url = f"{self._media}&generation={found.generation}"
+        self.unpin()
+        return found
+
+    def _load(self, blob: Any) -> None:
+        while True:
+            try:
+                blob.reload(retry=None)
+                return
+            except errors.Unreachable as err:
+                refused = err.fields.get("status") in {401, 403}
+                # Whoever bears a token has what it opens: another's server is not shown this machine's.
+                if not refused or not gcp.is_googles(self._media) or not self._keys.look_around():
+                    raise
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})
+        # The ETag changes with the metadata; what names the bytes is the generation.
+        generation = response.headers.pop("x-goog-generation", None)
+        response.headers.pop("Last-Modified", None)
+        response.headers.pop("ETag", None)
+        if generation:
+            response.headers["ETag"] = f'"{generation}"'
+        return response
+
+    def close(self) -> None:
+        super().close()
+        self._keys.close()
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return self._keys.authorization() or pinned.NO_AUTH
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Return the error that an answer stands for, named by its cause."""
+        said, reasons = _words(session.error_text(response))
+        plain = super().failure(response)
+        if isinstance(plain, errors.Transient):
+            return plain
+        if reasons & TRANSIENT:
+            return errors.Transient(url=self.name, reason=said)
+        status = response.status_code
+        if self._generation is not None and status in {404, 412}:
+            return errors.SourceChanged(
+                url=self.name, what="generation", before=self._generation, now="replaced or deleted"
+            )
+        if self._generation is not None and status == 401 and self._keys.renew():
+            return errors.Transient(url=self.name, reason="the token is no longer accepted")
+        anonymously = "" if self._keys else " without credentials"
+        if status == 404:
+            what = f"no such object {self._address.key!r} in bucket {self._address.bucket!r}"
+            reason = f"no such bucket {self._address.bucket!r}" if "bucket does not exist" in said else what
+        elif status in {401, 403}:
+            reason = f"access denied{anonymously}: {said}"
+        else:
+            reason = f"{plain.fields['reason']}: {said}"
+        return errors.Unreachable(url=self.name, reason=reason.rstrip(": "), status=status)
+
+
+class _Transport:
+    """Lets Google's client send its requests over our connections, with our trust and credentials."""
+
+    def __init__(self, place: _Object) -> None:
+        self._place = place
+
+    def request(self, *, method: str, url: str, **_: object) -> _Answer:
+        response = self._place.send(method, url, {})
+        if response.status_code != 200:
+            raise self._place.failure(response)
+        try:
+            with session.translated(self._place.name, first=False):
+                return _Answer(session.body(response, LARGEST_METADATA))
+        finally:
+            self._place.drop(response)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Answer:
+    """What Google's client looks at of an answer."""
+
+    content: bytes
+    status_code: int = 200
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+class _Watched:
+    """A reader whose bytes are added to what has been seen."""
+
+    def __init__(self, reader: base.Reader, seen: crc32c.Coverage, offset: int) -> None:
+        self._reader = reader
+        self._seen = seen
+        self._offset = offset
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self._seen.add(self._offset, into[:count])
+        self._offset += count
+        return count
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _number(stored: str | None) -> int | None:
+    """Return the value of a stored CRC: base64 of four bytes, highest first."""
+    if not stored:
+        return None
+    data = base64.b64decode(stored, validate=True)
+    if len(data) != 4:
+        raise ValueError("a CRC-32C has four bytes")
+    return int.from_bytes(data)
+
+
+def _words(text: str) -> tuple[str, set[str]]:
+    """Return message and reasons of an error: JSON where metadata was asked for, text elsewhere."""
+    try:
+        error = json.loads(text)["error"]
+        reasons = {str(item.get("reason")) for item in error.get("errors", [])}
+        return wire.printable(str(error.get("message", ""))), reasons
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return wire.printable("" if "<" in text else text), set()

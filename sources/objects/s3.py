@@ -1,0 +1,199 @@
+"""S3: one object over HTTP, signed; ranges, pinning and connections are the http source's."""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+import urllib.parse
+from datetime import UTC, datetime
+from typing import Self
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.objects import aws, buckets
+from cdi_worker.sources.web import http, pinned, session
+
+log = logging.getLogger(__name__)
+
+DEFAULT_REGION = "us-east-1"
+AWS_HOST = re.compile(r"s3[.-](?:dualstack\.)?([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
+ELEMENT = re.compile(r"<(Code|Message|Region|ServerTime)>([^<]{1,500})</\1>")
+#: Codes of failures that trying again can mend, whatever their status
+#: (docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html).
+TRANSIENT = frozenset(
+    {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "RequestLimitExceeded"}
+)
+WRONG_REGION = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"})
+CAUSES = {
+    "NoSuchBucket": "no such bucket {bucket!r}",
+    "NoSuchKey": "no such key {key!r} in bucket {bucket!r}",
+    "AccessDenied": "access denied{anonymously}; check that the key exists and the credentials may read it",
+    "InvalidAccessKeyId": "unknown access key; check it, and the session token of temporary keys",
+    "SignatureDoesNotMatch": "wrong signature; check the secret key",
+    "RequestTimeTooSkewed": "clock skew: this machine's clock is {skew} off the server's; set the clock",
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "InvalidObjectState": "the object is archived; restore it first",
+}
+
+
+class Address(buckets.Name):
+    """An object. ``server`` empty: AWS in whatever region it takes."""
+
+    def url(self, region: str) -> str:
+        """Return the object's path-style URL."""
+        suffix = ".cn" if region.startswith("cn-") else ""
+        server = self.server or f"https://s3.{region}.amazonaws.com{suffix}"
+        # Servers compute the signature over this very encoding.
+        return f"{server}/{urllib.parse.quote(self.bucket, safe='')}/{urllib.parse.quote(self.key, safe='/')}"
+
+
+def source(location: base.Location, cancel: base.Cancel) -> S3Source:
+    """Return the source for ``IMPORTER_SOURCE=s3``."""
+    return S3Source(location, cancel)
+
+
+def parse(endpoint: str) -> Address:
+    """Return what ``s3://bucket/key`` or ``http(s)://host/bucket/key`` names."""
+    return Address(*buckets.parse(endpoint, "s3", "presigned URL"))
+
+
+def region_of(server: str) -> str:
+    """Return the region that a server's name tells (contract, Sources)."""
+    host = urllib.parse.urlsplit(server).hostname or ""
+    if host == "s3.amazonaws.com":
+        return DEFAULT_REGION
+    found = AWS_HOST.search(host)
+    return found[1] if found else host.partition(".")[0]
+
+
+class S3Source(http.HttpSource):
+    """An object in a bucket.
+
+    With keys the first request is signed with them. Without, it goes unsigned, and only when that is
+    refused the ambient credentials are looked for: a public object costs no search.
+    """
+
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+        self._object = _Object(location, cancel)
+        super().__init__(self._object.url, location.access, self._object)
+
+    def __enter__(self) -> Self:
+        while True:
+            try:
+                super().__enter__()
+                break
+            except errors.Unreachable as err:
+                if not self._object.learn(err):
+                    raise
+        if self._version and self._version.etag and not self._version.etag.startswith("W/"):
+            self._object.etag = self._version.etag
+        return self
+
+
+class _Object(pinned.Place):
+    """The object's address, who asks for it, and what its answers mean."""
+
+    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
+        access = location.access
+        self._address = parse(location.endpoint)
+        self._keys = aws.Keys(access, cancel)
+        self._region = location.region or self._default_region()
+        self._redirected = False
+        #: Once known, only this version is asked for.
+        self.etag: str | None = None
+        super().__init__(self._address.url(self._region), access)
+        self.name = wire.safe_url(location.endpoint) if self._address.server else location.endpoint
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        if self.etag:
+            headers = {**headers, "If-Match": self.etag}
+        response = super().send(method, url, headers)
+        if response.status_code == 200 and _holds_range(response):
+            # rclone's server answers so to a range; what came is what a 206 would bring.
+            response.status_code = 206
+        if response.status_code in pinned.REDIRECTS and "x-amz-bucket-region" in response.headers:
+            # Where it leads wants another signature; the region says where to ask.
+            raise self.failure(response)
+        return response
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return self._keys.signature(self._region) or pinned.NO_AUTH
+
+    def learn(self, refusal: errors.Unreachable) -> bool:
+        """Prepare for asking again, otherwise; False when the refusal leaves nothing to try."""
+        region = refusal.fields.get("region")
+        if region and not self._redirected and region != self._region:
+            log.info("region url=%r ours=%r theirs=%r", self.name, self._region, region)
+            self._redirected = True
+            self._region = str(region)
+            self.url = self._address.url(self._region)
+            self.unpin()
+            return True
+        if refusal.fields.get("status") in {400, 401, 403}:
+            return self._keys.look_around()
+        return False
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Return the error that an answer stands for, named by its cause."""
+        said = _words(session.error_text(response))
+        plain = super().failure(response)
+        code = said.get("Code", "")
+        if code in TRANSIENT and not isinstance(plain, errors.Transient):
+            return errors.Transient(url=self.name, reason=code)
+        if isinstance(plain, errors.Transient):
+            reason = f"{plain.fields['reason']} ({code})" if code else plain.fields["reason"]
+            return errors.Transient(url=self.name, reason=reason, retry_after=plain.retry_after)
+        if response.status_code == 412:
+            return errors.SourceChanged(url=self.name, what="etag", before=self.etag, now="another")
+        region = said.get("Region") or response.headers.get("x-amz-bucket-region")
+        if code in WRONG_REGION or (response.status_code in pinned.REDIRECTS and region):
+            return self._wrong_region(code, region)
+        if code in CAUSES:
+            reason = CAUSES[code].format(
+                bucket=self._address.bucket,
+                key=self._address.key,
+                anonymously="" if self._keys else " without credentials",
+                skew=_skew(said.get("ServerTime", "")),
+            )
+        else:
+            reason = f"{code}: {said.get('Message', '')}" if code else str(plain.fields["reason"])
+            reason += "" if self._keys else "; no keys were given"
+        return errors.Unreachable(url=self.name, reason=reason, status=response.status_code)
+
+    def _wrong_region(self, code: str, region: str | None) -> errors.Error:
+        known = region if region and re.fullmatch(r"[a-z0-9-]{2,40}", region) else None
+        reason = f"wrong region {self._region!r}" + (f": the bucket is in {known!r}" if known else "")
+        # Another region of the same server is a matter of the signature; of AWS, of the address too.
+        mendable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
+        return errors.Unreachable(url=self.name, reason=reason, region=mendable)
+
+    def _default_region(self) -> str:
+        if self._address.server:
+            return region_of(self._address.server)
+        return self._keys.default_region() or DEFAULT_REGION
+
+
+def _holds_range(response: requests.Response) -> bool:
+    """Tell whether the body is just the range that the answer names."""
+    found = http.CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    length = response.headers.get("Content-Length")
+    return found is not None and length == str(int(found[2]) - int(found[1]) + 1)
+
+
+def _words(text: str) -> dict[str, str]:
+    """Return what an error document says; a hostile one costs no XML parser."""
+    return {name: wire.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
+
+
+def _skew(server_time: str) -> str:
+    try:
+        theirs = datetime.fromisoformat(server_time)
+        return f"{abs((datetime.now(UTC) - theirs).total_seconds()):.0f} s"
+    except (ValueError, TypeError):
+        return "far"

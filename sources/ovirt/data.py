@@ -1,0 +1,242 @@
+"""The data of an image transfer: a few connections to one ticket (ovirt-imageio's client library)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import http.client
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cdi_worker import errors
+from cdi_worker.sources import base, wire
+
+log = logging.getLogger(__name__)
+
+#: The library reads into this and hands it on, in bytes; what has come when a connection ends is kept.
+BUFFER = 1 << 20
+#: Answers of a server that does not know the ticket, or not any more.
+_REFUSED = frozenset({401, 403, 404, 410})
+
+
+class TicketRefused(errors.Transient):
+    """The ticket is not valid (any more): only the engine can say why."""
+
+
+def library() -> Any:
+    """Return the client library, imported when it is used."""
+    with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
+        from ovirt_imageio import client
+    return client
+
+
+class Pool:
+    """Connections to the place where a transfer has its data, one for each thread that reads.
+
+    Never more than the server allows. The library goes over to the server's unix socket by itself
+    where that is on this machine.
+    """
+
+    def __init__(self, name: str, access: base.Access, authorities: str) -> None:
+        self._client = library()
+        self._name = name
+        self._access = access
+        self._authorities = authorities
+        self._url = ""
+        self._answered = False
+        self._idle: list[Any] = []
+        self._busy: set[Any] = set()
+        #: A connection that others are made like, as long as it is open.
+        self._model: Any = None
+        self._allowed = 1
+        self._lendings = 0
+        #: Counts the places gone to: a connection to an earlier one is not kept.
+        self.place = 0
+        self._changed = threading.Condition()
+
+    def connect(self, urls: Sequence[str]) -> None:
+        """Go to the first of ``urls`` that answers; what was open to another place is closed."""
+        self.close()
+        place = self.place
+        failures: list[errors.Error] = []
+        for url in urls:
+            self._url = url
+            try:
+                client = self._connected(first=not self._answered)
+            except errors.SourceError as err:
+                log.info("no data at %r reason=%s", _place(url), err)
+                failures.append(err)
+                continue
+            self._answered = True
+            with self._changed:
+                if self.place != place:
+                    client.close()
+                    raise self._ended()
+                self._allowed = max(1, min(client.max_readers, self._access.connections))
+                self._idle.append(client)
+                self._changed.notify_all()
+            log.info("data at %r connections=%d", _place(url), self._allowed)
+            return
+        raise failures[0]
+
+    def extents(self) -> list[base.Extent]:
+        """Return the runs of the disk, all of it; a server that does not know them gives one of data."""
+        with self._lent() as client, self._translated():
+            found = [base.Extent(run.start, run.length, run.zero) for run in client.extents("zero")]
+        end = 0
+        for extent in found:
+            if extent.offset != end or extent.length <= 0:
+                raise errors.SourceError(reason=f"{self._name}: extents with a gap at byte {end}")
+            end += extent.length
+        return found
+
+    def read(self, offset: int, into: memoryview) -> int:
+        """Read ``into`` from ``offset``; return how many bytes came before the connection ended."""
+        arrived = _Arrived(into)
+        try:
+            with self._lent() as client, self._translated():
+                client.write_to(arrived, offset, len(into))
+        except errors.Transient:
+            # What came is good; the next read goes on from there.
+            if not arrived.count:
+                raise
+        return arrived.count
+
+    def interrupt(self) -> None:
+        """End the reads under way; later ones connect anew."""
+        with self._changed:
+            busy = list(self._busy)
+        for client in busy:
+            _shut(client)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses, end the others, and make none until ``connect``."""
+        self.interrupt()
+        with self._changed:
+            idle, self._idle = self._idle, []
+            self._model = None
+            self._url = ""
+            self.place += 1
+        for client in idle:
+            client.close()
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[Any]:
+        """Lend a connection, an idle one or a new one, once the server allows one more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lendings < self._allowed)
+            if not self._url:
+                raise self._ended()
+            self._lendings += 1
+            place = self.place
+            client = self._idle.pop() if self._idle else None
+        try:
+            client = client or self._connected()
+            with self._changed:
+                self._busy.add(client)
+            yield client
+        except BaseException:
+            # An answer may be half read.
+            place = -1
+            raise
+        finally:
+            self._take_back(client, place)
+
+    def _ended(self) -> errors.Transient:
+        return errors.Transient(url=self._name, reason="the connections are closed")
+
+    def _take_back(self, client: Any, place: int) -> None:
+        with self._changed:
+            self._lendings -= 1
+            self._busy.discard(client)
+            if place == self.place:
+                self._idle.append(client)
+                client = None
+            elif client is self._model:
+                self._model = None
+            self._changed.notify()
+        if client is not None:
+            client.close()
+
+    def _connected(self, *, first: bool = False) -> Any:
+        insecure = self._access.insecure
+        model = self._model
+        with self._translated(first=first):
+            if model is not None:
+                return _like(model)
+            self._model = self._client.ImageioClient(
+                self._url,
+                cafile=None if insecure else self._authorities,
+                secure=not insecure,
+                buffer_size=BUFFER,
+            )
+            return self._model
+
+    @contextlib.contextmanager
+    def _translated(self, *, first: bool = False) -> Iterator[None]:
+        try:
+            with wire.translated(self._name, first=first):
+                yield
+        except errors.Error:
+            raise
+        except Exception as err:
+            failure = self._error(err)
+            if failure is None:
+                raise
+            raise failure from err
+
+    def _error(self, err: Exception) -> errors.Error | None:
+        """Return what an exception of the library, whose classes are not public, stands for."""
+        code, said = getattr(err, "code", None), wire.printable(str(err))
+        answer = f"the imageio server answers {code} {said}".rstrip()
+        if code in _REFUSED:
+            return TicketRefused(url=self._name, reason=answer)
+        if code == 200:
+            return errors.NoRanges(url=self._name, reason="the whole disk came instead of a range")
+        if code in wire.TRANSIENT_STATUS:
+            return errors.Transient(url=self._name, reason=answer)
+        if code is not None:
+            return errors.SourceError(reason=f"{self._name}: {answer}")
+        if isinstance(err, http.client.HTTPException | RuntimeError):
+            return errors.Transient(url=self._name, reason=said or type(err).__name__)
+        if isinstance(err, ValueError | KeyError | TypeError | AttributeError):
+            return errors.Transient(url=self._name, reason="an answer that makes no sense")
+        return None
+
+
+class _Arrived:
+    """Takes what the library writes."""
+
+    def __init__(self, into: memoryview) -> None:
+        self.count = 0
+        self._into = into
+
+    def write(self, data: memoryview) -> None:
+        self._into[self.count : self.count + len(data)] = data
+        self.count += len(data)
+
+
+def _like(client: Any) -> Any:
+    """Return one more connection to where another one goes.
+
+    As the library's own downloads do it: a new client would read all of the system's authorities again, which
+    costs 20 ms of CPU, and ask the server again what it can do.
+    """
+    twin = copy.copy(client)
+    twin._backend = client._backend.clone()  # noqa: SLF001
+    twin._buf = bytearray(BUFFER)  # noqa: SLF001
+    return twin
+
+
+def _shut(client: Any) -> None:
+    # The library has no call that ends a read another thread waits in. Where that has ended meanwhile and
+    # closed the connection, what it leaves in its place answers every question with a ValueError.
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        wire.shut(client._backend._con.sock)  # noqa: SLF001
+
+
+def _place(url: str) -> str:
+    """Return an address without the ticket, which is a secret."""
+    return wire.safe_url(url).rpartition("/")[0]

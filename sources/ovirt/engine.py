@@ -1,0 +1,283 @@
+"""The REST API of an oVirt engine: a disk, its snapshots, and image transfers (ovirt-engine-sdk-python)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, wire
+
+log = logging.getLogger(__name__)
+
+#: Seconds for one answer of the engine, for one once the worker shall stop, and for the logout.
+TIMEOUT, GRACE, FAREWELL = 30, 3.0, 3.0
+#: Seconds without any use after which the engine takes a transfer for abandoned, and unlocks the disk.
+INACTIVITY = 60
+#: Seconds between two looks at something that is awaited: short at first, for most things are quick.
+FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0
+#: Seconds after which an engine that was asked to end a transfer, and does not, is asked again.
+ASK_AGAIN = 5.0
+#: Answers that trying again can mend.
+TRANSIENT = wire.TRANSIENT_STATUS | {409}
+
+# libcurl's codes for TLS: nothing that passes by itself.
+_TLS = re.compile(r"\((35|51|53|54|58|59|60|66|77|80|83|90|91), ")
+
+
+#: Waits so many seconds, or raises ``errors.Cancelled``.
+Pause = Callable[[float], None]
+
+
+class NotFound(errors.Unreachable):
+    """The engine knows no such thing, or not any more."""
+
+
+class Locked(errors.Transient):
+    """Something else is being done with the disk."""
+
+
+def library() -> Any:
+    """Return the SDK, imported when it is used."""
+    with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
+        import ovirtsdk4
+        import ovirtsdk4.types
+    return ovirtsdk4
+
+
+class Engine:
+    """One login, used by several threads. ``authorities``: the path of a PEM file of all that is trusted."""
+
+    def __init__(self, location: base.Location, authorities: str, cancel: base.Cancel) -> None:
+        self._cancel = cancel
+        self.name = wire.safe_url(location.endpoint)
+        self._sdk = library()
+        access = location.access
+        self._connection = self._sdk.Connection(
+            url=location.endpoint.rstrip("/"),
+            username=access.user,
+            password=access.password,
+            ca_file=None if access.insecure else authorities,
+            insecure=access.insecure,
+            timeout=TIMEOUT,
+        )
+
+    def log_in(self, pause: Pause) -> None:
+        """Log in. The SDK sets no time limit for that, and the engine's web server gives it an hour."""
+        outcome: list[Exception | None] = []
+
+        def attempt() -> None:
+            try:
+                self._connection.authenticate()
+                outcome.append(None)
+            except Exception as err:  # noqa: BLE001  (carried to the thread that waits)
+                outcome.append(err)
+
+        threading.Thread(target=attempt, name="login", daemon=True).start()
+        deadline = time.monotonic() + TIMEOUT
+        while not outcome:
+            if time.monotonic() > deadline:
+                raise errors.Transient(url=self.name, reason=f"login: no answer within {TIMEOUT} s")
+            pause(FIRST_LOOK)
+        with self._translated("login"):
+            if outcome[0] is not None:
+                raise outcome[0]
+
+    def disk(self, number: str) -> Any:
+        """Return a disk by its id."""
+        return self.ask(f"disk {number}", self._disks().disk_service(number).get)
+
+    def snapshot(self, disk: Any, number: str) -> Any | None:
+        """Return the snapshot of ``disk`` with this id, None where no storage domain of it has one."""
+        domains = self._connection.system_service().storage_domains_service()
+        for domain in disk.storage_domains or ():
+            listing = domains.storage_domain_service(domain.id).disk_snapshots_service().list
+            for found in self.ask(f"snapshots in storage domain {domain.id}", listing):
+                if found.id == number and (found.disk is None or found.disk.id in (None, disk.id)):
+                    return found
+        return None
+
+    def is_locked(self, number: str) -> bool:
+        """Tell whether a disk is locked: by a transfer, or by anything else that is done with it."""
+        return bool(self.disk(number).status == self._sdk.types.DiskStatus.LOCKED)
+
+    def transfer(self, disk: Any, snapshot: Any | None, form: str) -> Transfer:
+        """Begin a download of a disk, or of its state at a snapshot; ``form``: ``raw`` or ``cow``.
+
+        Raises ``Locked`` while something else is done with the disk.
+        """
+        types = self._sdk.types
+        wanted = types.ImageTransfer(
+            direction=types.ImageTransferDirection.DOWNLOAD,
+            format=types.DiskFormat(form),
+            inactivity_timeout=INACTIVITY,
+        )
+        if snapshot is None:
+            wanted.disk = types.Disk(id=disk.id)
+        else:
+            wanted.snapshot = types.DiskSnapshot(id=snapshot.id)
+        transfers = self._connection.system_service().image_transfers_service()
+        begun = self.ask("image transfer", lambda: transfers.add(wanted))
+        log.info("transfer id=%r disk=%r format=%r", begun.id, disk.id, form)
+        return Transfer(self, begun.id, transfers.image_transfer_service(begun.id))
+
+    def close(self) -> None:
+        """Log out; failing to do so is not worth an error, nor the time that the SDK would give it."""
+        with contextlib.suppress(errors.Error), self._translated("logout"):
+            cancelling.apart(self._connection.close, cancelling.Always(), FAREWELL)
+
+    def ask(self, what: str, call: Callable[[], Any]) -> Any:
+        """Return the answer to a call of the SDK. ``what`` it is about, for messages."""
+        with self._translated(what):
+            return cancelling.apart(call, self._cancel, GRACE)
+
+    def _disks(self) -> Any:
+        return self._connection.system_service().disks_service()
+
+    @contextlib.contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._sdk.Error as err:
+            raise self._error(what, err) from err
+        except (self._sdk.pycurl.error, ValueError, KeyError, TypeError) as err:
+            # What the SDK makes of an answer that is not the engine's: a proxy's page, a cut body.
+            raise errors.Transient(url=self.name, reason=f"{what}: an answer that makes no sense") from err
+
+    def _error(self, what: str, err: Any) -> errors.Error:
+        said = _words(err)
+        reason = f"{what}: {said}"
+        if isinstance(err, self._sdk.NotFoundError):
+            return NotFound(url=self.name, reason=f"{what}: the engine has no such thing")
+        if isinstance(err, self._sdk.AuthError):
+            return errors.Unreachable(url=self.name, reason=f"{reason}; check user, password and permissions")
+        if err.code == 409 and re.search(r"\blocked\b", said, re.IGNORECASE):
+            return Locked(url=self.name, reason=reason)
+        if (err.code is None and not _TLS.search(said)) or err.code in TRANSIENT:
+            return errors.Transient(url=self.name, reason=reason)
+        return errors.Unreachable(url=self.name, reason=reason)
+
+
+class Transfer:
+    """One image transfer, from its beginning until ``end``."""
+
+    #: Phases in which nothing is left to do, and those on the way there.
+    ENDED = frozenset({"cancelled", "finished_success", "finished_failure", "finished_cleanup"})
+    ENDING = frozenset(
+        {
+            "finalizing_success",
+            "finalizing_failure",
+            "finalizing_cleanup",
+            "cancelled_system",
+            "cancelled_user",
+        }
+    )
+    #: Phases that only a person can have caused, when it was not us.
+    BY_USER = frozenset({"cancelled_user", "finalizing_cleanup", "finished_cleanup"})
+
+    def __init__(self, engine: Engine, number: str, service: Any) -> None:
+        self.id = number
+        self._engine = engine
+        self._service = service
+
+    def look(self) -> Any:
+        """Return the transfer as the engine sees it now. Raises ``NotFound`` once it is forgotten."""
+        return self._engine.ask(f"image transfer {self.id}", self._service.get)
+
+    def phase(self) -> str:
+        """Return the name of the phase; of one that the SDK does not know, ``unknown``."""
+        return _phase(self.look())
+
+    def urls(self, limit: float, pause: Pause) -> list[str]:
+        """Wait until data can be had; return where, the best first.
+
+        Raises ``errors.Unreachable`` when it comes to nothing, also after ``limit`` seconds.
+        """
+        deadline = time.monotonic() + limit
+        phase = "not seen yet"
+        for delay in _looks():
+            with contextlib.suppress(errors.Transient):
+                found = self.look()
+                phase = _phase(found)
+                places = [url for url in (found.transfer_url, found.proxy_url) if _is_web(url)]
+                if phase == "transferring" and places:
+                    return places
+                if phase == "paused_system":
+                    self.resume()
+            if phase in self.ENDED | self.ENDING or time.monotonic() > deadline:
+                break
+            pause(delay)
+        raise errors.Unreachable(
+            url=self._engine.name, reason=f"image transfer {self.id} is not ready (phase {phase})"
+        )
+
+    def extend(self) -> None:
+        """Have the ticket renewed."""
+        self._engine.ask("extend", self._service.extend)
+
+    def resume(self) -> None:
+        """Go on after a pause that the engine has made."""
+        log.info("transfer id=%r is paused by the engine: resume", self.id)
+        self._engine.ask("resume", self._service.resume)
+
+    def end(self, limit: Callable[[], float], *, succeeded: bool) -> str:
+        """Finalize, or cancel, and wait for it; return the last phase, '' once it is forgotten.
+
+        Never raises: there is nothing to be done about it after ``limit`` seconds, asked again each
+        time, but to say that the engine will do it by itself.
+        """
+        started = ask_at = time.monotonic()
+        phase = ""
+        for delay in _looks():
+            now = time.monotonic()
+            try:
+                phase = self.phase()
+                if phase in self.ENDED:
+                    log.info("transfer id=%r ended phase=%r", self.id, phase)
+                    return phase
+                if phase not in self.ENDING and now >= ask_at:
+                    action = "finalize" if succeeded and phase == "transferring" else "cancel"
+                    self._engine.ask(action, getattr(self._service, action))
+                    ask_at = now + ASK_AGAIN
+            except NotFound:
+                return ""
+            except errors.Error as err:
+                log.debug("transfer id=%r end reason=%s", self.id, err)
+            if now - started > limit():
+                break
+            # Not a pause that ends with the worker's cancel: this has to be done even so.
+            time.sleep(delay)
+        log.warning(
+            "transfer id=%r not ended phase=%r; the engine will after %d s", self.id, phase, INACTIVITY
+        )
+        return phase
+
+
+def _phase(found: Any) -> str:
+    return found.phase.value if found.phase is not None else "unknown"
+
+
+def _is_web(url: str | None) -> bool:
+    return bool(url) and urllib.parse.urlsplit(url).scheme in {"http", "https"}
+
+
+def _looks() -> Iterator[float]:
+    delay = FIRST_LOOK
+    while True:
+        yield delay
+        delay = min(1.5 * delay, LONGEST_LOOK)
+
+
+def _words(err: Any) -> str:
+    """Return what the engine says of an error, without the SDK's wrapping."""
+    fault = getattr(err, "fault", None)
+    said = (fault.detail or fault.reason or "") if fault is not None else ""
+    text = said.strip("[]") or str(err)
+    return " ".join("".join(char if char.isprintable() else " " for char in text[:300]).split())

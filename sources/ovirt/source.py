@@ -1,0 +1,269 @@
+"""oVirt: disks and snapshots through an engine's image transfers, data by the ovirt-imageio client."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, extents, wire
+from cdi_worker.sources.ovirt import data, engine
+
+log = logging.getLogger(__name__)
+
+#: What is read at first: what a qcow2 header and the name of its backing file need, and more.
+HEAD_SIZE = 256 * 1024
+#: Refusals of a ticket, one after the other, of a transfer that the engine takes for healthy.
+STRIKES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, in seconds.
+
+    ``renew``: between two renewals of the ticket. ``locked``: for a disk that something else is done with,
+    such as a transfer of a worker that was killed, until the engine gives that up. ``ready``: for the
+    engine to prepare a transfer. ``end`` and ``last``: to end it well, and after a failure or SIGTERM,
+    when the kubelet gives 30 s for everything.
+    """
+
+    renew: float = 20.0
+    locked: float = 600.0
+    ready: float = 300.0
+    end: float = 120.0
+    last: float = 15.0
+
+
+def source(location: base.Location, cancel: base.Cancel) -> ImageioSource:
+    """Return the source for ``IMPORTER_SOURCE=imageio``."""
+    return ImageioSource(location, cancel)
+
+
+class ImageioSource(base.Source):
+    """A disk, its state at a snapshot, or, with a previous checkpoint, what has changed since that.
+
+    The first two come as the raw disk, the last as the qcow2 file of one snapshot. Other threads may
+    read while one renews the ticket; the transfer is ended by ``verify``, else by ``close``.
+    """
+
+    def __init__(self, location: base.Location, cancel: base.Cancel, patience: Patience = Patience()) -> None:
+        if not location.disk_id:
+            raise errors.RequestError("the imageio source needs the id of a disk (IMPORTER_DISK_ID)")
+        self.name = f"{wire.safe_url(location.endpoint)} disk {location.disk_id}"
+        self.format = "qcow2" if location.previous else "raw"
+        self._location = location
+        self._cancel = cancel
+        self._patience = patience
+        self._open = contextlib.ExitStack()
+        #: What ``interrupt`` does: there is nothing to end before there is a place of the data.
+        self._interrupt: Callable[[], None] = lambda: None
+        self._mending = threading.Lock()
+        self._ending = threading.Event()
+        self._transfer: engine.Transfer | None = None
+        self._strikes = 0
+        self._read = 0
+
+    def __enter__(self) -> Self:
+        self._ending = threading.Event()
+        with contextlib.ExitStack() as stack:
+            trusted = stack.enter_context(wire.authorities(self._location.access))
+            self._engine = engine.Engine(self._location, trusted, self._cancel)
+            stack.callback(self._engine.close)
+            self._engine.log_in(self._pause)
+            self._find()
+            self._pool = data.Pool(self.name, self._location.access, trusted)
+            self._interrupt = self._pool.interrupt
+            stack.callback(self._end, succeeded=False)
+            self._begin()
+            # From here on: to list the extents of a large disk may already take longer than a ticket lives.
+            renewing = threading.Thread(target=self._renew, name="renew-ticket", daemon=True)
+            renewing.start()
+            stack.callback(renewing.join, engine.LONGEST_LOOK)
+            stack.callback(self._ending.set)
+            self._extents = self._pool.extents()
+            self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
+            self.head = self._beginning()
+            self._open = stack.pop_all()
+        log.info("source disk=%r size=%r identity=%r", self._location.disk_id, self.size, self.identity)
+        return self
+
+    def close(self) -> None:
+        self._open.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
+        self._interrupt()
+
+    def ranges(self) -> base.RandomReader | None:
+        return self
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        return _Ordered(self, offset)
+
+    def extents(self) -> Iterator[base.Extent] | None:
+        if self.format != "raw" or all(not extent.zero for extent in self._extents):
+            return None
+        return extents.coarse(self._extents)
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read one range; see ``sources.base.RandomReader``."""
+        place = self._pool.place
+        try:
+            count = self._pool.read(offset, into)
+        except data.TicketRefused as err:
+            self._mend(place, offset)
+            raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
+        self._read += count
+        self._strikes = 0
+        return count
+
+    def verify(self) -> None:
+        """End the transfer: all of it has come, and the disk is wanted elsewhere."""
+        self._end(succeeded=True)
+
+    # -- what it is a transfer of
+
+    def _find(self) -> None:
+        """Find the disk, and the snapshot of the checkpoint where it is not the disk's present state."""
+        wanted = self._location.current
+        self._disk = self._engine.disk(self._location.disk_id)
+        self._snapshot = self._engine.snapshot(self._disk, wanted) if wanted else None
+        if self._snapshot is not None:
+            found = self._snapshot
+            # A snapshot does not change; but removing another one can put other data under its id.
+            parts = (self._disk.id, found.id, found.snapshot and found.snapshot.id)
+            sizes = (found.provisioned_size, found.actual_size)
+            self.identity = " ".join(str(part) for part in (*parts, *sizes, self.format))
+        elif wanted and self._disk.image_id != wanted:
+            raise errors.Unreachable(url=self.name, reason=f"the disk has no snapshot {wanted}")
+
+    # -- the transfer
+
+    def _begin(self) -> None:
+        """Begin a transfer, waiting for the disk to be free, and go where its data is."""
+        form = "cow" if self.format == "qcow2" else "raw"
+        deadline = time.monotonic() + self._patience.locked
+        while True:
+            try:
+                self._transfer = self._engine.transfer(self._disk, self._snapshot, form)
+                break
+            except engine.Locked as err:
+                if time.monotonic() > deadline:
+                    raise errors.Unreachable(url=self.name, reason=err.fields["reason"]) from err
+                log.info("waiting for the disk reason=%s", err)
+                self._pause(engine.LONGEST_LOOK)
+        self._strikes = 0
+        self._go(self._transfer)
+
+    def _go(self, transfer: engine.Transfer) -> None:
+        """Go where the data of the transfer is, once it is there."""
+        urls = transfer.urls(self._patience.ready, self._pause)
+        cancelling.apart(lambda: self._pool.connect(urls), self._cancel)
+
+    def _pause(self, seconds: float) -> None:
+        if self._ending.wait(seconds) or self._cancel.is_set():
+            raise errors.Cancelled
+
+    def _mend(self, place: int, offset: int) -> None:
+        """See what has become of a transfer whose ticket ``place`` has refused, and go on if that is right.
+
+        Raises ``errors.TransferFailed`` when it is not; a ``Transient`` when the engine is away.
+        """
+        with self._mending:
+            transfer = self._transfer
+            if transfer is None or place != self._pool.place:
+                return  # Another thread was here before.
+            try:
+                phase = transfer.phase()
+            except engine.NotFound:
+                phase = "forgotten by the engine"
+            log.info("ticket refused transfer=%r phase=%r", transfer.id, phase)
+            self._strikes += phase == "transferring"
+            if phase == "transferring" and self._strikes < STRIKES:
+                transfer.extend()
+                self._go(transfer)
+            elif phase == "paused_system":
+                transfer.resume()
+                self._go(transfer)
+            elif phase in transfer.BY_USER:
+                raise self._failed(offset, f"image transfer {transfer.id} was cancelled in the engine")
+            elif phase not in {"initializing", "resuming", "paused_user"}:
+                self._replace(transfer, phase, offset)
+
+    def _replace(self, transfer: engine.Transfer, phase: str, offset: int) -> None:
+        if self.identity is None:
+            # Nothing has held the disk since: what comes now may not fit what has come.
+            raise self._failed(offset, f"the ticket of image transfer {transfer.id} is gone (phase {phase})")
+        transfer.end(self._limit, succeeded=False)
+        self._begin()
+
+    def _failed(self, offset: int, reason: str) -> errors.TransferFailed:
+        return errors.TransferFailed(url=self.name, offset=offset, reason=reason)
+
+    def _renew(self) -> None:
+        """Keep the ticket alive, also while nothing is read: a target may take long to zero."""
+        seen = self._read
+        while not self._ending.wait(self._patience.renew):
+            transfer = self._transfer
+            if transfer is None:
+                return
+            try:
+                transfer.extend()
+                if seen == self._read:
+                    self._pool.read(0, memoryview(bytearray(512)))
+            except errors.Error as err:
+                log.debug("renew transfer=%r reason=%s", transfer.id, err)
+            seen = self._read
+
+    def _end(self, *, succeeded: bool) -> None:
+        """End the transfer once, and wait until the disk can be used again."""
+        self._ending.set()
+        with self._mending:
+            transfer, self._transfer = self._transfer, None
+        if transfer is None:
+            return
+        started = time.monotonic()
+        self._pool.close()
+        limit = self._limit if succeeded else lambda: self._patience.last
+        phase = transfer.end(limit, succeeded=succeeded)
+        if succeeded and phase not in {"finished_success", ""}:
+            log.warning("all data has come, but transfer %r ended as %r", transfer.id, phase)
+        with contextlib.suppress(errors.Error):
+            while time.monotonic() - started < limit() and self._engine.is_locked(self._location.disk_id):
+                time.sleep(engine.FIRST_LOOK)
+
+    def _limit(self) -> float:
+        """Return how long the end of a transfer may take; less once the worker shall stop."""
+        return self._patience.last if self._cancel.is_set() else self._patience.end
+
+    def _beginning(self) -> bytes:
+        head = bytearray(min(HEAD_SIZE, self.size or 0))
+        filled = 0
+        while filled < len(head):
+            filled += self.read_range(filled, memoryview(head)[filled:])
+        return bytes(head)
+
+
+class _Ordered:
+    """One range after the other."""
+
+    def __init__(self, source: ImageioSource, offset: int) -> None:
+        self._source = source
+        self._offset = offset
+
+    def readinto(self, into: memoryview, /) -> int:
+        left = (self._source.size or 0) - self._offset
+        if left <= 0 or not len(into):
+            return 0
+        count = self._source.read_range(self._offset, into[:left])
+        self._offset += count
+        return count
+
+    def close(self) -> None:
+        """Leave the connections to the source."""

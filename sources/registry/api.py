@@ -1,0 +1,193 @@
+"""A registry's API: manifests, and blobs that are read by ranges."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.images.engine import fetch, retry
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.registry import auth, blobs, documents
+from cdi_worker.sources.registry import reference as oci_reference
+from cdi_worker.sources.web import connections, http, pinned, session
+
+log = logging.getLogger(__name__)
+
+#: What the first request of a blob asks for: most layers begin with the disk, whose head it holds.
+HEAD_SIZE = 1 << 19
+DIGEST_HEADER = "Docker-Content-Digest"
+
+
+class Place(pinned.Place):
+    """An address of a registry, which tells by a challenge what it wants to be shown."""
+
+    def __init__(self, url: str, registry: Registry, accept: str) -> None:
+        super().__init__(url, registry.access, registry.connection)
+        self._authorizer = registry.authorizer
+        self._accept = accept
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        headers = {**headers, "Accept": self._accept}
+        response = super().send(method, url, headers)
+        if response.status_code != 401 or wire.origin(url) != wire.origin(self.url):
+            return response
+        challenges = response.headers.get("WWW-Authenticate", "")
+        refused = str(response.request.headers.get("Authorization", ""))
+        try:
+            with session.translated(self.name, first=False):
+                # Read to its end, a small answer leaves its connection for the next request.
+                response.raw.read(4096)
+        finally:
+            self.drop(response)
+        if not self._authorizer.renew(challenges, refused, self.name):
+            return response
+        return super().send(method, url, headers)
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return _Header(self._authorizer.header)
+
+
+class _Header(requests.auth.AuthBase):
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._value:
+            request.headers["Authorization"] = self._value
+        return request
+
+
+class Blob(http.HttpSource):
+    """A blob. Its digest names its bytes, so mirrors may tag and date it as they like."""
+
+    head_size = HEAD_SIZE
+
+    def _check_version(self, response: requests.Response, size: int | None) -> None:
+        if size is not None and self.size is not None and size != self.size:
+            super()._check_version(response, size)
+
+
+class Registry:
+    """One repository of a registry, by its API."""
+
+    def __init__(
+        self, reference: oci_reference.Reference, location: base.Location, cancel: base.Cancel
+    ) -> None:
+        self.reference = reference
+        self.name = str(reference)
+        self._cancel = cancel
+        shown = auth.credentials(location.access, location.auth_file, reference)
+        # The credentials are for who asks by a challenge, not for every request.
+        self.access = dataclasses.replace(location.access, user="", password="")
+        self.connection = session.new_session(self.access)
+        self.authorizer = auth.Authorizer(reference.repository, shown, self.access, self.connection)
+        self._scheme = ""
+        self._places: list[Place] = []
+
+    def close(self) -> None:
+        """End all connections."""
+        for place in self._places:
+            place.close()
+        self._places.clear()
+        self.connection.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads."""
+        for place in list(self._places):
+            place.interrupt()
+        connections.interrupt(self.connection)
+
+    def root(self) -> bytes:
+        """Return the manifest or index that the reference names."""
+        data = self._manifest(self.reference.target)
+        if self.reference.digest:
+            documents.check(data, self.reference.digest, self.name)
+        return data
+
+    def manifest(self, descriptor: documents.Descriptor) -> bytes:
+        """Return the manifest that an index names."""
+        data = retry.patiently(lambda: self._manifest(descriptor.digest), self.access.patience, self._cancel)
+        documents.check(data, descriptor.digest, f"{self.name}: manifest")
+        return data
+
+    def digest(self) -> str:
+        """Return the digest of what the reference names; registries do not count a HEAD as a pull."""
+        stated = ""
+        # Some refuse a HEAD; the answer to a GET says better why, if it is for another reason.
+        with contextlib.suppress(errors.Unreachable), self._answer(self.reference.target, "HEAD") as response:
+            stated = response.headers.get(DIGEST_HEADER, "")
+        return stated if oci_reference.is_digest(stated) else documents.digest(self.root())
+
+    def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
+        """Return the bytes of a blob in order, verified at their end."""
+        opened = self._open(descriptor, self._cancel)
+        options = fetch.Options(connections=self.access.connections, no_progress=self.access.patience)
+
+        def rest(position: int) -> blobs.Ordered:
+            return blobs.Ordered(
+                opened,
+                position,
+                reopen=lambda stop: self._open(descriptor, stop),
+                options=options,
+                cancel=self._cancel,
+            )
+
+        return blobs.Verified(descriptor, self.name, opened.head, rest)
+
+    def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
+        def attempt() -> Blob:
+            place = self._place("blobs", descriptor.digest)
+            return Blob(place.url, self.access, place).__enter__()
+
+        blob = retry.patiently(attempt, self.access.patience, cancel)
+        if blob.size not in {None, descriptor.size}:
+            expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
+            raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)
+        return blob
+
+    def _manifest(self, target: str) -> bytes:
+        with self._answer(target) as response:
+            data = session.body(response, documents.LARGEST_MANIFEST)
+        if len(data) > documents.LARGEST_MANIFEST:
+            raise errors.Unsupported(
+                reason=f"{self.name}: a manifest of more than {documents.LARGEST_MANIFEST} bytes"
+            )
+        return data
+
+    @contextlib.contextmanager
+    def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
+        place = self._place("manifests", target, documents.ACCEPT)
+        response = place.get(None, method)
+        try:
+            if response.status_code == 404:
+                raise errors.Unreachable(url=self.name, reason="no such repository, tag or digest")
+            if response.status_code != 200:
+                raise session.status_error(self.name, response)
+            with session.translated(self.name, first=False):
+                yield response
+        finally:
+            place.drop(response)
+
+    def _place(self, kind: str, target: str, accept: str = "*/*") -> Place:
+        self._scheme = self._scheme or self._find_scheme()
+        where = f"{self._scheme}://{self.reference.api_host}/v2/{self.reference.repository}"
+        place = Place(f"{where}/{kind}/{target}", self, accept)
+        self._places.append(place)
+        return place
+
+    def _find_scheme(self) -> str:
+        """Return https; where insecure is allowed, http for a registry that does not answer by https."""
+        if self.access.insecure:
+            place = pinned.Place(f"https://{self.reference.api_host}/v2/", self.access, self.connection)
+            try:
+                place.drop(place.get(None))
+            except (errors.Unreachable, errors.Transient) as err:
+                log.warning("no https, trying http registry=%r reason=%s", self.reference.api_host, err)
+                return "http"
+        return "https"

@@ -1,0 +1,149 @@
+"""A tar of an OCI image layout, read where it lies: nothing is unpacked.
+
+OCI image specification, "Image Layout"; containers-transports(5), oci-archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from cdi_worker import errors
+from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import walk as tar_walk
+from cdi_worker.sources.registry import blobs, documents
+from cdi_worker.sources.registry import reference as oci_reference
+
+INDEX = "index.json"
+HEAD_SIZE = 1 << 18
+#: Blobs beyond this many are no image.
+MOST_BLOBS = 100_000
+#: ``blobs/sha512/`` and 128 digits are shorter.
+LONGEST_NAME = 255
+
+
+class Archive:
+    """The blobs of an archive, by digest."""
+
+    def __init__(self, reference: oci_reference.ArchiveReference) -> None:
+        self.reference = reference
+        self.name = str(reference)
+        self._places: dict[str, tuple[int, int]] = {}
+        try:
+            self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as err:
+            raise self._unreachable(errors.words(err)) from err
+        try:
+            self._find_blobs()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def interrupt(self) -> None:
+        """Files do not keep anybody waiting."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def root(self) -> bytes:
+        """Return the manifest or index that the reference names.
+
+        A tag names the entry of index.json with that reference name. Without one, the only entry is
+        meant, or index.json itself where its entries are the platforms of one image.
+        """
+        data = self._read(INDEX)
+        index = documents.parse(data, self.name)
+        if not isinstance(index, documents.Index):
+            raise self._unreachable(f"{INDEX} is no index")
+        entries = index.manifests
+        if tag := self.reference.tag:
+            entries = tuple(item for item in entries if _is_named(item, tag))
+        if len(entries) == 1:
+            return self.manifest(entries[0])
+        if not tag and entries and all(item.architecture for item in entries):
+            return data
+        there = ", ".join(item.annotations.get(documents.REF_NAME, item.digest) for item in index.manifests)
+        raise self._unreachable(f"{len(entries)} images fit; name one of: {there or 'nothing'}")
+
+    def manifest(self, descriptor: documents.Descriptor) -> bytes:
+        """Return the manifest that an index names, verified."""
+        with contextlib.closing(self.blob(descriptor)) as reader:
+            return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
+
+    def digest(self) -> str:
+        """Return the digest of what the reference names."""
+        return documents.digest(self.root())
+
+    def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
+        """Return the bytes of a blob in order, verified at their end."""
+        offset, size = self._place("blobs/" + descriptor.digest.replace(":", "/"))
+        if size != descriptor.size:
+            expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
+            name = f"{self.name}: blob {descriptor.digest}"
+            raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
+        head = blobs.read_all(self._slice(offset, min(size, HEAD_SIZE)), HEAD_SIZE, self.name)
+        return blobs.Verified(descriptor, self.name, head, lambda at: self._slice(offset + at, size - at))
+
+    def _read(self, name: str) -> bytes:
+        offset, size = self._place(name)
+        return blobs.read_all(self._slice(offset, size), documents.LARGEST_MANIFEST, self.name)
+
+    def _slice(self, offset: int, size: int) -> _Slice:
+        return _Slice(self._file.fileno(), offset, size, self.name)
+
+    def _place(self, name: str) -> tuple[int, int]:
+        if name not in self._places:
+            raise self._unreachable(f"no {name} in it; is it whole, and an OCI archive?")
+        return self._places[name]
+
+    def _find_blobs(self) -> None:
+        """Note where each file of the tar lies; only headers are read."""
+        end = os.fstat(self._file.fileno()).st_size
+        walk = tar_walk.Walk(self._file)
+        try:
+            while entry := walk.next():
+                if walk.at + entry.size > end or len(self._places) > MOST_BLOBS:
+                    raise self._unreachable("truncated, or no OCI archive")
+                if entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME:
+                    self._places[entry.name.removeprefix("./")] = walk.at, entry.size
+        except errors.ImageError as err:
+            if isinstance(err, errors.Truncated) and walk.at >= headers.BLOCK:
+                raise self._unreachable("truncated, or no OCI archive") from err
+            raise self._unreachable("not a tar archive (a compressed one has to be unpacked first)") from err
+        except OSError as err:
+            raise self._unreachable(errors.words(err)) from err
+
+    def _unreachable(self, reason: str) -> errors.Unreachable:
+        return errors.Unreachable(url=self.name, reason=reason)
+
+
+def _is_named(item: documents.Descriptor, tag: str) -> bool:
+    """Tell whether a tag names an entry: by itself, or as the tag of a whole reference (buildah's way)."""
+    name = item.annotations.get(documents.REF_NAME, "")
+    return name == tag or name.endswith(f":{tag}")
+
+
+class _Slice:
+    """A part of a file as a reader; the file stays its owner's."""
+
+    def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
+        self._fd = fd
+        self._at = offset
+        self._end = offset + size
+        self._name = name
+
+    def readinto(self, into: memoryview, /) -> int:
+        wanted = into[: self._end - self._at]
+        if not len(wanted):
+            return 0
+        try:
+            count = os.preadv(self._fd, [wanted], self._at)
+        except OSError as err:
+            reason = errors.words(err)
+            raise errors.TransferFailed(url=self._name, offset=self._at, reason=reason) from err
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        """Leave the file open."""

@@ -1,0 +1,228 @@
+"""Credentials for a registry: user and password, a Docker configuration file, and bearer tokens.
+
+Distribution specification, "Token Authentication"; RFC 9110, 11.6.1 for challenges.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from cdi_worker import errors
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.registry import reference as oci_reference
+from cdi_worker.sources.web import session
+
+log = logging.getLogger(__name__)
+
+LARGEST_ANSWER = 1 << 20
+CLIENT_ID = "cdi-worker"
+# Possessive: a header of 64 KiB and more must not be gone through once for each of its characters.
+_SCHEME = re.compile(r"[\s,]*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)")
+_PARAMETER = re.compile(r'[\s,]*+([A-Za-z0-9_-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Credentials:
+    """``identity``: a refresh token that stands for user and password. ``repr`` shows nothing."""
+
+    user: str = dataclasses.field(default="", repr=False)
+    password: str = dataclasses.field(default="", repr=False)
+    identity: str = dataclasses.field(default="", repr=False)
+
+    def basic(self) -> str:
+        """Return the value of a Basic authorization, or nothing without user and password."""
+        if not self.user or not self.password:
+            return ""
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+def credentials(access: base.Access, auth_file: str, reference: oci_reference.Reference) -> Credentials:
+    """Return what to show to the registry: user and password, else what the Docker file holds for it."""
+    if access.user or access.password or not auth_file:
+        return Credentials(access.user, access.password)
+    return from_docker(_read(auth_file), reference, auth_file)
+
+
+def from_docker(document: Mapping[str, Any], reference: oci_reference.Reference, name: str) -> Credentials:
+    """Return the credentials of a Docker ``config.json`` (or a ``.dockercfg``) for a reference.
+
+    An entry may name a host, a URL or, as containers-auth.json(5) has it, a namespace below a host;
+    the longest that fits wins. Credential helpers are programs and are not run.
+    """
+    entries = document.get("auths", document if "credHelpers" not in document else {})
+    wanted = f"{reference.host}/{reference.repository}"
+    fitting = {}
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        place = _normal(key)
+        if isinstance(entry, dict) and (wanted == place or wanted.startswith(f"{place}/")):
+            fitting[place] = entry
+    if fitting:
+        entry = fitting[max(fitting, key=len)]
+        if found := _entry(entry, name):
+            return found
+    helpers = document.get("credHelpers")
+    if document.get("credsStore") or (isinstance(helpers, dict) and reference.host in helpers):
+        log.warning("a credential helper is named and not run file=%r host=%r", name, reference.host)
+    return Credentials()
+
+
+class Authorizer:
+    """The Authorization header for one repository, made anew when the registry asks for it."""
+
+    def __init__(
+        self, repository: str, shown: Credentials, access: base.Access, connection: requests.Session
+    ) -> None:
+        self._scope = f"repository:{repository}:pull"
+        self._credentials = shown
+        self._access = access
+        self._session = connection
+        self._lock = threading.Lock()
+        self._answered = False
+        self.header = ""
+
+    def renew(self, challenges: str, refused: str, url: str) -> bool:
+        """Make a new header for ``challenges`` of ``url``; False when there is nothing to show.
+
+        Threads that were refused with the same header renew it once.
+        """
+        with self._lock:
+            if self.header != refused:
+                return True
+            offered = parse_challenges(challenges)
+            if "bearer" in offered:
+                self.header = "Bearer " + self._token(offered["bearer"], url)
+                return True
+            if "basic" in offered and (basic := self._credentials.basic()) and basic != refused:
+                self._check_clear(url, url)
+                self.header = basic
+                return True
+            return False
+
+    def _token(self, challenge: Mapping[str, str], url: str) -> str:
+        realm, service = challenge.get("realm", ""), challenge.get("service", "")
+        name = wire.safe_url(realm)
+        if not realm.startswith(("https://", "http://")):
+            raise errors.Unreachable(url=url, reason="a token challenge without a usable realm")
+        if self._credentials != Credentials():
+            self._check_clear(url, realm)
+        fields = {"service": service} if service else {}
+        fields["scope"] = self._scope
+        with session.translated(name, first=not self._answered):
+            ask = self._exchange if self._credentials.identity else self._ask
+            answer = ask(realm, fields)
+            with answer:
+                if answer.status_code != 200:
+                    raise session.status_error(name, answer)
+                data = session.body(answer, LARGEST_ANSWER)
+        self._answered = True
+        log.debug("token realm=%r scope=%r", name, self._scope)
+        return _token_of(data, name)
+
+    def _ask(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
+        basic = self._credentials.basic()
+        if basic:
+            fields = {**fields, "account": self._credentials.user}
+        headers = {"Authorization": basic} if basic else {}
+        return self._send("GET", realm, params=fields, headers=headers)
+
+    def _exchange(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
+        form = {
+            **fields,
+            "grant_type": "refresh_token",
+            "client_id": CLIENT_ID,
+            "refresh_token": self._credentials.identity,
+        }
+        return self._send("POST", realm, data=form)
+
+    def _send(self, method: str, realm: str, **what: Any) -> requests.Response:
+        return self._session.request(
+            method,
+            realm,
+            stream=True,
+            # Followed, a redirect would carry the credentials to where it leads.
+            allow_redirects=False,
+            proxies=session.proxies(self._access, realm),
+            timeout=session.timeout(self._access),
+            **what,
+        )
+
+    def _check_clear(self, url: str, destination: str) -> None:
+        """Refuse to send credentials in clear, unless asked to be insecure."""
+        if destination.startswith("http://") and not self._access.insecure:
+            reason = f"wants the credentials in clear at {wire.safe_url(destination)}"
+            raise errors.Unreachable(url=url, reason=reason)
+
+
+def parse_challenges(header: str) -> dict[str, dict[str, str]]:
+    """Return the parameters of each scheme (in lower case) that a WWW-Authenticate header offers."""
+    offered: dict[str, dict[str, str]] = {}
+    at, parameters = 0, dict[str, str]()
+    while at < len(header):
+        if found := _PARAMETER.match(header, at):
+            value = found[3] if found[2] is None else re.sub(r"\\(.)", r"\1", found[2])
+            parameters[found[1].lower()] = value
+        elif found := _SCHEME.match(header, at):
+            parameters = offered.setdefault(found[1].lower(), {})
+        else:
+            break
+        at = found.end()
+    return offered
+
+
+def _token_of(data: bytes, name: str) -> str:
+    try:
+        answer = json.loads(data) if len(data) <= LARGEST_ANSWER else None
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        token = answer.get("token") or answer.get("access_token")
+        if isinstance(token, str) and token.isascii() and token.isprintable():
+            return token
+    raise errors.Unreachable(url=name, reason="the token server's answer holds no token")
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as err:
+        raise errors.RequestError(f"{path}: no readable Docker configuration file") from err
+    if not isinstance(document, dict):
+        raise errors.RequestError(f"{path}: no Docker configuration file")
+    return document
+
+
+def _normal(key: str) -> str:
+    """Return host and path of a key: ``https://index.docker.io/v1/`` stands for all of Docker Hub."""
+    place = re.sub(r"^https?://", "", key).rstrip("/")
+    place = re.sub(r"/v[12]$", "", place)
+    host, slash, path = place.partition("/")
+    host = oci_reference.HUB if host in oci_reference.HUB_NAMES else host
+    return f"{host}{slash}{path}"
+
+
+def _entry(entry: Mapping[str, Any], name: str) -> Credentials | None:
+    """Return the credentials of one entry: ``auth`` is user and password in base64."""
+    identity = entry.get("identitytoken")
+    if isinstance(identity, str) and identity:
+        return Credentials(identity=identity)
+    user, password = entry.get("username"), entry.get("password")
+    packed = entry.get("auth")
+    if isinstance(packed, str) and packed:
+        try:
+            user, _, password = base64.b64decode(packed, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError) as err:
+            raise errors.RequestError(f"{name}: an auth entry is not user:password in base64") from err
+    if isinstance(user, str) and isinstance(password, str) and user:
+        return Credentials(user, password)
+    return None

@@ -1,0 +1,239 @@
+"""Indexes, manifests and configurations of OCI and Docker images, as values. No network, no files.
+
+OCI image specification 1.1; Docker image manifest version 2, schema 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cdi_worker import errors
+from cdi_worker.sources.registry import reference
+
+#: What registries may answer with; Docker's old schema 1 is not asked for.
+INDEX_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFEST_TYPES = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
+#: Registries have to take manifests of 4 MiB (OCI distribution specification) and most take no larger ones.
+LARGEST_MANIFEST = 4 << 20
+TITLE = "org.opencontainers.image.title"
+#: What ORAS says of a title that is a directory's.
+UNPACK = "io.deis.oras.content.unpack"
+REF_NAME = "org.opencontainers.image.ref.name"
+DISK_TYPE = "application/vnd.kubevirt.disk."
+_LAYER_PREFIXES = ("application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs.")
+_ARCHITECTURES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "armv6l": "arm",
+    "i386": "386",
+    "i686": "386",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A blob by digest and size. ``architecture`` and ``system`` are empty where none is stated."""
+
+    media_type: str
+    digest: str
+    size: int
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    architecture: str = ""
+    system: str = ""
+    variant: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.annotations.get(TITLE, "")
+
+    @property
+    def platform(self) -> str:
+        """Return the platform as people write it."""
+        return "/".join(filter(None, (self.system, self.architecture, self.variant))) or "unstated"
+
+    @property
+    def is_attestation(self) -> bool:
+        """Whether this is BuildKit's note on an image rather than an image."""
+        return self.architecture == "unknown" or "vnd.docker.reference.type" in self.annotations
+
+    @property
+    def is_foreign(self) -> bool:
+        return "nondistributable" in self.media_type or ".foreign." in self.media_type
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether this is a layer of a file system: a tar, and not one file under its title."""
+        is_tar = not self.media_type or self.media_type.startswith(_LAYER_PREFIXES)
+        return is_tar and (not self.title or self.annotations.get(UNPACK) == "true")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Index:
+    """A Docker manifest list or an OCI index."""
+
+    manifests: tuple[Descriptor, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manifest:
+    """An image or an artifact. ``layers``: lowest first."""
+
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+
+
+def parse(data: bytes, name: str) -> Index | Manifest:
+    """Return the document in ``data``; ``name`` stands in messages. Raises ``errors.Unsupported``."""
+    document = load(data, name)
+    if document.get("schemaVersion") == 1 or "fsLayers" in document:
+        reason = (
+            f"{name}: Docker image manifest schema 1 is obsolete; push the image again with a current tool"
+        )
+        raise errors.Unsupported(reason=reason)
+    if "manifests" in document and "layers" in document:
+        # Which of the two is meant is a matter of taste: CVE-2021-41190.
+        raise errors.Refused(
+            format="manifest", rule="ambiguous", reason=f"{name}: both an index and a manifest"
+        )
+    if "manifests" in document:
+        return Index(tuple(_descriptor(item, name) for item in _list(document, "manifests", name)))
+    if "layers" in document:
+        layers = tuple(_descriptor(item, name) for item in _list(document, "layers", name))
+        return Manifest(_descriptor(document.get("config"), name), layers)
+    raise errors.Unsupported(reason=f"{name}: neither an image index nor an image manifest")
+
+
+def load(data: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object in ``data``. Raises ``errors.Unsupported``."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise errors.Unsupported(reason=f"{name}: not JSON") from err
+    if not isinstance(document, dict):
+        raise errors.Unsupported(reason=f"{name}: not a JSON object")
+    return document
+
+
+def digest(data: bytes, algorithm: str = "sha256") -> str:
+    """Return the digest of ``data``."""
+    return f"{algorithm}:{hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}"
+
+
+def check(data: bytes, expected: str, name: str) -> None:
+    """Raise ``errors.DigestMismatch`` unless ``data`` has the digest ``expected``."""
+    calculated = digest(data, expected.partition(":")[0])
+    if calculated != expected:
+        raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
+
+
+def normal_architecture(wanted: str) -> str:
+    """Return the name that images use for an architecture; empty stands for this machine's."""
+    name = (wanted or platform.machine()).lower()
+    return _ARCHITECTURES.get(name, name)
+
+
+def choose(index: Index, wanted: str, name: str) -> Descriptor:
+    """Return the manifest for architecture ``wanted`` (empty: this machine's).
+
+    An index whose only manifest states no platform is taken for that one; its own configuration is
+    looked at later. Raises ``errors.WrongPlatform`` naming what is there.
+    """
+    architecture = normal_architecture(wanted)
+    images = [item for item in index.manifests if not item.is_attestation]
+    fitting = [item for item in images if item.architecture == architecture]
+    linux = [item for item in fitting if item.system in {"linux", ""}]
+    if found := linux or fitting:
+        return found[0]
+    if len(images) == 1 and not images[0].architecture:
+        return images[0]
+    raise errors.WrongPlatform(url=name, wanted=architecture, found=", ".join(platforms(images)) or "nothing")
+
+
+def platforms(images: Sequence[Descriptor]) -> list[str]:
+    """Return the platforms of an index as people write them."""
+    return sorted({item.platform for item in images if not item.is_attestation})
+
+
+def check_platform(config: Mapping[str, Any], wanted: str, name: str) -> None:
+    """Raise ``errors.WrongPlatform`` when a plain image is for another architecture than ``wanted``.
+
+    A configuration that states none (an artifact's) fits any machine, but no explicit wish.
+    """
+    stated = config.get("architecture")
+    architecture = normal_architecture(wanted)
+    if not isinstance(stated, str) or not stated:
+        if wanted:
+            raise errors.WrongPlatform(url=name, wanted=architecture, found="no statement of one")
+    elif normal_architecture(stated) != architecture:
+        system = config.get("os") or "linux"
+        raise errors.WrongPlatform(url=name, wanted=architecture, found=f"{system}/{stated}")
+
+
+def artifact(manifest: Manifest, choice: str, name: str) -> Descriptor | None:
+    """Return the layer that is the disk itself, or None for the image of a file system.
+
+    ``choice`` is a digest, a title or a media type. Without it a KubeVirt disk is the disk, else the
+    only layer that is a plain file. Raises ``errors.Refused`` when that leaves several or none.
+    """
+    if choice:
+        found = [item for item in manifest.layers if choice in {item.digest, item.title, item.media_type}]
+    else:
+        found = [item for item in manifest.layers if item.media_type.startswith(DISK_TYPE)]
+        found = found or [item for item in manifest.layers if not item.is_layer]
+        if not found:
+            return None
+    if len(found) != 1:
+        names = ", ".join(
+            item.title or f"{item.media_type} {item.digest}" for item in found or manifest.layers
+        )
+        what = "several files" if found else f"no file {choice!r}"
+        reason = f"{name}: {what} among: {names}; choose one with #title, #digest or #media-type"
+        raise errors.Refused(format="artifact", rule="one disk", reason=reason)
+    return found[0]
+
+
+def _list(document: Mapping[str, Any], key: str, name: str) -> list[object]:
+    value = document[key]
+    if not isinstance(value, list):
+        raise errors.Unsupported(reason=f"{name}: malformed {key}")
+    return value
+
+
+def _descriptor(item: object, name: str) -> Descriptor:
+    if not isinstance(item, dict):
+        raise errors.Unsupported(reason=f"{name}: malformed descriptor")
+    size, value = item.get("size"), item.get("digest")
+    if not isinstance(value, str) or not reference.is_digest(value):
+        raise errors.Unsupported(reason=f"{name}: a descriptor without a usable digest")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise errors.Unsupported(reason=f"{name}: a descriptor without a usable size")
+    stated = _mapping(item.get("platform"))
+    return Descriptor(
+        media_type=str(item.get("mediaType") or ""),
+        digest=value,
+        size=size,
+        annotations=_mapping(item.get("annotations")),
+        architecture=stated.get("architecture", ""),
+        system=stated.get("os", ""),
+        variant=stated.get("variant", ""),
+    )
+
+
+def _mapping(value: object) -> dict[str, str]:
+    """Return the textual values of what should be a JSON object of texts."""
+    if not isinstance(value, dict):
+        return {}
+    return {key: text for key, text in value.items() if isinstance(text, str)}

@@ -1,0 +1,288 @@
+"""The disk of an image or artifact: found, read in order, and checked to the end of its blob."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import posixpath
+from collections.abc import Iterator
+from typing import Protocol
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.formats.compressed import decompress
+from cdi_worker.formats.tar import headers, walk
+from cdi_worker.sources import base
+from cdi_worker.sources.registry import blobs, documents
+
+HEAD_SIZE = 256 * 1024
+
+
+class Store(Protocol):
+    """Where manifests and blobs are: a registry or an archive."""
+
+    name: str
+
+    def root(self) -> bytes: ...
+    def manifest(self, descriptor: documents.Descriptor, /) -> bytes: ...
+    def blob(self, descriptor: documents.Descriptor, /) -> blobs.Verified: ...
+    def digest(self) -> str: ...
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Disk:
+    """A disk in order. ``head``: its first bytes, which ``readinto`` gives again."""
+
+    path = ""
+    size = 0
+
+    def __init__(self, store: Store, blob: documents.Descriptor) -> None:
+        self.blob = blob
+        self.head = b""
+        self._store = store
+        self._reader = store.blob(blob)
+        self._given = 0
+        self._finished = False
+
+    def readinto(self, into: memoryview, /) -> int:
+        if count := min(len(into), len(self.head) - self._given):
+            into[:count] = self.head[self._given : self._given + count]
+            self._given += count
+            return count
+        return self.read_on(into)
+
+    def close(self) -> None:
+        """Let go of the blob. Safe to call twice."""
+        self._reader.close()
+
+    def look(self) -> None:
+        """Read the head."""
+        head = bytearray(min(HEAD_SIZE, self.size))
+        self.head = bytes(head[: readers.fill(self, memoryview(head))])
+
+    def read_on(self, into: memoryview) -> int:
+        """Read what follows the head."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Read the blob to its end, where its digest is verified. Safe to call twice."""
+        if not self._finished:
+            self.read_rest()
+        self._finished = True
+
+    def read_rest(self) -> None:
+        """Read the blob to its end."""
+        raise NotImplementedError
+
+    def again(self) -> Disk:
+        """Return the same disk from its start."""
+        raise NotImplementedError
+
+
+class FileDisk(Disk):
+    """A blob that is the disk itself."""
+
+    def __init__(self, store: Store, blob: documents.Descriptor) -> None:
+        super().__init__(store, blob)
+        self.path = blob.title
+        self.size = blob.size
+        self.look()
+
+    def read_on(self, into: memoryview) -> int:
+        return self._reader.readinto(into)
+
+    def read_rest(self) -> None:
+        rest = memoryview(bytearray(HEAD_SIZE))
+        while self.read_on(rest):
+            pass
+
+    def again(self) -> Disk:
+        return FileDisk(self._store, self.blob)
+
+
+class LayerDisk(Disk):
+    """A file in a layer, once ``find`` has found it; ``hidden``: what the layers above hide."""
+
+    def __init__(self, store: Store, blob: documents.Descriptor, hidden: Hidden) -> None:
+        super().__init__(store, blob)
+        self._hidden = hidden
+        self._name = f"{store.name}: layer {blob.digest}"
+        self._layer = Layer(plain(self._reader, self._reader.head), hidden, self._name)
+
+    def find(self) -> bool:
+        """Go to the disk; False when the layer, read to its verified end, has none."""
+        with self._named():
+            if not self._layer.find():
+                return False
+        self.path, self.size = self._layer.path, self._layer.size
+        self.look()
+        return True
+
+    def hides(self) -> Hidden:
+        """Return what is hidden from the layers below."""
+        return self._layer.hides()
+
+    def read_on(self, into: memoryview) -> int:
+        with self._named():
+            return self._layer.readinto(into)
+
+    def read_rest(self) -> None:
+        with self._named():
+            self._layer.finish()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of a broken compression or tar where it is."""
+        try:
+            yield
+        except errors.Corrupt as err:
+            raise type(err)(**{**err.fields, "format": f"{err.fields['format']} of {self._name}"}) from err
+
+    def again(self) -> Disk:
+        disk = LayerDisk(self._store, self.blob, self._hidden)
+        disk.find()
+        return disk
+
+
+def find(store: Store, manifest: documents.Manifest, choice: str) -> Disk:
+    """Return an artifact's file, or the topmost file below /disk. No layer below that is fetched.
+
+    Raises ``errors.Unsupported`` when there is none, and what ``layer.Layer`` raises.
+    """
+    chosen = documents.artifact(manifest, choice, store.name)
+    if chosen is not None:
+        return FileDisk(store, chosen)
+    hidden = Hidden()
+    for blob in reversed(manifest.layers):
+        if hidden.everything:
+            break
+        if blob.is_foreign:
+            reason = f"{store.name}: layer {blob.digest} is not in the registry ({blob.media_type})"
+            raise errors.Refused(format="container image", rule="foreign layer", reason=reason)
+        disk = LayerDisk(store, blob, hidden)
+        with contextlib.ExitStack() as stack:
+            stack.callback(disk.close)
+            if disk.find():
+                stack.pop_all()
+                return disk
+            hidden = disk.hides()
+    count = len(manifest.layers)
+    reason = f"{store.name}: failed to find VM disk image file: none below /disk in {count} layers"
+    raise errors.Unsupported(reason=reason)
+
+
+FOLDER = "disk"
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+#: What is remembered of /disk, where one file is expected: names of files, and names that are hidden.
+MOST_FILES, MOST_HIDDEN = 10, 1000
+LONGEST_NAME = 255  # NAME_MAX
+_MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
+
+
+def plain(reader: base.Reader, head: bytes) -> base.Reader:
+    """Return a reader of the tar in a layer that begins with ``head``: gzip, zstd or not compressed.
+
+    The media type is not asked: images are known whose type and bytes differ.
+    """
+    skippable = len(head) > 3 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
+    kind = "zst" if skippable else next((_MAGICS[magic] for magic in _MAGICS if head.startswith(magic)), "")
+    return decompress.open(kind, reader) if kind else reader
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hidden:
+    """What upper layers hide of /disk in the layers below them."""
+
+    names: frozenset[str] = frozenset()
+    everything: bool = False
+
+
+class Layer:
+    """A layer as it passes. ``hidden``: what the layers above hide of it; ``name`` is for messages.
+
+    ``find`` goes to the disk, ``readinto`` reads it, ``finish`` goes to the end of the layer and
+    checks that the disk was the only one. ``path`` and ``size`` are the disk's.
+    """
+
+    def __init__(self, reader: base.Reader, hidden: Hidden, name: str) -> None:
+        self._tar = walk.Walk(reader)
+        self._hidden = hidden
+        self._name = name
+        self._disks: list[str] = []
+        self._whiteouts: set[str] = set()
+        self._opaque = False
+        self.path = ""
+        self.size = 0
+
+    def find(self) -> bool:
+        """Go to the disk; False when the layer, read to its end, has none."""
+        while entry := self._tar.next():
+            if self._look(entry):
+                self.path, self.size = f"/{FOLDER}/{self._disks[0]}", entry.size
+                return True
+        self._tar.drain()
+        return False
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read the disk that was found."""
+        return self._tar.readinto(into)
+
+    def finish(self) -> None:
+        """Read the layer to its end. Raises ``errors.Refused`` when there is more than one disk."""
+        while entry := self._tar.next():
+            self._look(entry)
+        self._tar.drain()
+        if len(self._disks) > 1:
+            raise self._several(str(len(self._disks)))
+        if self._whiteouts & set(self._disks):
+            raise self._refused("whiteout", f"{self.path} is both there and removed in the same layer")
+
+    def hides(self) -> Hidden:
+        """Return what is hidden from the layers below, once this one was read to its end."""
+        return Hidden(self._hidden.names | self._whiteouts, self._hidden.everything or self._opaque)
+
+    def _look(self, entry: walk.Entry) -> bool:
+        """Take note of an entry; tell whether it is the first disk."""
+        parts = [part for part in posixpath.normpath(f"/{entry.name}").split("/") if part]
+        if parts in ([OPAQUE], [WHITEOUT + FOLDER], [FOLDER, OPAQUE]):
+            self._opaque = True
+        elif parts[:1] == [FOLDER]:
+            return self._look_inside(entry, parts[1:])
+        return False
+
+    def _look_inside(self, entry: walk.Entry, parts: list[str]) -> bool:
+        path = f"/{FOLDER}/{'/'.join(parts)}".rstrip("/")
+        if not parts and entry.type == headers.DIRECTORY:
+            return False
+        if parts and parts[-1].startswith(WHITEOUT):
+            if len(parts) == 1:
+                self._hide(parts[0].removeprefix(WHITEOUT))
+            return False
+        if parts and parts[0] in self._hidden.names:
+            return False
+        if entry.type in {headers.SYMLINK, headers.HARD_LINK}:
+            raise self._refused("link", f"{path} is a link to {entry.link!r}; the disk has to be a file")
+        if entry.type == headers.DIRECTORY or len(parts) != 1:
+            raise self._refused("directory", f"{path}: one file is expected in /{FOLDER}, no directories")
+        if entry.type != headers.FILE:
+            raise self._refused("file type", f"{path} is no plain file")
+        if len(parts[0]) > LONGEST_NAME:
+            raise self._refused("name", f"{path[:80]}… has too long a name")
+        self._disks.append(parts[0])
+        if len(self._disks) > MOST_FILES:
+            raise self._several(f"more than {MOST_FILES}")
+        return len(self._disks) == 1
+
+    def _hide(self, name: str) -> None:
+        if len(name) > LONGEST_NAME or len(self._hidden.names) + len(self._whiteouts) >= MOST_HIDDEN:
+            raise self._refused("whiteout", f"more than {MOST_HIDDEN} names are removed, or too long a one")
+        self._whiteouts.add(name)
+
+    def _several(self, count: str) -> errors.Refused:
+        some = ", ".join(f"/{FOLDER}/{name}" for name in self._disks[:MOST_FILES])
+        return self._refused("one disk", f"{count} files in /{FOLDER}, one is expected: {some}")
+
+    def _refused(self, rule: str, reason: str) -> errors.Refused:
+        return errors.Refused(format="container image", rule=rule, reason=f"{self._name}: {reason}")

@@ -1,0 +1,116 @@
+"""What ``docker://…`` and ``oci-archive:…`` name: a registry, a repository, and what in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from cdi_worker import errors
+
+DOCKER = "docker://"
+ARCHIVE = "oci-archive:"
+
+HUB = "docker.io"
+#: Docker Hub's API is not at the host its names begin with; a name without a host is a name there.
+HUB_API = "registry-1.docker.io"
+HUB_NAMES = frozenset({HUB, "index.docker.io", HUB_API})
+
+# The grammar of github.com/distribution/reference.
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_ANY_DIGEST = "sha256:" + 64 * "0"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reference:
+    """An image or artifact in a registry. ``digest`` wins over ``tag``.
+
+    ``choice``: which of an artifact's files, by digest, title or media type; empty: the only one.
+    """
+
+    host: str
+    repository: str
+    tag: str = "latest"
+    digest: str = ""
+    choice: str = ""
+
+    @property
+    def api_host(self) -> str:
+        """Return host and port of the registry's API."""
+        return HUB_API if self.host == HUB else self.host
+
+    @property
+    def target(self) -> str:
+        """Return what the manifest is asked for by."""
+        return self.digest or self.tag
+
+    def __str__(self) -> str:
+        at = f"@{self.digest}" if self.digest else f":{self.tag}"
+        choice = f"#{self.choice}" if self.choice else ""
+        return f"{DOCKER}{self.host}/{self.repository}{at}{choice}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArchiveReference:
+    """An image in a tar of an OCI layout; ``tag`` may be empty where there is only one."""
+
+    path: str
+    tag: str = ""
+    choice: str = ""
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{ARCHIVE}{self.path}{tag}"
+
+
+def parse(endpoint: str) -> Reference | ArchiveReference:
+    """Return what an endpoint names. Raises ``errors.RequestError``."""
+    if endpoint.startswith(ARCHIVE):
+        return _archive(endpoint.removeprefix(ARCHIVE))
+    if endpoint.startswith(DOCKER):
+        return _docker(endpoint)
+    raise errors.RequestError(
+        f"{endpoint!r}: a registry is named docker://host/repository[:tag|@digest] or oci-archive:path[:tag]"
+    )
+
+
+def is_digest(text: str) -> bool:
+    """Tell whether ``text`` is a digest that can be verified (OCI image spec, descriptors)."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def _docker(endpoint: str) -> Reference:
+    rest, _, choice = endpoint.removeprefix(DOCKER).partition("#")
+    rest, at, digest = rest.partition("@")
+    host, slash, repository = rest.partition("/")
+    if not slash or not (set(".:[") & set(host) or host == "localhost"):
+        host, repository = HUB, rest
+    repository, colon, tag = repository.partition(":")
+    if host in HUB_NAMES:
+        host = HUB
+        repository = repository if "/" in repository else f"library/{repository}"
+    for what, text, grammar in (
+        ("host", host, _HOST),
+        ("repository", repository, _REPOSITORY),
+        ("tag", tag if colon else "latest", _TAG),
+        ("digest", digest if at else _ANY_DIGEST, _DIGEST),
+    ):
+        if not grammar.fullmatch(text):
+            # What stands before an @ may be a user and a password: it is not repeated.
+            where = "" if at else f" {text!r}"
+            wants = "docker://host[:port]/repository[:tag|@digest], the repository in lower case"
+            raise errors.RequestError(f"malformed {what}{where}: wants {wants}")
+    return Reference(host, repository, tag or "latest", digest, choice)
+
+
+def _archive(rest: str) -> ArchiveReference:
+    rest, _, choice = rest.partition("#")
+    path, colon, tag = rest.rpartition(":")
+    is_tagged = bool(colon) and "/" not in tag
+    if not is_tagged:
+        path, tag = rest, ""
+    if not path or (is_tagged and not _TAG.fullmatch(tag)):
+        raise errors.RequestError(f"{ARCHIVE}{rest}: wants oci-archive:path[:tag]")
+    return ArchiveReference(path, tag, choice)

@@ -1,0 +1,217 @@
+"""Container registries and OCI archives: the disk in an image's file system, or an artifact that is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any, Self
+
+from cdi_worker import errors
+from cdi_worker.sources import base, labels
+from cdi_worker.sources.registry import api, archive, blobs, documents, layer
+from cdi_worker.sources.registry import reference as oci_reference
+
+log = logging.getLogger(__name__)
+
+
+def source(location: base.Location, cancel: base.Cancel) -> RegistrySource:
+    """Return the source for ``IMPORTER_SOURCE=registry``."""
+    return RegistrySource(location, cancel)
+
+
+def digest(location: base.Location, cancel: base.Cancel) -> str:
+    """Return the digest of the manifest or index that the endpoint names, for who watches a tag."""
+    store = _open(location, cancel)
+    try:
+        return store.digest()
+    finally:
+        store.close()
+
+
+class RegistrySource(base.Source):
+    """The one file below /disk of an image, or the file of an artifact.
+
+    Opening it reads manifest and configuration, and the layers from the topmost down to the disk.
+    Digests are verified: of documents when they are read, of a blob at its end. There are no ranges:
+    a blob of which only parts are read cannot be verified. It is fetched in parallel all the same.
+    """
+
+    def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
+        self._location = location
+        self._cancel = cancel
+        self._reference = oci_reference.parse(location.endpoint)
+        self.name = str(self._reference)
+        self._store: layer.Store | None = None
+        self._image: Image | None = None
+        self._disk: layer.Disk | None = None
+        self._fresh = True
+
+    def __enter__(self) -> Self:
+        try:
+            self._store = _open(self._location, self._cancel)
+            self._image = resolve(self._store, self._location.architecture)
+            self._disk = layer.find(self._store, self._image.manifest, self._reference.choice)
+        except BaseException:
+            self.close()
+            raise
+        disk = self._disk
+        self.size, self.head = disk.size, disk.head
+        self.identity = f"{disk.blob.digest} {disk.path}".rstrip()
+        log.info(
+            "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
+        )
+        return self
+
+    def interrupt(self) -> None:
+        if self._store is not None:
+            self._store.interrupt()
+
+    def close(self) -> None:
+        """End all connections, and the threads that fetch and verify."""
+        if self._disk is not None:
+            self._disk.close()
+        if self._store is not None:
+            self._store.close()
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        """Return the disk's bytes from 0: a blob has to pass as a whole to be verified."""
+        if offset or self._disk is None:
+            raise errors.NoRanges(url=self.name, reason="its bytes are verified in order")
+        if not self._fresh:
+            self._disk.close()
+            self._disk = self._disk.again()
+        self._fresh = False
+        return _Stream(self._disk)
+
+    def verify(self) -> None:
+        """Read on to the end of the blob: its digest is right, and a layer has no second disk."""
+        if self._disk is not None:
+            self._disk.finish()
+
+    def labels(self) -> Mapping[str, str]:
+        return self._image.labels() if self._image else {}
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what the image is, for people."""
+        if self._image is None or self._disk is None:
+            return {}
+        layers = [
+            {"digest": item.digest, "size": item.size, "mediaType": item.media_type}
+            for item in self._image.manifest.layers
+        ]
+        return {
+            "digest": self._image.digest,
+            "platforms": self._image.platforms or [self._image.platform],
+            "layers": layers,
+            "disk": self._disk.path or self._disk.blob.media_type,
+            "diskLayer": self._disk.blob.digest,
+            "labels": self._image.labels(),
+        }
+
+
+class _Stream:
+    """The disk as a reader. Closing it leaves the disk open: ``verify`` still has to read its blob's end."""
+
+    def __init__(self, disk: layer.Disk) -> None:
+        self._disk = disk
+
+    def readinto(self, into: memoryview, /) -> int:
+        return self._disk.readinto(into)
+
+    def close(self) -> None:
+        """Leave the disk to the source."""
+
+
+def _open(location: base.Location, cancel: base.Cancel) -> layer.Store:
+    reference = oci_reference.parse(location.endpoint)
+    if isinstance(reference, oci_reference.ArchiveReference):
+        return archive.Archive(reference)
+    return api.Registry(reference, location, cancel)
+
+
+#: An index may name indexes; nobody goes deeper for a good reason.
+DEEPEST_INDEX = 3
+#: What an artifact has for a configuration: ``{}``.
+EMPTY = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+CONFIG_TYPES = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
+#: Images that are an operating system to boot from rather than a disk in a container.
+BOOTABLE = ("containers.bootc", "ostree.bootable")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Image:
+    """``digest``: of what the reference names. ``platforms``: of its index, if there is one."""
+
+    digest: str
+    platforms: list[str]
+    manifest: documents.Manifest
+    config: Mapping[str, Any]
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels in the environment that the image sets (contract, Labels)."""
+        variables = self._runtime().get("Env")
+        return labels.from_environment(variables if isinstance(variables, list) else [])
+
+    @property
+    def platform(self) -> str:
+        """Return the platform that the configuration states."""
+        system, architecture = self.config.get("os"), self.config.get("architecture")
+        return f"{system}/{architecture}" if system and architecture else "unstated"
+
+    def check(self, architecture: str, name: str) -> None:
+        """Refuse an image for another architecture, and a bootable container."""
+        documents.check_platform(self.config, architecture, name)
+        stated = self._runtime().get("Labels")
+        stated = stated if isinstance(stated, dict) else {}
+        for label in BOOTABLE:
+            if stated.get(label) in {"1", "true"}:
+                reason = (
+                    f"{name} is an operating system to boot ({label}), not a disk; build a disk of it first"
+                )
+                raise errors.Refused(format="container image", rule="bootable container", reason=reason)
+
+    def _runtime(self) -> Mapping[str, Any]:
+        runtime = self.config.get("config")
+        return runtime if isinstance(runtime, dict) else {}
+
+
+def resolve(store: layer.Store, architecture: str) -> Image:
+    """Read what a reference names, down to the configuration of the image for ``architecture``.
+
+    Raises ``errors.WrongPlatform``, ``errors.DigestMismatch``, ``errors.Unsupported``, ``errors.Refused``.
+    """
+    data = store.root()
+    document = documents.parse(data, store.name)
+    platforms: list[str] = []
+    depth = 0
+    while isinstance(document, documents.Index):
+        depth += 1
+        if depth > DEEPEST_INDEX:
+            raise errors.Unsupported(reason=f"{store.name}: indexes nested more than {DEEPEST_INDEX} deep")
+        platforms = platforms or documents.platforms(document.manifests)
+        chosen = documents.choose(document, architecture, store.name)
+        document = documents.parse(store.manifest(chosen), store.name)
+    image = Image(documents.digest(data), platforms, document, _config(store, document.config))
+    image.check(architecture, store.name)
+    return image
+
+
+def _config(store: layer.Store, descriptor: documents.Descriptor) -> Mapping[str, Any]:
+    """Return the configuration; an artifact's may be anything, and is nothing then."""
+    if descriptor.media_type not in CONFIG_TYPES and descriptor.digest == EMPTY:
+        return {}
+    reader = store.blob(descriptor)
+    try:
+        data = blobs.read_all(reader, documents.LARGEST_MANIFEST, store.name)
+    finally:
+        reader.close()
+    try:
+        return documents.load(data, store.name)
+    except errors.Unsupported:
+        if descriptor.media_type in CONFIG_TYPES:
+            raise
+        return {}

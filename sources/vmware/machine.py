@@ -1,0 +1,159 @@
+"""A virtual machine of vSphere: its disks, now and at its snapshots, and what has changed on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from cdi_worker import errors
+from cdi_worker.sources.vmware import session
+
+log = logging.getLogger(__name__)
+
+#: VDDK reads whole ones.
+SECTOR = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk at one moment: ``file`` holds it, ``snapshot`` is that moment, empty for now.
+
+    ``size`` in bytes. ``change_id``: names the moment for a later delta; empty without block tracking.
+    """
+
+    file: str
+    key: int
+    object_id: str
+    size: int
+    change_id: str
+    snapshot: str = ""
+
+
+class Machine:
+    """The virtual machine with this instance uuid, else BIOS uuid."""
+
+    def __init__(self, opened: session.Session, uuid: str) -> None:
+        self._session = opened
+        self._machine = machine = opened.find(uuid)
+        self.reference: str = machine._moId  # noqa: SLF001  (pyvmomi has no other name for it)
+        self.name, power = opened.call(
+            "look at the virtual machine", lambda: (str(machine.name), str(machine.runtime.powerState))
+        )
+        log.info("machine name=%r moref=%r power=%s", self.name, self.reference, power)
+
+    def disk(self, file: str) -> Disk:
+        """Return the disk that ``file`` belongs to: now, in a snapshot, or below one of these."""
+        return self._session.call("find the disk", lambda: self._disk(file))
+
+    def at(self, snapshot: str, disk: Disk) -> Disk:
+        """Return the disk as it was at a snapshot, given by its reference or unique name."""
+        return self._session.call("find the snapshot", lambda: self._at(snapshot, disk))
+
+    def changed(self, disk: Disk, change_id: str) -> list[tuple[int, int]]:
+        """Return what has changed from ``change_id`` to ``disk``: offsets and lengths, in order, merged."""
+        snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001
+        areas: list[tuple[int, int]] = []
+        start = 0
+        # vCenter answers with some 2000 areas at most and tells how far the answer goes.
+        while start < disk.size:
+            answer = self._session.call(
+                f"ask for the areas changed since {change_id!r}",
+                lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]
+                    snapshot, disk.key, start, change_id
+                ),
+            )
+            end = answer.startOffset + answer.length
+            log.debug("changed areas from=%d to=%d count=%d", start, end, len(answer.changedArea))
+            if end <= start:
+                where = f"at byte {end} of {disk.size}"
+                raise errors.SourceError(
+                    reason=f"{self._session.name}: the list of changed areas ends {where}"
+                )
+            areas += [(area.start, area.length) for area in answer.changedArea]
+            start = end
+        return merged(areas, disk.size)
+
+    def _disk(self, file: str) -> Disk:
+        now = _disks(self._machine.config)
+        earlier = [each for _, snapshot in self._snapshots() for each in _disks(snapshot.config)]
+        for matches in (
+            lambda backing: backing.fileName == file,
+            lambda backing: file in _parents(backing),
+        ):
+            found = {(each.key, each.diskObjectId or ""): each for each in earlier if matches(each.backing)}
+            found |= {(each.key, each.diskObjectId or ""): each for each in now if matches(each.backing)}
+            if len(found) > 1:
+                raise errors.SourceError(reason=f"{self.name}: {file!r} belongs to {len(found)} of its disks")
+            for each in found.values():
+                return _described(each)
+        names = ", ".join(repr(each.backing.fileName) for each in now)
+        raise errors.Unreachable(
+            url=self._session.name,
+            reason=f"virtual machine {self.name!r} has no disk {file!r}; it has {names}",
+        )
+
+    def _at(self, wanted: str, disk: Disk) -> Disk:
+        found = list(self._snapshots())
+        matching = [each for _, each in found if each._moId == wanted]  # noqa: SLF001
+        matching = matching or [each for name, each in found if name == wanted]
+        if len(matching) != 1:
+            there = ", ".join(f"{each._moId} ({name})" for name, each in found) or "none"  # noqa: SLF001
+            what = "no" if not matching else "more than one"
+            raise errors.Unreachable(
+                url=self._session.name,
+                reason=f"virtual machine {self.name!r} has {what} snapshot {wanted!r}; there is {there}",
+            )
+        snapshot = matching[0]
+        for each in _disks(snapshot.config):
+            # Keys of devices change when a machine is changed, the object id of a disk does not.
+            if (each.diskObjectId or "", each.key)[not disk.object_id] == (disk.object_id or disk.key):
+                return dataclasses.replace(_described(each), snapshot=snapshot._moId)  # noqa: SLF001
+        raise errors.Unreachable(
+            url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} is without this disk"
+        )
+
+    def _snapshots(self) -> Iterator[tuple[str, Any]]:
+        trees = list(self._machine.snapshot.rootSnapshotList) if self._machine.snapshot else []
+        while trees:
+            tree = trees.pop(0)
+            yield tree.name, tree.snapshot
+            trees += tree.childSnapshotList
+
+
+def merged(areas: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Return areas of a disk of ``size`` bytes in order, none touching another, in whole sectors."""
+    found: list[tuple[int, int]] = []
+    for start, length in sorted(areas):
+        end = min(-(-(start + length) // SECTOR) * SECTOR, size)
+        start = start // SECTOR * SECTOR  # noqa: PLW2901
+        if found and start <= sum(found[-1]):
+            start, end = found[-1][0], max(end, sum(found.pop()))  # noqa: PLW2901
+        if end > start:
+            found.append((start, end - start))
+    return found
+
+
+def _disks(config: Any) -> list[Any]:
+    disk = session.pyvmomi().vim.vm.device.VirtualDisk
+    return [
+        each
+        for each in (config.hardware.device if config else ())
+        if isinstance(each, disk) and getattr(each.backing, "fileName", None)
+    ]
+
+
+def _parents(backing: Any) -> Iterator[str]:
+    while (backing := getattr(backing, "parent", None)) is not None:
+        yield backing.fileName
+
+
+def _described(disk: Any) -> Disk:
+    return Disk(
+        file=disk.backing.fileName,
+        key=disk.key,
+        object_id=disk.diskObjectId or "",
+        size=disk.capacityInBytes or disk.capacityInKB * 1024,
+        change_id=getattr(disk.backing, "changeId", None) or "",
+    )

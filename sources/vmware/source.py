@@ -1,0 +1,164 @@
+"""VMware disks: found through vSphere, read by VMware's library (VDDK) inside nbdkit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, extents, wire
+from cdi_worker.sources.vmware import disk as vddk_disk
+from cdi_worker.sources.vmware import machine as vsphere_machine
+from cdi_worker.sources.vmware import nbdkit, session
+
+log = logging.getLogger(__name__)
+
+#: vCenter runs out of memory for larger reads, ESXi by itself does not (KB 1022543); bytes.
+LONGEST = {True: 2 << 20, False: 32 << 20}
+#: A pod is no virtual machine of that host and sees none of its storage: of the ways, only the network's.
+TRANSPORTS = "nbdssl:nbd"
+#: What nbdkit says of each read is not wanted; without any of these it does not tell version and host.
+DEBUG = {"nbdkit.backend.datapath": 0, "vddk.datapath": 0}
+
+
+def source(location: base.Location, cancel: base.Cancel) -> VddkSource:
+    """Return the source for ``IMPORTER_SOURCE=vddk``."""
+    return VddkSource(location, cancel)
+
+
+class VddkSource(base.Source):
+    """A disk, its state at a snapshot, or, with a previous checkpoint, what has changed up to that.
+
+    vSphere is asked everything before the first byte moves, and left again: its sessions do not live
+    as long as a large disk takes.
+    """
+
+    format = "raw"
+
+    def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
+        wanted = {
+            "the uuid of a virtual machine (IMPORTER_UUID)": location.uuid,
+            "the file of a disk (IMPORTER_BACKING_FILE)": location.backing_file,
+        }
+        faults = [f"the vddk source needs {what}" for what, value in wanted.items() if not value]
+        if faults:
+            raise errors.RequestError(*faults)
+        self.name = f"{wire.safe_url(location.endpoint)} {location.backing_file}"
+        self._location = location
+        self._cancel = cancel
+        self._said = vddk_disk.Log(self.name)
+        self._areas: list[tuple[int, int]] | None = None
+        self._open = contextlib.ExitStack()
+        #: What ``interrupt`` does: there is nothing to end before VDDK is asked.
+        self._interrupt: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        self._check_library()
+        machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
+        with contextlib.ExitStack() as stack:
+            follow = nbdkit.Follow(on_line=self._said.line, cancel=self._cancel)
+            try:
+                socket = stack.enter_context(nbdkit.serve(self._plugin(machine, disk, server), follow))
+            except errors.ToolFailed as err:
+                raise self._said.explained(err) from err
+            self.longest_read = longest
+            self._disk = vddk_disk.Disk(socket, self.name, self._said, longest)
+            stack.callback(self._disk.close)
+            self._interrupt = self._disk.interrupt
+            self.size = self._disk.open()
+            if self._areas is not None and self.size != disk.size:
+                raise errors.SourceError(
+                    reason=f"{self.name}: has {self.size} bytes, vSphere lists changes of {disk.size}"
+                )
+            self._open = stack.pop_all()
+        # Only a snapshot stays what it is.
+        moment = (self._location.uuid, disk.object_id, disk.snapshot, disk.change_id, disk.file)
+        self.identity = " ".join(moment) if disk.snapshot else None
+        log.info("source file=%r size=%r identity=%r", disk.file, self.size, self.identity)
+        return self
+
+    def close(self) -> None:
+        self._open.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
+        self._interrupt()
+
+    def ranges(self) -> base.RandomReader | None:
+        return self._disk
+
+    def extents(self) -> Iterator[base.Extent]:
+        if self._areas is None:
+            return extents.coarse(self._disk.extents(None))
+        runs = self._disk.extents(extents.pieces(self._areas))
+        return extents.coarse(extents.overlay(self._areas, runs))
+
+    def info(self) -> Mapping[str, str]:
+        return self._said.info
+
+    def _check_library(self) -> None:
+        folder = Path(self._location.vddk_libdir)
+        if not any(folder.glob("lib64/libvixDiskLib.so*")):
+            raise errors.SourceError(
+                reason=f"no VDDK library in {folder}: an init container of the pod has to put it there"
+            )
+
+    def _look(self) -> tuple[str, vsphere_machine.Disk, session.Server, int]:
+        """Ask vSphere for what nbdkit has to be told, and for what has changed."""
+        wanted = self._location
+        with session.Session(wanted) as opened:
+            machine = vsphere_machine.Machine(opened, wanted.uuid)
+            disk = machine.disk(wanted.backing_file)
+            if wanted.current:
+                disk = machine.at(wanted.current, disk)
+            if wanted.previous:
+                since = self._change_id(machine, disk)
+                self._areas = machine.changed(disk, since)
+                changed = sum(length for _, length in self._areas)
+                log.info("changed since=%r areas=%d bytes=%d", since, len(self._areas), changed)
+            return machine.reference, disk, opened.server, LONGEST[opened.is_vcenter]
+
+    def _change_id(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> str:
+        previous = self._location.previous
+        # A change id ends in "/" and a number; a snapshot that was removed left only that.
+        if "/" in previous:
+            return previous
+        found = machine.at(previous, disk).change_id
+        if not found:
+            raise errors.SourceError(
+                reason=f"{self.name}: changed block tracking was off when snapshot {previous!r} was taken; "
+                "begin again with a full copy"
+            )
+        return found
+
+    def _plugin(self, machine: str, disk: vsphere_machine.Disk, server: session.Server) -> nbdkit.Plugin:
+        parameters = {
+            "libdir": str(Path(self._location.vddk_libdir).absolute()),
+            "server": server.host,
+            "port": str(server.port),
+            "user": self._location.access.user,
+            "thumbprint": server.thumbprint,
+            "vm": f"moref={machine}",
+            "file": disk.file,
+            "transports": TRANSPORTS,
+        }
+        if disk.snapshot:
+            parameters["snapshot"] = disk.snapshot
+        if self._location.vddk_config:
+            parameters["config"] = str(Path(self._location.vddk_config).absolute())
+        secrets = {"password": self._location.access.password}
+        # Else the plugin starts nbdkit again with it, and passes the password through a file in /tmp.
+        libraries = str(Path(self._location.vddk_libdir).resolve() / "lib64")
+        return nbdkit.Plugin(
+            "vddk",
+            parameters,
+            secrets,
+            debug=DEBUG,
+            package="nbdkit-plugin-vddk",
+            library_path=libraries,
+            threads=vddk_disk.READS,
+        )

@@ -1,0 +1,295 @@
+"""HTTP and HTTPS: one address, followed once through its redirects and pinned for the run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import threading
+from typing import Self
+
+import requests
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.sources import base
+from cdi_worker.sources.web import connections, pinned, session
+
+log = logging.getLogger(__name__)
+
+#: What the first request asks for: enough to see inside a compressed image.
+HEAD_SIZE = 256 * 1024
+#: No file has more digits in its size, and Python reads no number of thousands of them.
+CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+LENGTH = re.compile(r"[0-9]{1,19}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Version:
+    """What an answer says of the object's identity. Only what both sides know is compared."""
+
+    etag: str | None
+    modified: str | None
+    size: int | None
+
+    def difference(self, other: Version) -> tuple[str, object, object] | None:
+        """Return name, ours and theirs of the first value that differs, or None."""
+        for name in ("size", "etag", "modified"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None and mine != theirs:
+                return name, mine, theirs
+        return None
+
+
+def source(location: base.Location, cancel: base.Cancel) -> HttpSource:
+    """Return the source for ``IMPORTER_SOURCE=http``, by node pull where the location says so."""
+    if location.ready_file:
+        from cdi_worker.sources.web import nodepull
+
+        return nodepull.NodePullSource(location, cancel)
+    return HttpSource(location.endpoint, location.access)
+
+
+class HttpSource(base.Source):
+    """An object on a web server.
+
+    The first request asks for the first bytes as a range: its answer tells size, identity, whether
+    ranges work, and what the object is. A server without ranges answers with the whole object,
+    which then serves as the first stream.
+    """
+
+    #: Bytes that the first request asks for.
+    head_size = HEAD_SIZE
+
+    def __init__(self, url: str, access: base.Access, place: pinned.Place | None = None) -> None:
+        self._place = place or pinned.Place(url, access)
+        self.name = self._place.name
+        self._version: Version | None = None
+        self._has_ranges = False
+        self._first: _HttpStream | None = None
+        #: Each thread's answer under way, and up to which byte it will read.
+        self._mine = threading.local()
+
+    def __enter__(self) -> Self:
+        response = self._place.get(f"bytes=0-{self.head_size - 1}")
+        if response.status_code in {400, 405, 416, 501}:
+            # An empty object has no first byte, and some servers refuse any range.
+            self._place.drop(response)
+            response = self._place.get(None)
+        if response.status_code == 206:
+            self._open_ranges(response)
+        elif response.status_code == 200:
+            self._open_stream(response)
+        else:
+            raise self._place.failure(response)
+        log.info(
+            "source url=%r size=%r identity=%r ranges=%r",
+            self.name,
+            self.size,
+            self.identity,
+            self._has_ranges,
+        )
+        return self
+
+    def close(self) -> None:
+        """End all connections, also those that other threads are reading from."""
+        self._place.close()
+
+    def interrupt(self) -> None:
+        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
+        self._place.interrupt()
+
+    def ranges(self) -> base.RandomReader | None:
+        return self if self._has_ranges else None
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        if offset == 0 and self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if offset and not self._has_ranges:
+            raise errors.NoRanges(url=self.name, reason="no ranges offered")
+        response = self._place.get(f"bytes={offset}-" if offset else None)
+        if offset and response.status_code == 206:
+            self._check_range(response, offset)
+        elif response.status_code != 200 or offset:
+            self._raise_status(response)
+        self._check_version(response, _length(response) if not offset else None)
+        return _HttpStream(self._place, response)
+
+    def expect(self, offset: int, length: int, /) -> None:
+        """Ask for so much with the next request of this thread; see ``images.engine.fetch.Continuing``."""
+        self._mine.end = offset + length
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read on from this thread's answer, or ask for one; see ``sources.base.RandomReader``."""
+        answer: _Range | None = getattr(self._mine, "answer", None)
+        self._mine.answer = None
+        if answer is not None and not answer.skip_to(offset, into):
+            answer.close()
+            answer = None
+        end = getattr(self._mine, "end", 0)
+        if answer is None:
+            answer = self._ask(offset, end if offset < end else offset + len(into))
+        done = answer.fill(into)
+        if answer.left and done == len(into):
+            self._mine.answer = answer
+        else:
+            answer.close()
+        return done
+
+    def _ask(self, offset: int, end: int) -> _Range:
+        response = self._place.get(f"bytes={offset}-{end - 1}")
+        if response.status_code != 206:
+            self._raise_status(response)
+        return _Range(self._place, response, offset, self._check_range(response, offset))
+
+    # -- the first answer ---------------------------------------------------------------------
+
+    def _open_ranges(self, response: requests.Response) -> None:
+        found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if not found or int(found[1]) != 0 or found[3] == "*":
+            self._place.drop(response)
+            self._open_stream(self._place.get(None))
+            return
+        self.size = int(found[3])
+        self._version = _version(response, self.size)
+        self.identity = _identity(self._version)
+        self._has_ranges = True
+        head = bytearray(min(self.head_size, self.size))
+        with contextlib.closing(_Range(self._place, response, 0, int(found[2]) + 1)) as answer:
+            filled = answer.fill(memoryview(head))
+        while filled < len(head):
+            filled += self.read_range(filled, memoryview(head)[filled:])
+        self.head = bytes(head)
+
+    def _open_stream(self, response: requests.Response) -> None:
+        if response.status_code != 200:
+            raise self._place.failure(response)
+        self.size = _length(response)
+        self._version = _version(response, self.size)
+        self.identity = _identity(self._version)
+        reader = _HttpStream(self._place, response)
+        head = bytearray(self.head_size)
+        self.head = bytes(head[: readers.fill(reader, memoryview(head))])
+        reader.replay = self.head
+        self._first = reader
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _raise_status(self, response: requests.Response) -> None:
+        """Raise for an answer, in the middle of a transfer, that is not the range asked for."""
+        if response.status_code == 200:
+            self._place.drop(response)
+            self._check_version(response, _length(response))
+            raise errors.NoRanges(url=self.name, reason="the whole object came instead of a range")
+        if response.status_code == 416:
+            self._place.drop(response)
+            self._check_version(response, None)
+            raise errors.NoRanges(url=self.name, reason="server answers 416 to a range within the object")
+        failure = self._place.failure(response)
+        if isinstance(failure, errors.Unreachable) and self._place.was_led(response):
+            # The place the redirect named has expired or gone; the address itself may name another.
+            self._place.unpin()
+            failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
+        raise failure
+
+    def _check_range(self, response: requests.Response, offset: int) -> int:
+        """Check what a 206 says it holds; return its length in bytes."""
+        found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if not found:
+            self._place.drop(response)
+            raise errors.NoRanges(url=self.name, reason="206 without a usable Content-Range")
+        start, end = int(found[1]), int(found[2])
+        self._check_version(response, None if found[3] == "*" else int(found[3]))
+        if start != offset or end < start:
+            self._place.drop(response)
+            raise errors.NoRanges(url=self.name, reason=f"asked for byte {offset}, got bytes {start}-{end}")
+        return end - start + 1
+
+    def _check_version(self, response: requests.Response, size: int | None) -> None:
+        changed = self._version and self._version.difference(_version(response, size))
+        if changed:
+            self._place.drop(response)
+            what, before, now = changed
+            raise errors.SourceChanged(url=self.name, what=what, before=before, now=now)
+
+
+class _HttpStream:
+    """The body of one response as a reader."""
+
+    def __init__(self, place: pinned.Place, response: requests.Response) -> None:
+        self._place = place
+        self._response = response
+        #: Bytes already read from the body, given out first.
+        self.replay = b""
+
+    def readinto(self, into: memoryview, /) -> int:
+        if self.replay:
+            count = min(len(into), len(self.replay))
+            into[:count] = self.replay[:count]
+            self.replay = self.replay[count:]
+            return count
+        with (
+            self._place.reading(self._response),
+            session.translated(self._place.name, first=False),
+        ):
+            return connections.read(self._response.raw, into)
+
+    def close(self) -> None:
+        self._place.drop(self._response)
+
+
+class _Range(_HttpStream):
+    """The body of an answer that holds ``left`` bytes from ``offset`` on."""
+
+    def __init__(self, place: pinned.Place, response: requests.Response, offset: int, left: int) -> None:
+        super().__init__(place, response)
+        self._offset = offset
+        self.left = left
+
+    def fill(self, into: memoryview) -> int:
+        """Read as much as there is; return how much came, which is good, before it broke off."""
+        into = into[: self.left]
+        done = 0
+        try:
+            while done < len(into) and (count := self.readinto(into[done:])):
+                done += count
+        except errors.Transient:
+            # What came is good; the engine asks again from there.
+            if not done:
+                self.close()
+                raise
+        if not done:
+            self.close()
+            raise errors.Transient(url=self._place.name, reason="an empty answer")
+        self._offset += done
+        self.left -= done
+        return done
+
+    def skip_to(self, offset: int, into: memoryview) -> bool:
+        """Read, by the way of ``into``, to what is at ``offset``; False if it does not come to that."""
+        while self._offset < offset < self._offset + self.left:
+            try:
+                self.fill(into[: offset - self._offset])
+            except errors.Transient:
+                return False
+        return self._offset == offset and self.left > 0
+
+
+def _length(response: requests.Response) -> int | None:
+    value = response.headers.get("Content-Length", "")
+    return int(value) if LENGTH.fullmatch(value) else None
+
+
+def _version(response: requests.Response, size: int | None) -> Version:
+    return Version(response.headers.get("ETag"), response.headers.get("Last-Modified"), size)
+
+
+def _identity(version: Version) -> str | None:
+    """Return what names these very bytes: a strong ETag, else date and size; None where unknown."""
+    if version.etag and not version.etag.startswith("W/"):
+        return f"etag {version.etag} size {version.size}"
+    if version.modified and version.size is not None:
+        return f"modified {version.modified} size {version.size}"
+    return None

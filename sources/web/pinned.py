@@ -1,0 +1,227 @@
+"""One address over HTTP: led once through its redirects, and pinned where they end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import logging
+import threading
+import urllib.parse
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.web import connections, session
+
+log = logging.getLogger(__name__)
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class _State(enum.Enum):
+    """Of an answer that has begun. One ``IN_HAND`` is for its thread to close, also once ``ENDED``."""
+
+    IN_HAND = enum.auto()
+    IDLE = enum.auto()
+    ENDED = enum.auto()
+
+
+class Place:
+    """An address and its connections; several threads may ask at once.
+
+    Credentials and secret headers go to the origin of the address, never to where it redirects.
+    ``name``: the address without secrets. ``connection``: a session to share with other places.
+    """
+
+    def __init__(self, url: str, access: base.Access, connection: requests.Session | None = None) -> None:
+        parts = checked(url)
+        if parts.username is not None and not access.user:
+            user, password = (urllib.parse.unquote(item or "") for item in (parts.username, parts.password))
+            access = dataclasses.replace(access, user=user, password=password)
+        self.url = urllib.parse.urlunsplit(
+            parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")
+        )
+        self.access = access
+        self.name = wire.safe_url(url)
+        self._session = connection or session.new_session(access)
+        self._pinned = self.url
+        self._answered = False
+        #: Those not given back.
+        self._answers: dict[requests.Response, _State] = {}
+        self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def get(self, byte_range: str | None, method: str = "GET") -> requests.Response:
+        """Send a request to the pinned place, follow redirects, pin where they end.
+
+        The caller gives the answer back with ``drop``.
+        """
+        url = self._pinned
+        for _ in range(session.MAX_REDIRECTS + 1):
+            response = self.send(method, url, {"Range": byte_range} if byte_range else {})
+            location = session.ascii_address(response.headers.get("Location", ""))
+            if response.status_code not in REDIRECTS or not location:
+                break
+            self.drop(response)
+            url = self._led_to(url, location)
+        else:
+            raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
+        if url != self.url:
+            self._led.add(response)
+        if response.status_code < 300:
+            self._pinned = url
+            self._answered = True
+        return response
+
+    def _led_to(self, url: str, location: str) -> str:
+        """Return where an answer of ``url`` redirects."""
+        try:
+            there = urllib.parse.urljoin(url, location)
+            parts = checked(there)
+        except (ValueError, errors.RequestError) as err:
+            reason = "redirected to something that is not http"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+        if parts.scheme == "http" and url.startswith("https:"):
+            # Mirrors do so, and a checksum makes it good.
+            log.warning("redirected from https to %s: anyone on the way can change it", wire.safe_url(there))
+        return there
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        """Send one request; the origin's gets the secrets too."""
+        auth: requests.auth.AuthBase = NO_AUTH
+        if wire.origin(url) == wire.origin(self.url):
+            own = {name: session.on_the_wire(value) for name, value in self.access.headers}
+            headers = {**headers, **own}
+            auth = self.authorization()
+        try:
+            with session.translated(self.name, first=not self._answered):
+                response = self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    auth=auth,
+                    stream=True,
+                    allow_redirects=False,
+                    proxies=session.proxies(self.access, url),
+                    timeout=session.timeout(self.access),
+                )
+        except errors.Transient:
+            self.unpin()
+            raise
+        response.raw.decode_content = False
+        with self._lock:
+            self._answers[response] = _State.IN_HAND
+        if self._closed:
+            self.drop(response)
+            raise errors.Cancelled
+        return response
+
+    def authorization(self) -> requests.auth.AuthBase:
+        """Return what puts the credentials into a request to the origin."""
+        if self.access.user and self.access.password:
+            # RFC 7617, 2.1: most servers take these for UTF-8, as curl and Go send them.
+            user, password = self.access.user, self.access.password
+            return requests.auth.HTTPBasicAuth(session.on_the_wire(user), session.on_the_wire(password))
+        return NO_AUTH
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Let go of an answer that is not what was asked for; return the error that it stands for."""
+        self.drop(response)
+        return session.status_error(self.name, response)
+
+    def unpin(self) -> None:
+        """Forget where the redirects led, so that the next request is led anew."""
+        self._pinned = self.url
+
+    def was_led(self, response: requests.Response) -> bool:
+        """Tell whether an answer came from where redirects led."""
+        return response in self._led
+
+    def drop(self, response: requests.Response) -> None:
+        """Let go of an answer, read or not; what ``interrupt`` has closed is closed once."""
+        with self._lock:
+            is_open = self._answers.pop(response, None) is not None
+        if is_open:
+            response.close()
+
+    @contextlib.contextmanager
+    def reading(self, response: requests.Response) -> Iterator[None]:
+        """Have an answer in hand, to read from it.
+
+        Raises ``Transient`` where it was interrupted: its end then need not be the object's.
+        """
+        interrupted = errors.Transient(url=self.name, reason="interrupted")
+        with self._lock:
+            if self._answers.get(response, _State.ENDED) is _State.ENDED:
+                raise interrupted
+            self._answers[response] = _State.IN_HAND
+        try:
+            yield
+        finally:
+            with self._lock:
+                is_ended = self._answers.get(response) is not _State.IN_HAND
+                if not is_ended:
+                    self._answers[response] = _State.IDLE
+            if is_ended:
+                self.drop(response)
+                raise interrupted
+
+    def interrupt(self) -> None:
+        """End all answers, also those that other threads have in hand or wait for; those close them."""
+        with self._lock:
+            idle = [response for response, state in self._answers.items() if state is _State.IDLE]
+            for response in idle:
+                del self._answers[response]
+            in_hand = list(self._answers)
+            self._answers = dict.fromkeys(in_hand, _State.ENDED)
+        for response in in_hand:
+            _shut(response)
+        for response in idle:
+            response.close()
+        connections.interrupt(self._session)
+
+    def close(self) -> None:
+        """End all connections, also those that other threads are reading from."""
+        self._closed = True
+        self.interrupt()
+        self._session.close()
+
+
+class _NoAuth(requests.auth.AuthBase):
+    """Says that there are no credentials, so that requests does not look for any."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request
+
+
+NO_AUTH = _NoAuth()
+
+
+def checked(url: str) -> urllib.parse.SplitResult:
+    """Return the parts of an http(s) URL, or raise ``RequestError``."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port
+    except ValueError as err:
+        # The library's words may hold a part of a password.
+        said = "" if "@" in url else f": {err}"
+        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL{said}") from err
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL: wants http(s)://host/path")
+    return parts
+
+
+def _shut(response: requests.Response) -> None:
+    connection: Any = response.raw.connection
+    try:
+        wire.shut(connection.answering)
+    except (AttributeError, TypeError):
+        # Already at its end.
+        response.close()

@@ -1,0 +1,158 @@
+"""What every source over HTTP shares: sessions, proxies, answers, exceptions of the HTTP library."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import requests
+import urllib3
+import urllib3.exceptions
+
+from cdi_worker import errors
+from cdi_worker.sources import wire
+from cdi_worker.sources.base import Access
+from cdi_worker.sources.web import connections
+
+USER_AGENT = "cdi-worker/0.1"
+MAX_REDIRECTS = 10
+LARGEST_ERROR = 64 * 1024
+
+
+def on_the_wire(text: str) -> str:
+    """Return ``text`` so that it is sent as UTF-8: http.client sends each character as one byte."""
+    return text.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def ascii_address(received: str) -> str:
+    """Return an address of a header, where each character is one byte, with all but ASCII percent-encoded."""
+    return re.sub(r"[^!-~]", lambda found: f"%{ord(found[0]):02X}", received)
+
+
+def timeout(access: Access) -> tuple[float, float]:
+    """Return the time-outs of a request: TIMEOUT, but none is longer than the user's patience."""
+    connect, read = wire.TIMEOUT
+    return min(connect, access.patience), min(read, access.patience)
+
+
+class _Session(requests.Session):
+    """A session that sees no redirects.
+
+    Also when it is not to follow one, requests reads all of its body, to any length, and decodes it.
+    """
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
+
+
+def new_session(access: Access) -> requests.Session:
+    """Return a session that takes nothing from the process's environment: no netrc, no proxies."""
+    session = _Session()
+    session.trust_env = False
+    session.verify = not access.insecure
+    if access.insecure:
+        # Who asks for it knows; a warning for each connection tells nothing new.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    session.headers.clear()
+    session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
+    adapter = connections.Adapter(functools.cache(lambda: wire.tls_context(access)), access.connections)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    return session
+
+
+def proxies(access: Access, url: str) -> dict[str, str]:
+    """Return the proxy for ``url`` as requests wants it; empty when there is none."""
+    scheme, host, port = wire.origin(url)
+    proxy = access.https_proxy if scheme == "https" else access.http_proxy
+    if not proxy or _bypasses_proxy(access.no_proxy, host, port):
+        return {}
+    return {scheme: proxy}
+
+
+def _bypasses_proxy(no_proxy: str, host: str, port: int | None) -> bool:
+    """Tell whether ``no_proxy`` names the host: names and suffixes, ``*``, addresses and networks."""
+    if urllib.request.proxy_bypass_environment(f"{host}:{port}", {"no": no_proxy}):  # type: ignore[attr-defined]
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in no_proxy.split(","):
+        try:
+            if address in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def retry_after(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3: seconds or a date)."""
+    if not value:
+        return None
+    if value.strip().isascii() and value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def status_error(url: str, response: requests.Response) -> errors.Error:
+    """Return the error that stands for an answer that is not the bytes asked for."""
+    status, reason = response.status_code, wire.printable(response.reason or "")
+    said = f"server answers {status} {reason}".rstrip()
+    if status in wire.TRANSIENT_STATUS:
+        return errors.Transient(
+            url=url, reason=said, retry_after=retry_after(response.headers.get("Retry-After"))
+        )
+    advice = {
+        401: "; check user and password",
+        403: "; check the credentials and the permissions of the object",
+        404: "; check the address",
+        407: "; the proxy wants credentials",
+        410: "; the object is gone for good",
+    }.get(status, "")
+    return errors.Unreachable(url=url, reason=said + advice)
+
+
+def body(response: requests.Response, limit: int) -> bytes:
+    """Return the body of a small answer, or its first ``limit`` bytes and one more if it is larger.
+
+    Reads until nothing comes: only then urllib3 says that a connection has ended too early.
+    """
+    data = b""
+    while len(data) <= limit and (piece := response.raw.read(limit + 1 - len(data), decode_content=True)):
+        data += piece
+    return data
+
+
+def error_text(response: requests.Response) -> str:
+    """Return the beginning of an answer that tells of an error; empty when it breaks off."""
+    try:
+        return str(response.raw.read(LARGEST_ERROR, decode_content=True).decode(errors="replace"))
+    except (urllib3.exceptions.HTTPError, OSError):
+        return ""
+
+
+@contextmanager
+def translated(url: str, *, first: bool) -> Iterator[None]:
+    """Turn exceptions of requests and urllib3 into ours; see ``wire.failure``."""
+    try:
+        yield
+    except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:
+        raise errors.RequestError(f"{url}: malformed URL") from err
+    except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
+        raise errors.RequestError("malformed header") from err
+    except connections.LedInside as err:
+        raise errors.Unreachable(url=url, reason=str(err)) from err
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
+        raise wire.failure(url, err, first=first) from err

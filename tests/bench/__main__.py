@@ -1,0 +1,287 @@
+"""Measure the worker beside what a user would otherwise type: ``python -m tests.bench``.
+
+Every row is run in turn with its rival, five rounds, medians; ratios are what to read, for machines
+differ and are noisy. The result is ``docs/benchmarks.md`` with its plots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.bench import inputs, report, upload, vmware
+from tests.bench import measure as bench_measure
+from tests.bench import ovirt as bench_ovirt
+from tests.bench.measure import Cost
+from tests.support import containers, devices, misbehave, objectservers, registries, servers
+
+ROUNDS = 5
+MIB = 1 << 20
+
+#: What stands between the download and the disk, and how much of the rival's time is allowed.
+PIPES = {
+    "raw": ("", 0.5),
+    "raw.gz": ("pigz -dc |", 0.35),
+    "raw.xz": ("xz -T0 -dc |", 1.0),
+    "raw.zst": ("zstd -dc |", 0.6),
+}
+CONVERTED = {"qcow2": 0.5, "c.qcow2": 0.6, "vmdk": 0.9, "vhdx": 0.9}
+CONVERT = "qemu-img convert -m 16 -W {flags} -f {form} -O raw {file} {target} && sync -d {target}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where disks are written: a file, removed before each run, or a block device."""
+
+    path: Path
+    block: bool
+
+    def fresh(self) -> None:
+        if not self.block:
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def dd(self) -> str:
+        sparse = "" if self.block else "sparse,"
+        return f"dd bs=1M iflag=fullblock conv={sparse}fsync status=none of={self.path}"
+
+
+class Bench:
+    """The rows. Each returns what is measured, or measures by itself."""
+
+    def __init__(self, directory: Path, web: servers.Web, rounds: int) -> None:
+        self.directory = directory
+        self.web = web
+        self.rounds = rounds
+        self.raw = inputs.disk(directory)
+        self.temporary = directory / "temporary"
+
+    def pipe(self, name: str, place: Place) -> report.Row:
+        """Measure a raw disk, also compressed, against curl, the tool and dd."""
+        path = self.raw if name == "raw" else inputs.form(self.raw, name)
+        unpack, aim = PIPES[name]
+        url = self.web.url(path)
+        stages = {"download": f"curl -sf {url} -o /dev/null"}
+        if unpack:
+            stages["unpack"] = f"{unpack.rstrip('| ')} < {path} > /dev/null"
+        stages["write"] = f"{place.dd} if={self.raw}"
+        return self._row(name, place, aim, f"curl -sf {url} | {unpack} {place.dd}", url, stages)
+
+    def converted(self, name: str, place: Place) -> report.Row:
+        """Measure a disk format against a download followed by qemu-img."""
+        path = inputs.form(self.raw, name)
+        url, form = self.web.url(path), name.removeprefix("c.")
+        convert = CONVERT.format(
+            flags="-n" if place.block else "", form=form, file="{file}", target=place.path
+        )
+        stages = {"download": f"curl -sf {url} -o /dev/null", "convert": convert.format(file=path)}
+        rival = f"curl -sf {url} -o {self.temporary} && {convert.format(file=self.temporary)}"
+        return self._row(name, place, CONVERTED[name], rival, url, stages)
+
+    def forward(self, place: Place) -> report.Row:
+        """Measure a qcow2 image inside gz, which can only be read forwards."""
+        path = inputs.form(self.raw, "qcow2.gz")
+        url = self.web.url(path)
+        convert = CONVERT.format(flags="", form="qcow2", file=self.temporary, target=place.path)
+        rival = f"curl -sf {url} | pigz -dc > {self.temporary} && {convert}"
+        stages = {"unpack": f"pigz -dc < {path} > /dev/null"}
+        return self._row("qcow2 in gz", place, 0.5, rival, url, stages)
+
+    def limited(self, place: Place) -> report.Row:
+        """Measure a server that gives 40 MB/s to each connection."""
+        path = inputs.noise(self.directory, 256 * MIB)
+        with _nginx(self.directory, "limited", servers.Settings(limit_rate=40_000_000)) as web:
+            url = web.url(path)
+            return self._row("40 MB/s a connection", place, 0.3, f"curl -sf {url} -o {place.path}", url, {})
+
+    def resets(self, place: Place) -> report.Row:
+        """Count what is fetched from a server that resets every connection after 64 MiB."""
+        body = inputs.noise(self.directory, 256 * MIB).read_bytes()
+        with misbehave.Server() as server:
+            url = server.serve("/disk", misbehave.Page(body, cut=64 * MIB))
+            cost = self._ours(url, place)()
+            ratio = server.sent("/disk") / len(body)
+        return report.Row(
+            "reset every 64 MiB", "file", cost, aim=1.1, ratio=ratio, note="bytes fetched / size"
+        )
+
+    def huge(self, _place: Place) -> report.Row:
+        """Measure 1 TiB of virtual size with 100 MiB of data, onto a file system that has room for it."""
+        url = self.web.url(inputs.huge(self.directory))
+        with devices.filesystem("xfs", self.directory, 1100 * inputs.GIB) as mount:
+            place = Place(mount / "disk.img", block=False)
+            (cost,) = bench_measure.alternate(self.rounds, [self._ours(url, place)])
+        return report.Row("1 TiB virtual, 100 MiB data", "file", cost, note="seconds")
+
+    def blank(self, place: Place) -> report.Row:
+        """Measure starting up."""
+
+        def make() -> Cost:
+            place.fresh()
+            return bench_measure.run([*_worker(), "blank", place.path, "1Gi"])
+
+        (cost,) = bench_measure.alternate(self.rounds, [make])
+        return report.Row("blank 1 GiB", "file", cost, aim=0.3, ratio=cost.wall, note="seconds")
+
+    def isal(self) -> report.Row:
+        """Measure unpacking alone: what raw.gz cannot beat with this decompressor."""
+        packed = inputs.form(self.raw, "raw.gz")
+        place = Place(self.directory / "target", block=False)
+        alone = f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null"
+        return self._row("raw.gz against isal alone", place, 1.3, alone, self.web.url(packed), {})
+
+    def registry(self, place: Place) -> report.Row:
+        """Measure a compressed qcow2 image in a layer against the slowest stage by itself."""
+        packed, image = (inputs.form(self.raw, name) for name in ("c.qcow2.layer", "c.qcow2"))
+        layer = containers.Blob(packed.read_bytes(), "application/vnd.oci.image.layer.v1.tar+gzip")
+        with registries.registry(self.directory / "registry") as served:
+            served.push("disk", containers.Image((layer,)))
+            stages = {
+                "download": f"curl -sf {served.url}/v2/disk/blobs/{layer.digest} -o /dev/null",
+                "gunzip": f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null",
+                "write": CONVERT.format(flags="", form="qcow2", file=image, target=place.path),
+            }
+            ours, *alone = bench_measure.alternate(
+                self.rounds,
+                [
+                    self._ours(served.reference("disk"), place, "--insecure"),
+                    *(self._shell(command, place) for command in stages.values()),
+                ],
+            )
+        slowest = max(alone, key=lambda cost: cost.wall)
+        limits = dict(zip(stages, alone, strict=True))
+        ratio = ours.wall / slowest.wall
+        return report.Row("c.qcow2 in a layer", "file", ours, slowest, 1.15, ratio, limits)
+
+    def s3(self, place: Place) -> report.Row:
+        """Measure a raw disk by signed S3 requests against the same object by plain http."""
+        path = inputs.noise(self.directory, 256 * MIB)
+        secret = self.directory / "secret"
+        secret.write_text(objectservers.SECRET_KEY)
+        own = self.directory / "seaweed"
+        own.mkdir(exist_ok=True)
+        with objectservers.seaweed(own) as store:
+            client = store.client()
+            client.upload_file(str(path), objectservers.BUCKET, path.name)
+            presigned = client.generate_presigned_url(
+                "get_object", {"Bucket": objectservers.BUCKET, "Key": path.name}
+            )
+            keys = ("--source", "s3", "--user", objectservers.ACCESS_KEY, "--password-file", str(secret))
+            ours, theirs = bench_measure.alternate(
+                self.rounds, [self._ours(store.url(path.name), place, *keys), self._ours(presigned, place)]
+            )
+        shutil.rmtree(own)
+        return report.Row("raw from S3 against http", "file", ours, theirs, 1.1, ours.wall / theirs.wall)
+
+    def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
+        """Measure time and memory against the size of the image."""
+        found: dict[str, list[tuple[int, Cost]]] = {"raw": [], "raw.gz": [], "c.qcow2": []}
+        for size in (512, 1024, 2048, 4096):
+            raw = inputs.disk(self.directory, size * MIB, size * MIB // 5)
+            for name, costs in found.items():
+                path = raw if name == "raw" else inputs.form(raw, name)
+                costs.append((size * MIB, self._ours(self.web.url(path), place)()))
+        return found
+
+    def _row(
+        self, name: str, place: Place, aim: float, rival: str, url: str, stages: dict[str, str]
+    ) -> report.Row:
+        ours, theirs = bench_measure.alternate(
+            self.rounds, [self._ours(url, place), self._shell(rival, place)]
+        )
+        limits = {
+            stage: bench_measure.alternate(1, [self._shell(command, place)])[0]
+            for stage, command in stages.items()
+        }
+        self.temporary.unlink(missing_ok=True)
+        kind = "block" if place.block else "file"
+        return report.Row(name, kind, ours, theirs, aim, ours.wall / theirs.wall, limits)
+
+    def _ours(self, url: str, place: Place, *options: str) -> Callable[[], Cost]:
+        def run() -> Cost:
+            place.fresh()
+            return bench_measure.run([*_worker(), "import", "--progress", "none", *options, url, place.path])
+
+        return run
+
+    def _shell(self, command: str, place: Place) -> Callable[[], Cost]:
+        def run() -> Cost:
+            place.fresh()
+            self.temporary.unlink(missing_ok=True)
+            return bench_measure.run(["bash", "-o", "pipefail", "-c", command])
+
+        return run
+
+
+def main() -> None:
+    """Measure the rows that are asked for and write the report when all were."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", help="rows whose name contains this; nothing is written then")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks, 20 GiB")
+    parser.add_argument("--report", type=Path, default=Path("docs/benchmarks.md"))
+    given = parser.parse_args()
+    directory = given.directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    inputs.bytecode()
+    with contextlib.ExitStack() as stack:
+        web = stack.enter_context(_nginx(directory, "plain", servers.Settings()))
+        bench = Bench(directory, web, given.rounds)
+        file = Place(directory / "target", block=False)
+        block = Place(stack.enter_context(devices.loop(directory, 2 * inputs.GIB)), block=True)
+        rows = []
+        for name, measure in _rows(bench, file, block).items():
+            if given.only is None or given.only in name:
+                rows.append(measure())
+                print(rows[-1].line(), flush=True)
+        if given.only is None:
+            report.write(given.report, rows, bench.growth(file), given.rounds)
+        file.fresh()
+
+
+def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], report.Row]]:
+    rows: dict[str, Callable[[], report.Row]] = {}
+    for place, kind in ((file, "file"), (block, "block")):
+        for name in PIPES:
+            rows[f"{name} {kind}"] = lambda name=name, place=place: bench.pipe(name, place)  # type: ignore[misc]
+        for name in CONVERTED:
+            rows[f"{name} {kind}"] = lambda name=name, place=place: bench.converted(name, place)  # type: ignore[misc]
+    rows["isal"] = bench.isal
+    for vddk in (vmware.delayed, vmware.undelayed):
+        rows[f"vddk {vddk.__name__}"] = lambda vddk=vddk: vddk(bench.directory, file.path, bench.rounds)  # type: ignore[misc]
+    for ovirt in (bench_ovirt.plain, bench_ovirt.library):
+        rows[f"ovirt {ovirt.__name__}"] = lambda ovirt=ovirt: ovirt(  # type: ignore[misc]
+            bench.directory, bench.raw, file.path, bench.rounds
+        )
+    for single in (
+        bench.forward,
+        bench.limited,
+        bench.registry,
+        bench.s3,
+        bench.resets,
+        bench.huge,
+        bench.blank,
+    ):
+        rows[single.__name__] = lambda single=single: single(file)  # type: ignore[misc]
+    return rows | upload.Uploads(bench.directory, bench.raw, bench.rounds).rows()
+
+
+@contextlib.contextmanager
+def _nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[servers.Web]:
+    own = directory / f"nginx-{name}"
+    own.mkdir(exist_ok=True)
+    with servers.nginx(own, directory, settings) as web:
+        yield web
+
+
+def _worker() -> list[str]:
+    return [sys.executable, "-m", "cdi_worker"]
+
+
+if __name__ == "__main__":
+    main()

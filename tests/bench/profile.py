@@ -1,0 +1,51 @@
+"""Tell where the time of an import goes: ``python -m tests.bench.profile raw``, with Linux's perf.
+
+The table holds what each function took by itself, then together with all that it calls; kernel and Python's
+own C functions included. What Python code does is seen better with ``py-spy record --gil``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.bench import inputs
+from tests.support import processes, servers
+
+LINES = 40
+
+
+def main() -> None:
+    """Import one form of the bench's disk under perf; write the tables to a file and print its name."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("form", choices=["raw", *inputs.FORMS])
+    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="that of the bench")
+    given = parser.parse_args()
+    directory = given.directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    inputs.bytecode()
+    raw = inputs.disk(directory)
+    path = raw if given.form == "raw" else inputs.form(raw, given.form)
+    data, target = directory / "perf.data", directory / "target"
+    own = directory / "nginx-profile"
+    own.mkdir(exist_ok=True)
+    with servers.nginx(own, directory) as web:
+        worker = [sys.executable, "-m", "cdi_worker", "import", "--progress", "none", web.url(path), target]
+        target.unlink(missing_ok=True)
+        processes.run("perf", "record", "-g", "--freq", "999", "--output", data, "--", *worker)
+    report = directory / f"profile-{given.form}.txt"
+    report.write_text("\n\n".join(_table(data, kind) for kind in ("--no-children", "--children")))
+    target.unlink()
+    print(report)
+
+
+def _table(data: Path, kind: str) -> str:
+    """Return the first lines of one of perf's tables."""
+    said = processes.run("perf", "report", kind, "--call-graph", "none", "--stdio", "--input", data).stdout
+    lines = [line.rstrip() for line in said.splitlines() if line.strip() and not line.startswith("#")]
+    return "\n".join([f"perf report {kind}", *lines[:LINES]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The contract of the clone source, where tests of the parts do not hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, report
+from cdi_worker.formats.compressed import snappy
+from tests.importer.test_metrics import UID, scrape
+from tests.support import clones, devices, oracle, processes, uploads, worker
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+server = uploads.server
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    (tmp_path / "volume").mkdir()
+    path = tmp_path / "volume" / "disk.img"
+    path.write_bytes(random.Random(12).randbytes(16 * MIB))
+    return path
+
+
+def test_a_clone_over_what_a_killed_one_has_left(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, noise: Path
+) -> None:
+    """It fits only when the left-overs are gone before room is counted, the disk of one before included."""
+    with devices.filesystem("tmpfs", tmp_path, 24 * MIB) as point:
+        killed = dataclasses.replace(paths, data=str(point))
+        (point / ".cdi-worker-unpacking").mkdir()
+        devices.fill(point / ".cdi-worker-unpacking" / "disk.img", 2 * MIB)
+        devices.fill(point / "disk.img.part", 10 * MIB)
+        devices.fill(point / "disk.img", 10 * MIB)
+        (point / "of-the-last-clone").touch()
+        with uploads.Server(certificates, {}, killed) as server:
+            pod = worker.Pod(tmp_path / "source")
+            done = pod.run(**clones.environment(server, "filesystem", noise.parent))
+            assert (done.status, pod.message) == (0, "Clone Complete"), done.errors
+            assert server.result() == report.uploaded(clone=True, preallocated=False)
+        assert [path.name for path in point.iterdir()] == ["disk.img"]
+        oracle.same(point / "disk.img", noise)
+
+
+@pytest.mark.parametrize(
+    ("name", "sparse"), [("disk.img", True), ("disk.img", False), ("vm-disk.img.1", True)]
+)
+def test_a_disk_out_of_upstream_s_tar(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    block: Path,
+    noise: Path,
+    name: str,
+    sparse: bool,
+) -> None:
+    """What its source sends of a volume with a file system, to one that is a device."""
+    noise = noise.rename(noise.parent / name)
+    with noise.open("r+b") as stream:
+        stream.seek(2 * MIB)
+        stream.write(bytes(9 * MIB))
+    processes.run("fallocate", "--dig-holes", noise)
+    (noise.parent / "a-note").write_text("before the disk")
+    (noise.parent / "z-note").write_text("and behind it")
+    flags = ["--sparse"] if sparse else []
+    argv = ["tar", "--create", *flags, "--file=-", "./a-note", f"./{name}", "./z-note"]
+    made = subprocess.run(argv, cwd=noise.parent, check=True, capture_output=True).stdout
+    assert (len(made) < 9 * MIB) is sparse
+    stream = b"".join(
+        snappy.frames([memoryview(made)[at : at + 65_536] for at in range(0, len(made), 65_536)])
+    )
+    with uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server:
+        headers = {"x-cdi-content-type": "filesystem-clone"}
+        answer = server.ask("POST", SYNC, stream, headers)
+        assert answer.status == 200, answer.text
+        assert server.result() == report.uploaded(clone=True, preallocated=False)
+    oracle.same(block, noise, beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("fault", ["name", "authority", "address", "no volume", "environment"])
+def test_a_failed_clone(server: uploads.Server, tmp_path: Path, noise: Path, fault: str) -> None:
+    other = server.certificates.authority.issue(common_name="somebody", client=True)
+    changes = {
+        "name": {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()},
+        "authority": {"SERVER_CA_CERT": other.certificate.read_text()},
+        "address": {"UPLOAD_URL": "https://me:PRIVATE KEY@host:port/v1beta1/upload"},
+        "no volume": {"MOUNT_POINT": str(tmp_path / "missing")},
+        "environment": {"CLIENT_KEY": "", "VOLUME_MODE": "tape"},
+    }
+    pod = worker.Pod(tmp_path / "source")
+    done = pod.run(**{**clones.environment(server, "block", noise), **changes[fault]})
+    assert done.status == 1
+    assert pod.message.startswith("Unable to ")
+    assert "\n" not in pod.message
+    assert "PRIVATE KEY" not in pod.message + done.errors + done.output
+    assert "Traceback" not in done.errors
+
+
+def test_progress_of_a_clone(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, noise: Path
+) -> None:
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=6 * MIB) as target:
+        with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
+            pod = worker.Pod(tmp_path / "source", metrics_port=processes.free_port())
+            with worker.started(
+                *pod.arguments, env=clones.environment(server, "block", noise, OWNER_UID=UID)
+            ) as process:
+                processes.wait_for(lambda: processes.answers(pod.metrics_port), "the metrics port")
+                name = f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}}'
+                (found,) = re.findall(re.escape(name) + r" ([0-9.]+)\n", scrape(pod.metrics_port))
+                assert 0 <= float(found) < 100
+                assert process.wait(30) == 0
+            assert json.loads(server.result().message)["message"] == "Clone Complete"
+        oracle.same(target, noise)

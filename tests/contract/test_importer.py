@@ -1,0 +1,272 @@
+"""The importer's contract: the real process, its environment, its exit status and its last words.
+
+Messages are compared as the controllers compare them: as strings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.support import contract, misbehave, oracle, processes, servers, worker
+from tests.support import disks as disks_module
+
+MiB = 1 << 20
+
+
+# -- done -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_file_system_volume(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
+) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)))
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected(variant))
+    assert stat.filemode(pod.disk.stat().st_mode) == "-rw-rw----"
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_block_volume(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, variant: str
+) -> None:
+    pod.block = device
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)), IMPORTER_IMAGE_SIZE="16Mi")
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected(variant))
+    assert not [*pod.data.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-alsologtostderr"],
+        ["-v=5"],
+        ["-v=3", "-alsologtostderr"],
+        # As Go reads them, too.
+        ["-v", "2", "-alsologtostderr=true", "-stderrthreshold=INFO"],
+        ["--v=4", "--logtostderr=false"],
+    ],
+)
+def test_flags_of_controllers(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, arguments: list[str]
+) -> None:
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw())}
+    assert worker.run(*pod.arguments, *arguments, env=env).status == 0
+
+
+@pytest.mark.parametrize("value", ["TRYNONE", ""])
+def test_cache_mode_makes_the_same_disk(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, value: str
+) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.raw()), CACHE_MODE=value)
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.raw())
+
+
+def test_preallocation(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    url = web.url(disks.image("qcow2"))
+    done = pod.run(IMPORTER_ENDPOINT=url, PREALLOCATION="true", IMPORTER_IMAGE_SIZE="9Mi")
+    assert (done.status, pod.message) == (0, contract.PREALLOCATED)
+    contract.check_disk(pod, disks.expected("qcow2"), 9 * MiB)
+    assert pod.disk.stat().st_blocks * 512 >= 9 * MiB
+
+
+def test_archive(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.tar("gz")), IMPORTER_CONTENTTYPE="archive")
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    assert {path.name for path in pod.data.iterdir()} == {path.name for path in disks.tree().iterdir()}
+
+
+def test_an_archive_is_not_preallocated(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    """Its files are as it says, holes included: nothing else may be told."""
+    env = {"IMPORTER_ENDPOINT": web.url(disks.tar()), "IMPORTER_CONTENTTYPE": "archive"}
+    done = pod.run(**env, PREALLOCATION="true")
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    sparse = (pod.data / "sparse").stat()
+    assert sparse.st_blocks * 512 < sparse.st_size
+
+
+# -- scratch ----------------------------------------------------------------------------------
+
+
+def test_scratch_is_asked_for_and_used(
+    pod: worker.Pod, disks: disks_module.Disks, server: misbehave.Server
+) -> None:
+    page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False)
+    pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", page)
+    done = pod.run()
+    assert (done.status, pod.message) == (0, contract.NEEDS_SCRATCH)
+    assert not [*pod.data.iterdir()]
+    pod.has_scratch = True
+    done = pod.run()
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected("vhdx"))
+    assert not [*pod.scratch.iterdir()]
+
+
+def test_scratch_is_not_asked_for_a_block_volume_with_ranges(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
+) -> None:
+    pod.block = device
+    assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx"))).status == 0
+    assert pod.message == contract.COMPLETE
+
+
+# -- checksums --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("volume", ["file", "block"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_checksum_mismatch_is_final(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, volume: str, variant: str
+) -> None:
+    pod.block = device if volume == "block" else None
+    pod.has_scratch = True
+    image = disks.image(variant)
+    env = {"IMPORTER_ENDPOINT": web.url(image), "IMPORTER_CHECKSUM": f"SHA1:{'0' * 40}"}
+    assert pod.run(**env).status == 0
+    mismatch = (
+        f"checksum mismatch: expected sha1:{'0' * 40}, calculated sha1:{disks_module.digest(image, 'sha1')}"
+    )
+    assert pod.message == f'{{"message":"Unable to process data: {mismatch}"}}'
+    oracle.unusable(pod.disk)
+    env["IMPORTER_CHECKSUM"] = f"sha1:{disks_module.digest(image, 'sha1')}"
+    assert pod.run(**env).status == 0
+    contract.check_disk(pod, disks.expected(variant))
+
+
+@pytest.mark.parametrize("value", ["sha256:abc", "crc32:00000000", "nonsense", "md5:" + "z" * 32])
+def test_malformed_checksum(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, value: str) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.raw()), IMPORTER_CHECKSUM=value)
+    contract.check_failure(pod, done, "Unable to process data: ", "checksum")
+
+
+# -- requests that make no sense --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "phrase"),
+    [
+        ({"PREALLOCATION": "yes"}, "PREALLOCATION"),
+        ({"IMPORTER_IMAGE_SIZE": "10 GB"}, "IMPORTER_IMAGE_SIZE"),
+        ({"FILESYSTEM_OVERHEAD": "much"}, "FILESYSTEM_OVERHEAD"),
+        ({"IMPORTER_CONTENTTYPE": "floppy"}, "floppy"),
+        ({"IMPORTER_ENDPOINT": ""}, "IMPORTER_ENDPOINT"),
+        ({"IMPORTER_ENDPOINT": "http://host:port/"}, "malformed URL"),
+        ({"IMPORTER_EXTRA_HEADER_0": "no colon"}, "IMPORTER_EXTRA_HEADER_0"),
+        ({"IMPORTER_SOURCE": "carrier-pigeon"}, "carrier-pigeon"),
+        ({"IMPORTER_PULL_METHOD": "sneakers"}, "IMPORTER_PULL_METHOD"),
+    ],
+)
+def test_request_without_sense(pod: worker.Pod, env: dict[str, str], phrase: str) -> None:
+    done = pod.run(**{"IMPORTER_ENDPOINT": "http://127.0.0.1:1/disk", **env})
+    contract.check_failure(pod, done, "Unable to process data: ", phrase)
+
+
+def test_all_faults_are_told_at_once(pod: worker.Pod) -> None:
+    done = pod.run(PREALLOCATION="yes", IMPORTER_IMAGE_SIZE="x", IMPORTER_CONTENTTYPE="floppy")
+    contract.check_failure(
+        pod, done, "Unable", "PREALLOCATION", "IMPORTER_IMAGE_SIZE", "floppy", "IMPORTER_ENDPOINT"
+    )
+
+
+def test_archive_onto_a_device(pod: worker.Pod, device: Path) -> None:
+    pod.block = device
+    done = pod.run(IMPORTER_ENDPOINT="http://127.0.0.1:1/", IMPORTER_CONTENTTYPE="archive")
+    contract.check_failure(pod, done, "Unable to process data: ", "archive")
+
+
+# -- sources that cannot be reached, or break -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/disk", "http://no-such-host.invalid/disk", "https://127.0.0.1:1/disk"]
+)
+def test_unreachable(pod: worker.Pod, url: str) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=url)
+    contract.check_failure(pod, done, f"Unable to connect to http data source: {url}: ")
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_refused(pod: worker.Pod, server: misbehave.Server, status: int) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=server.serve("/disk", misbehave.Page(status=status)))
+    contract.check_failure(pod, done, "Unable to connect to http data source: ", str(status))
+
+
+def test_changed_source_is_a_failed_pull(
+    pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks
+) -> None:
+    data = disks.raw().read_bytes()
+    url = server.serve("/disk", (misbehave.Page(data), 3), misbehave.Page(data, etag='"two"'))
+    contract.check_failure(
+        pod, pod.run(IMPORTER_ENDPOINT=url), "Unable to process data: ", "failed to pull image"
+    )
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_refused_in_the_middle_is_a_failed_pull(
+    pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, status: int, ranges: bool
+) -> None:
+    """It gave the first bytes: nobody has to look for a wrong address."""
+    good = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
+    first = good if ranges else dataclasses.replace(good, cut=MiB)
+    url = server.serve("/disk", (first, 1), misbehave.Page(status=status))
+    done = pod.run(IMPORTER_ENDPOINT=url)
+    beginning = f"Unable to process data: failed to pull image: {url}: refused after the first bytes: "
+    contract.check_failure(pod, done, beginning, f"server answers {status}")
+    assert [*pod.data.iterdir()] == []
+
+
+def test_checksum_mismatch_of_an_archive(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """Nothing is unpacked into place before it is verified."""
+    image = disks.tar("gz")
+    env = {"IMPORTER_ENDPOINT": web.url(image), "IMPORTER_CONTENTTYPE": "archive"}
+    assert pod.run(**env, IMPORTER_CHECKSUM=f"sha512:{'0' * 128}").status == 0
+    assert pod.told["message"].startswith("Unable to process data: checksum mismatch: expected sha512:000")
+    assert [*pod.data.iterdir()] == []
+    right = f"sha512:{disks_module.digest(image, 'sha512')}"
+    assert pod.run(**env, IMPORTER_CHECKSUM=right).status == 0
+    assert {path.name for path in pod.data.iterdir()} == {path.name for path in disks.tree().iterdir()}
+
+
+@pytest.mark.parametrize(("value", "direct"), [("TRYNONE", True), ("", False)])
+def test_cache_mode_chooses_direct_writes(
+    pod: worker.Pod,
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    value: str,
+    direct: bool,
+) -> None:
+    pod.block = device
+    page = misbehave.Page(disks.raw("dense").read_bytes())
+    url = server.serve("/disk", (page, 1), dataclasses.replace(page, drip=(64 << 10, 0.1)))
+    env = {**pod.env, "IMPORTER_ENDPOINT": url, "CACHE_MODE": value}
+    with worker.started(*pod.arguments, env=env) as process:
+        processes.wait_for(lambda: server.sent("/disk") > MiB, "the transfer")
+        opened = flags(process.pid, device)
+        process.terminate()
+        assert process.wait(20)
+    assert opened
+    assert any(each & os.O_DIRECT for each in opened) is direct
+
+
+def flags(pid: int, path: Path) -> list[int]:
+    """Return the flags of each descriptor that a process has of a file, proc(5)."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if link.readlink() == path:
+                lines = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text().splitlines()
+                found += [int(line.split()[1], 8) for line in lines if line.startswith("flags:")]
+    return found

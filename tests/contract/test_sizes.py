@@ -1,0 +1,166 @@
+"""The importer's contract: how large a disk may be, and becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import contract, devices, processes, servers, worker
+from tests.support import disks as disks_module
+
+MiB = 1 << 20
+
+
+# -- sizes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requested", "overhead", "size"),
+    [
+        ("20Mi", "0", 20 * MiB),
+        ("20M", "0", 19 * MiB),
+        ("20Mi", "0.055", 18 * MiB),
+        ("20Mi", "0.06", 18 * MiB),
+        ("8Mi", "0.06", 8 * MiB),  # the image is larger than what is usable: not grown, not shrunk
+        ("2e7", "", 19 * MiB),
+        ("", "0.06", 8 * MiB),
+    ],
+)
+def test_file_is_grown_never_shrunk(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, requested: str, overhead: str, size: int
+) -> None:
+    done = pod.run(
+        IMPORTER_ENDPOINT=web.url(disks.image("qcow2")),
+        IMPORTER_IMAGE_SIZE=requested,
+        FILESYSTEM_OVERHEAD=overhead,
+    )
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected("qcow2"), size)
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_too_large_for_the_request(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
+) -> None:
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)), IMPORTER_IMAGE_SIZE="7Mi")
+    sentence = (
+        f"virtual image size {8 * MiB} is larger than the reported available storage {7 * MiB}. "
+        "A larger PVC is required"
+    )
+    contract.check_failure(pod, done, "Unable to process data: ", sentence)
+
+
+def test_too_large_for_the_device(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
+) -> None:
+    pod.block = device
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2", "far")))
+    contract.check_failure(pod, done, "Unable to process data: ", f"reported available storage {16 * MiB}. ")
+
+
+def test_a_device_is_measured_by_itself(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
+) -> None:
+    """Of a device, unlike a file system, the request for a smaller one takes nothing away."""
+    pod.block = device
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2")), IMPORTER_IMAGE_SIZE="7Mi")
+    assert (done.status, pod.message) == (0, contract.COMPLETE)
+    contract.check_disk(pod, disks.expected("qcow2"))
+
+
+def test_no_space_left(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    with devices.filesystem("tmpfs", pod.data, 2 * MiB) as small:
+        pod.directory = small
+        pod.data.mkdir()
+        pod.headers.mkdir()
+        pod.env["IMPORTER_ENDPOINT"] = web.url(disks.wrapped("raw", "gz", "dense"))
+        done = pod.run()
+        assert done.status == 1
+        assert (
+            "no space left on device" in pod.message or "is larger than the reported available" in pod.message
+        )
+        assert not pod.disk.exists()
+
+
+@pytest.mark.parametrize("route", ["stream", "convert", "unpack"])
+def test_a_quota_that_is_exceeded(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, route: str
+) -> None:
+    """Free bytes do not tell of a quota: it shows in the middle."""
+    image = {"stream": disks.raw("dense"), "convert": disks.image("vdi", "dense"), "unpack": disks.tar()}
+    with devices.filesystem("btrfs", pod.directory) as point:
+        processes.run("btrfs", "quota", "enable", point)
+        processes.run("btrfs", "qgroup", "limit", "1M" if route == "unpack" else "3M", point)
+        volume = worker.Pod(point, env=pod.env)
+        kind = "archive" if route == "unpack" else "kubevirt"
+        done = volume.run(IMPORTER_ENDPOINT=web.url(image[route]), IMPORTER_CONTENTTYPE=kind)
+        contract.check_failure(volume, done, "Unable to process data: ", "disk quota exceeded")
+        assert [*volume.data.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "left_over",
+    [{"disk.img": 9 * MiB, "disk.img.part": 2 * MiB}, {"disk.img": 2 * MiB, "disk.img.part": 9 * MiB}],
+)
+def test_left_overs_do_not_count(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, left_over: dict[str, int]
+) -> None:
+    with devices.filesystem("tmpfs", pod.data, 12 * MiB) as small:
+        pod.directory = small
+        pod.data.mkdir()
+        pod.headers.mkdir()
+        for name, size in left_over.items():
+            devices.fill(pod.data / name, size)
+        assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2", "dense"))).status == 0
+        contract.check_disk(pod, disks.expected("qcow2", "dense"))
+
+
+def test_left_overs_do_not_count_for_an_archive(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    """They are of an archive, or of a disk that was to be here before."""
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.tar()), "IMPORTER_CONTENTTYPE": "archive"}
+    with devices.filesystem("tmpfs", tmp_path, 4 * MiB) as volume:
+        (volume / ".cdi-worker-unpacking").mkdir()
+        devices.fill(volume / ".cdi-worker-unpacking" / "x", MiB)
+        devices.fill(volume / "disk.img.part", 2 * MiB)
+        done = worker.run(*pod.arguments, f"--data-dir={volume}", env=env)
+        assert (done.status, pod.message) == (0, contract.COMPLETE)
+        assert {path.name for path in volume.iterdir()} == {path.name for path in disks.tree().iterdir()}
+
+
+# -- blank ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("overhead", "size"), [("0", 20 * MiB), ("0.055", 18 * MiB)])
+def test_blank_file(pod: worker.Pod, overhead: str, size: int) -> None:
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="20Mi", FILESYSTEM_OVERHEAD=overhead)
+    assert (done.status, pod.message) == (0, contract.BLANK)
+    assert pod.disk.read_bytes() == bytes(size)
+    assert pod.disk.stat().st_blocks == 0
+
+
+def test_blank_file_preallocated(pod: worker.Pod) -> None:
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi", PREALLOCATION="true")
+    assert (done.status, pod.message) == (0, contract.BLANK.replace("false", "true"))
+    assert pod.disk.read_bytes() == bytes(4 * MiB)
+    assert pod.disk.stat().st_blocks * 512 >= 4 * MiB
+
+
+def test_blank_device_is_left_alone(pod: worker.Pod, device: Path) -> None:
+    pod.block = device
+    assert pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi").status == 0
+    assert device.read_bytes() == devices.DIRT * 16 * MiB
+
+
+def test_blank_device_preallocated_is_zeroed(pod: worker.Pod, device: Path) -> None:
+    pod.block = device
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi", PREALLOCATION="true")
+    assert (done.status, pod.message) == (0, contract.BLANK.replace("false", "true"))
+    assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
+
+
+def test_blank_archive_is_an_error(pod: worker.Pod) -> None:
+    done = pod.run(IMPORTER_SOURCE="none", IMPORTER_CONTENTTYPE="archive", IMPORTER_IMAGE_SIZE="4Mi")
+    contract.check_failure(pod, done, "Unable to process data: ", "blank")

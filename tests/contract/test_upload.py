@@ -1,0 +1,242 @@
+"""The contract of the upload server, where tests of the parts do not hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, report
+from cdi_worker.upload import role, settings
+from tests.support import devices, disks, oracle, processes, uploads
+
+MIB = 1 << 20
+DATA = random.Random(11).randbytes(3 * MIB)
+VERSIONS = ("v1beta1", "v1alpha1")
+NAMES = ("upload", "upload-async", "upload-form", "upload-form-async", "upload-archive")
+PATHS = [f"/{version}/{name}" for version in VERSIONS for name in NAMES]
+BOUNDARY = "boundary"
+server = uploads.server
+
+
+# -- the environment -------------------------------------------------------------------------
+
+NEEDED = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "CLIENT_NAME"), "x")
+
+
+def test_defaults(tmp_path: Path) -> None:
+    made = settings.read(NEEDED, contract.Paths())
+    assert (made.host, made.port, made.deadline) == ("0.0.0.0", 8443, None)
+    wanted = made.wanted
+    assert (wanted.target, wanted.image_size, wanted.overhead) == ("/data/disk.img", None, 0)
+    assert not wanted.preallocation
+    device = tmp_path / "device"
+    device.touch()
+    assert settings.read(NEEDED, contract.Paths(block=str(device))).wanted.target == str(device)
+
+
+def test_everything_said() -> None:
+    said = {
+        "LISTEN_ADDRESS": "::1",
+        "LISTEN_PORT": "9443",
+        "DESTINATION": "/dev/cdi-block-volume",
+        "UPLOAD_IMAGE_SIZE": "10Gi",
+        "FILESYSTEM_OVERHEAD": "0.06",
+        "PREALLOCATION": "true",
+    }
+    made = settings.read({**NEEDED, **said}, contract.Paths())
+    wanted = made.wanted
+    assert (made.host, made.port, wanted.target) == ("::1", 9443, "/dev/cdi-block-volume")
+    assert (wanted.image_size, wanted.overhead, wanted.preallocation) == (10 << 30, Fraction("0.06"), True)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-20T10:00:00Z", "2026-11-20T10:00:00.123456789Z", "2026-11-20T12:00:00+02:00"]
+)
+def test_deadlines(text: str) -> None:
+    made = settings.read({**NEEDED, "DEADLINE": text}, contract.Paths())
+    assert made.deadline is not None
+    expected = dt.datetime(2026, 11, 20, 10, tzinfo=dt.UTC)
+    assert made.deadline.replace(microsecond=0) == expected
+
+
+# -- paths and status ------------------------------------------------------------------------
+
+
+def body(path: str, disks: disks.Disks) -> tuple[bytes, dict[str, str]]:
+    """Return what a path wants, and its headers."""
+    if path.endswith("archive"):
+        return disks.tar("gz").read_bytes(), {}
+    if "form" not in path:
+        return DATA, {}
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    form = head.encode() + DATA + f"\r\n--{BOUNDARY}--\r\n".encode()
+    return form, {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path(server: uploads.Server, paths: contract.Paths, disks: disks.Disks, path: str) -> None:
+    data, headers = body(path, disks)
+    answer = server.ask("POST", path, data, headers)
+    assert answer.status == 200, answer.text
+    assert server.result() == report.uploaded(clone=False, preallocated=False)
+    if not path.endswith("archive"):
+        assert Path(paths.data, "disk.img").read_bytes() == DATA
+    else:
+        processes.run("diff", "-r", "--no-dereference", disks.tree(), paths.data)
+
+
+def test_an_archive_is_not_preallocated(
+    certificates: uploads.Certificates, paths: contract.Paths, disks: disks.Disks
+) -> None:
+    with uploads.Server(certificates, {"PREALLOCATION": "true"}, paths) as server:
+        assert server.ask("POST", "/v1beta1/upload-archive", disks.tar("xz").read_bytes()).status == 200
+        assert server.result() == report.uploaded(clone=False, preallocated=False)
+
+
+def test_nobody_else_gets_anywhere(server: uploads.Server, paths: contract.Paths) -> None:
+    other = server.certificates.authority.issue(common_name="somebody", client=True)
+    for path in PATHS:
+        for client in (None, other):
+            assert server.ask("POST", path, client=client).status == 401
+        assert server.ask("PUT", path, client=None).status == 404
+    assert not [*Path(paths.data).iterdir()]
+
+
+def test_busy_on_every_path(server: uploads.Server) -> None:
+    with server.connect() as slow:
+        server.begin(slow, PATHS[0], len(DATA))
+        slow.send(DATA[:1000])
+        server.wait_until_busy()
+        for path in PATHS:
+            assert server.ask("POST", path).status == 503
+            assert server.ask("POST", path, client=None).status == 401
+        assert server.ask("GET", "/healthz", client=None).status == 200
+        slow.send(DATA[1000:])
+        assert slow.getresponse().status == 200
+
+
+class Lingering(uploads.Server):
+    """Goes on listening after the first success, as a server does for a moment."""
+
+    def _serve(self) -> report.Report:
+        self._face = role.make(self.settings, self.cancel)
+        with self._face.listening():
+            self.cancel.wait()
+        return report.uploaded(clone=False, preallocated=False)
+
+
+def test_done_on_every_path(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    with Lingering(certificates, {}, paths) as server:
+        assert server.ask("POST", PATHS[0], DATA).status == 200
+        for path in PATHS:
+            assert server.ask("POST", path).status == 409
+    assert Path(paths.data, "disk.img").read_bytes() == DATA
+
+
+def test_too_large_for_the_device(
+    certificates: uploads.Certificates, paths: contract.Paths, disks: disks.Disks, device: Path
+) -> None:
+    with uploads.Server(certificates, {"DESTINATION": str(device)}, paths) as server:
+        for image in (disks.image("qcow2", "far"), disks.raw("far")):
+            answer = server.ask("POST", PATHS[0], image.read_bytes())
+            assert answer.status == 400
+            assert answer.text.startswith(
+                "Saving stream failed: effective image size is larger than the reported available storage"
+            )
+            oracle.unusable(device)
+
+
+TOO_LARGE = "Saving stream failed: effective image size is larger than the reported available storage: "
+
+
+def test_a_volume_that_others_fill(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """As it is for an image that is told to be too large, and with CDI's server."""
+    with devices.filesystem("tmpfs", tmp_path, 8 * MIB) as point:
+        made = dataclasses.replace(paths, data=str(point))
+        with uploads.Server(certificates, {}, made) as server:
+            with server.connect() as connection:
+                server.begin(connection, PATHS[0], len(2 * DATA))
+                connection.send(DATA)
+                processes.wait_for(lambda: server.received == len(DATA), "the first bytes")
+                others = devices.fill(point / "others", 4 * MIB)
+                connection.send(DATA)
+                answer = uploads.Answer(connection.getresponse())
+            assert (answer.status, answer.text.startswith(TOO_LARGE)) == (400, True)
+            assert answer.text.endswith("no space left on device")
+            assert [*point.iterdir()] == [others]
+            assert server.ask("POST", PATHS[0], DATA).status == 200
+
+
+def test_scratch_too_small(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, disks: disks.Disks
+) -> None:
+    body = disks.image("vhdx").read_bytes()
+    with (
+        devices.filesystem("tmpfs", tmp_path, MIB) as point,
+        uploads.Server(certificates, {}, dataclasses.replace(paths, scratch=str(point))) as server,
+    ):
+        for sent in (body, iter([body[:MIB], body[MIB:]])):
+            answer = server.ask("POST", PATHS[0], sent)
+            assert (answer.status, answer.text.startswith(TOO_LARGE)) == (400, True)
+            assert answer.text.endswith("no space left on device")
+        assert not [*Path(paths.data).iterdir()]
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2"])
+def test_a_device_that_fails(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    disks: disks.Disks,
+    variant: str,
+) -> None:
+    """Data that never came to storage is no success, and the server is there for another attempt."""
+    image = disks.image(variant, "dense").read_bytes()
+    with devices.failing(tmp_path, 16 * MIB) as target:
+        with uploads.Server(certificates, {"DESTINATION": str(target.path)}, paths) as server:
+            with server.connect() as connection:
+                server.begin(connection, PATHS[0], len(image))
+                connection.send(image[:MIB])
+                processes.wait_for(lambda: server.received == MIB, "the first bytes")
+                target.fail()
+                connection.send(image[MIB:])
+                answer = uploads.Answer(connection.getresponse())
+            assert (answer.status, "input/output error" in answer.text) == (500, True)
+            target.mend()
+            assert server.ask("POST", PATHS[0], image).status == 200
+            assert server.result().status == 0
+        oracle.same(target.path, disks.expected(variant, "dense"), beyond=devices.DIRT)
+
+
+def test_a_deadline_that_passed_long_before_the_end(
+    certificates: uploads.Certificates, paths: contract.Paths
+) -> None:
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=4)
+    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
+        with server.connect() as connection:
+            server.begin(connection, PATHS[0], len(DATA))
+            connection.send(DATA[:1000])
+            server.wait_until_busy()
+            late = deadline + dt.timedelta(seconds=5 * role.TURN)
+            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > late, "several looks at the clock")
+            connection.send(DATA[1000:])
+            assert connection.getresponse().status == 200
+        assert server.result() == report.uploaded(clone=False, preallocated=False)
+
+
+def test_an_upload_over_an_archive_that_was_killed(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    with devices.filesystem("tmpfs", tmp_path, 4 * MIB) as point:
+        (point / ".cdi-worker-unpacking").mkdir()
+        devices.fill(point / ".cdi-worker-unpacking" / "x", 3 * MIB)
+        with uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server:
+            assert server.ask("POST", PATHS[0], DATA).status == 200
+        assert [path.name for path in point.iterdir()] == ["disk.img"]

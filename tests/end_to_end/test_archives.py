@@ -1,0 +1,69 @@
+"""Archives become the tree that was packed; of hostile ones nothing comes, in the volume or outside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from tests.support import devices, hostile_archives, servers, worker
+from tests.support import disks as disks_module
+
+MiB = 1 << 20
+IMAGE, TARGET = 4, 6
+
+
+@pytest.mark.parametrize("compression", [None, *disks_module.COMPRESSIONS])
+def test_archives(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, compression: str | None
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    url = web.url(disks.tar(compression))
+    request = cdi_worker.Request(
+        source="http", location=cdi_worker.Location(url), target=str(volume), content_type="archive"
+    )
+    cdi_worker.run(request)
+    assert contents(volume) == contents(disks.tree())
+    assert (volume / "sparse").stat().st_blocks * 512 < 2 * MiB
+
+
+def contents(root: Path) -> dict[str, object]:
+    """Return what a tree holds: bytes of files, targets of links."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        kept = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(root))] = kept
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({*hostile_archives.ARCHIVES} - {"innocent"}))
+def test_hostile_archives(web: servers.Web, disks: disks_module.Disks, tmp_path: Path, name: str) -> None:
+    with devices.filesystem("tmpfs", tmp_path, 8 * MiB) as point:
+        volume = point / "outer" / "volume"
+        volume.mkdir(parents=True)
+        url = web.url(hostile_archives.archive(disks, name))
+        done = worker.run("import", url, volume, "--content-type=archive")
+        assert done.status in (IMAGE, TARGET), done.errors
+        assert done.complaint
+        assert [*volume.iterdir()] == []
+        assert [path.name for path in point.rglob("*")] == ["outer", "volume"]
+    assert not Path("/tmp/cdi-test-absolute").exists()
+    assert not Path("/etc/outside").exists()
+
+
+def test_archive_larger_than_the_volume(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+    with devices.filesystem("tmpfs", tmp_path, MiB) as volume:
+        done = worker.run("import", web.url(disks.tar("gz")), volume, "--content-type=archive")
+        assert done.status == TARGET, done.errors
+        assert not [*volume.iterdir()]
+
+
+def test_disk_is_no_archive(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    done = worker.run("import", web.url(disks.raw()), volume, "--content-type=archive")
+    assert done.status == IMAGE
+    assert "tar" in done.complaint
+    assert not [*volume.iterdir()]

@@ -1,0 +1,288 @@
+"""Bad input: one clear line, the documented status, nothing usable on the target, and a re-run works."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from tests.support import devices, hostile, hostile_archives, misbehave, oracle, servers, tls, worker
+from tests.support import disks as disks_module
+
+MiB = 1 << 20
+
+#: Exit status (docs/exit-status.md).
+REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH = 2, 3, 4, 5, 6, 7
+#: Seconds without a byte until a test's worker gives up.
+IMPATIENT = ("--stall-timeout=1",)
+
+
+@pytest.fixture(params=["file", "block"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with devices.target(request.param, tmp_path, 16 * MiB) as path:
+        yield path
+
+
+def check_failure(done: worker.Done, status: int, words: str, target: Path) -> None:
+    assert (done.status, done.output) == (status, ""), done.errors
+    assert words in done.complaint
+    assert "Traceback" not in done.errors
+    oracle.unusable(target)
+    if not target.is_block_device():
+        # What waits for a next attempt is told by its name.
+        assert all(path.name.startswith("disk.img.part") for path in target.parent.glob("disk.img*"))
+
+
+def check_rerun(url: str, target: Path, expected: Path) -> None:
+    """Import again onto what the failure left, without cleaning."""
+    cdi_worker.run(cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target)))
+    oracle.same(target, expected, beyond=devices.beyond(target))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is served (made of a good raw disk), how the worker ends, and what it says."""
+
+    serve: Callable[[bytes], misbehave.Page]
+    status: int
+    words: str
+    arguments: tuple[str, ...] = ()
+
+
+def page(**faults: object) -> Callable[[bytes], misbehave.Page]:
+    return lambda data: misbehave.Page(**{"body": data, **faults})  # type: ignore[arg-type]
+
+
+def packed(compression: str, change: Callable[[bytes], bytes]) -> Callable[[bytes], misbehave.Page]:
+    return lambda data: misbehave.Page(change(disks_module.COMPRESSIONS[compression](data)))
+
+
+def nested(depth: int) -> bytes:
+    data = bytes(1000)
+    for _ in range(depth):
+        data = gzip.compress(data, mtime=0)
+    return data
+
+
+def damage(data: bytes) -> bytes:
+    """Return the data with one bit of its middle turned over."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+
+
+HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in</body></html>\n"
+SERVED = {
+    "html": Case(page(body=HTML, content_type="text/html"), IMAGE, "HTML"),
+    "html-as-octets": Case(page(body=HTML), IMAGE, "HTML"),
+    "empty": Case(page(body=b""), IMAGE, "empty"),
+    "empty-chunked": Case(page(body=b"", framing="chunked", ranges=False), IMAGE, "empty"),
+    "401": Case(page(status=401), SOURCE, "401"),
+    "403": Case(page(status=403), SOURCE, "403"),
+    "404": Case(page(status=404), SOURCE, "404"),
+    "500": Case(page(status=500), SOURCE, "500", IMPATIENT),
+    "503": Case(page(status=503), SOURCE, "503", IMPATIENT),
+    "redirect-loop": Case(page(to=("/disk",)), SOURCE, "redirects"),
+    "redirect-to-file": Case(page(to=("file:///etc/passwd",)), SOURCE, "not http"),
+    "short-body": Case(page(ranges=False, missing=10), SOURCE, "at byte 8388608", IMPATIENT),
+    "short-range": Case(page(cut_at=5_000_001), SOURCE, "at byte 5000001", IMPATIENT),
+    "total-is-a-lie": Case(
+        page(content_range="bytes {first}-{last}/9999999"), SOURCE, "size was 9999999, now 8388608"
+    ),
+    "checksum": Case(page(), CHECKSUM, "checksum mismatch: expected md5:", ("--checksum=md5:" + "0" * 32,)),
+    "checksum-malformed": Case(page(), REQUEST, "checksum", ("--checksum=md5:xyz",)),
+    "tar-as-a-disk": Case(
+        lambda _: misbehave.Page(hostile_archives.ARCHIVES["innocent"]()), IMAGE, "archive"
+    ),
+    "gz-in-gz-in-gz-in-gz": Case(lambda _: misbehave.Page(nested(5)), IMAGE, "compressed more than"),
+    **{
+        f"{kind}-truncated": Case(packed(kind, lambda data: data[:-20]), IMAGE, f"truncated {kind}")
+        for kind in disks_module.COMPRESSIONS
+    },
+    **{
+        f"{kind}-half": Case(packed(kind, lambda data: data[: len(data) // 2]), IMAGE, f"truncated {kind}")
+        for kind in disks_module.COMPRESSIONS
+    },
+    **{
+        f"{kind}-garbage": Case(packed(kind, lambda data: data + b"x" * 600), IMAGE, "trailing garbage")
+        for kind in disks_module.COMPRESSIONS
+    },
+    **{f"{kind}-damaged": Case(packed(kind, damage), IMAGE, "corrupt") for kind in disks_module.COMPRESSIONS},
+}
+
+
+@pytest.mark.parametrize("name", list(SERVED))
+def test_served(server: misbehave.Server, disks: disks_module.Disks, target: Path, name: str) -> None:
+    case, data = SERVED[name], disks.raw().read_bytes()
+    url = server.serve("/disk", case.serve(data))
+    check_failure(worker.run("import", url, target, *case.arguments), case.status, case.words, target)
+    check_rerun(server.serve("/disk", misbehave.Page(data)), target, disks.raw())
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "words"),
+    [
+        ("http://no-such-host.invalid/disk", SOURCE, "unknown host"),
+        ("http://127.0.0.1:1/disk", SOURCE, "connection refused"),
+        ("http://127.0.0.1:port/disk", REQUEST, "malformed URL"),
+        ("http:///disk", REQUEST, "malformed URL"),
+        ("gopher://127.0.0.1/disk", REQUEST, "gopher"),
+        ("/no/such/disk", SOURCE, "no such file"),
+    ],
+)
+def test_addresses(tmp_path: Path, url: str, status: int, words: str) -> None:
+    check_failure(worker.run("import", url, tmp_path / "disk.img"), status, words, tmp_path / "disk.img")
+
+
+def test_tls(tmp_path: Path, disks: disks_module.Disks) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    with misbehave.Server(authority.issue()) as secure:
+        url = secure.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
+        done = worker.run("import", url, tmp_path / "disk.img")
+        check_failure(done, SOURCE, "certificate verify failed", tmp_path / "disk.img")
+
+
+def test_stalled_server(server: misbehave.Server, disks: disks_module.Disks, target: Path) -> None:
+    page = misbehave.Page(disks.raw().read_bytes())
+    url = server.serve("/disk", (page, 2), dataclasses.replace(page, stall=0))
+    check_failure(worker.run("import", url, target, *IMPATIENT), SOURCE, "timed out", target)
+    check_rerun(server.serve("/disk", page), target, disks.raw())
+
+
+def test_body_longer_than_its_length_ends_where_the_length_says(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path
+) -> None:
+    """What follows Content-Length is no part of the answer (RFC 9112, 6.3)."""
+    for ranges in (True, False):
+        page = misbehave.Page(disks.raw().read_bytes(), ranges=ranges, extra=5000)
+        check_rerun(server.serve("/disk", page), target, disks.raw())
+
+
+@pytest.mark.parametrize(
+    "later",
+    [{"etag": '"two"'}, {"modified": "Tue, 03 Nov 2026 10:00:00 GMT"}, {"body": b"another"}],
+    ids=["etag", "modified", "size"],
+)
+@pytest.mark.parametrize("ranges", [True, False])
+def test_changed_source(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path, later: dict[str, object], ranges: bool
+) -> None:
+    page = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
+    first = (page, 3) if ranges else (dataclasses.replace(page, cut=5_000_000), 1)
+    url = server.serve("/disk", first, dataclasses.replace(page, **later))  # type: ignore[arg-type]
+    check_failure(worker.run("import", url, target), SOURCE, "changed during the transfer", target)
+    check_rerun(server.serve("/disk", page), target, disks.raw())
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vdi", "vhd", "vhdx"])
+def test_too_large_is_found_before_the_transfer(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path, variant: str
+) -> None:
+    data = disks.image(variant, "far").read_bytes()
+    url = server.serve("/disk", misbehave.Page(data))
+    done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
+    words = f"virtual image size {64 * MiB} is larger than the reported available storage {16 * MiB}"
+    check_failure(done, TARGET, words, target)
+    assert server.sent("/disk") < MiB
+    assert target.is_block_device() is False or target.read_bytes() == devices.DIRT * 16 * MiB
+
+
+@pytest.mark.parametrize("compression", list(disks_module.COMPRESSIONS))
+def test_bombs(web: servers.Web, disks: disks_module.Disks, target: Path, compression: str) -> None:
+    url = web.url(hostile.bomb(disks, compression))
+    done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
+    check_failure(done, TARGET, "larger", target)
+    check_rerun(web.url(disks.raw()), target, disks.raw())
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
+@pytest.mark.parametrize("name", sorted({*hostile.IMAGES} - {"qcow2-dirty"}))  # readable, and read
+def test_hostile_images(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    tmp_path: Path,
+    scratch: Path,
+    name: str,
+    ranges: bool,
+) -> None:
+    target = tmp_path / "disk.img"
+    url = server.serve("/disk", misbehave.Page(hostile.image(disks, name).read_bytes(), ranges=ranges))
+    done = worker.run("import", url, target, f"--scratch={scratch}")
+    check_failure(done, IMAGE, "", target)
+    assert not [*scratch.iterdir()]
+    check_rerun(server.serve("/disk", misbehave.Page(disks.raw().read_bytes())), target, disks.raw())
+
+
+@pytest.mark.parametrize("name", ["vmdk-flat", "vmdk-extent", "qcow2-backing", "qcow2-data-file"])
+def test_hostile_images_on_a_device(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, name: str
+) -> None:
+    with devices.loop(tmp_path, 16 * MiB) as device:
+        done = worker.run("import", web.url(hostile.image(disks, name)), device)
+        check_failure(done, IMAGE, "refused", device)
+
+
+# -- where it shall go -------------------------------------------------------------------------
+
+
+def test_scratch_is_needed(server: misbehave.Server, disks: disks_module.Disks, target: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False))
+    check_failure(worker.run("import", url, target), SCRATCH, "scratch space required", target)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_scratch_is_too_small(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, target: Path, framing: str
+) -> None:
+    page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False, framing=framing)
+    with devices.filesystem("tmpfs", tmp_path, MiB) as small:
+        done = worker.run("import", server.serve("/disk", page), target, f"--scratch={small}")
+        check_failure(done, SCRATCH, "scratch", target)
+        assert not [*small.iterdir()]
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_no_space_left(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, scratch: Path, variant: str, compression: str
+) -> None:
+    url = web.url(disks.wrapped(variant, compression, "dense"))
+    with devices.filesystem("tmpfs", tmp_path, 2 * MiB) as small:
+        target = small / "disk.img"
+        done = worker.run("import", url, target, f"--scratch={scratch}")
+        check_failure(done, TARGET, "", target)
+        assert "no space left on device" in done.complaint or "larger than the reported" in done.complaint
+
+
+def test_target_cannot_be_written(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+    url = web.url(disks.raw())
+    places = [tmp_path / "no" / "such" / "disk.img", Path("/dev/no-such-device")]
+    for place in places:
+        done = worker.run("import", url, place)
+        check_failure(done, TARGET, str(place), place)
+
+
+def test_read_only_file_system(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+    with devices.filesystem("tmpfs", tmp_path) as point, devices.read_only(point):
+        done = worker.run("import", web.url(disks.raw()), point / "disk.img")
+        check_failure(done, TARGET, "read-only file system", point / "disk.img")
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_device_that_fails(web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str) -> None:
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        device.fail()
+        done = worker.run("import", web.url(disks.image(variant)), device.path)
+        assert done.status == TARGET, done.errors
+        device.mend()
+        check_rerun(web.url(disks.image(variant)), device.path, disks.expected(variant))
+
+
+@pytest.mark.parametrize("option", ["--size=10 GB", "--overhead=much", "--header=no colon"])
+def test_malformed_options(tmp_path: Path, option: str) -> None:
+    done = worker.run("import", "http://127.0.0.1:1/disk", tmp_path / "disk.img", option)
+    assert done.status == REQUEST
+    assert option.partition("=")[0] in done.errors

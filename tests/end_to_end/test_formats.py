@@ -1,0 +1,269 @@
+"""Every format, in every compression, over HTTP onto every kind of target, compared with qemu-img.
+
+Through the library, in this process: starting one for each would take longer than all imports.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import struct
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, misbehave, oracle, servers
+from tests.support import disks as disks_module
+
+MiB = 1 << 20
+TARGETS = ["file", "block512", "block4096"]
+COMPRESSIONS = [None, *disks_module.COMPRESSIONS]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Give a place for a disk: one that holds a dirty left-over, or a dirty device."""
+    if request.param == "file":
+        yield dirty_file(tmp_path)
+    else:
+        sector = int(request.param.removeprefix("block"))
+        with devices.loop(tmp_path, 16 * MiB, sector=sector) as device:
+            yield device
+
+
+def dirty_file(directory: Path) -> Path:
+    for name in ("disk.img", "disk.img.part"):
+        devices.fill(directory / name, 12 * MiB)
+    return directory / "disk.img"
+
+
+def bring(url: str, target: Path, **wanted: Any) -> cdi_worker.Result:
+    """Import, and expect that nothing but the disk is left."""
+    access = wanted.pop("access", cdi_worker.Access())
+    kind = "http" if url.startswith("http") else "local"
+    location = cdi_worker.Location(url, access=access)
+    if scratch := wanted.get("scratch"):
+        wanted["scratch"] = str(scratch)
+    request = cdi_worker.Request(source=kind, location=location, target=str(target), **wanted)
+    result = cdi_worker.run(request)
+    if target.is_file():
+        assert not [path for path in target.parent.iterdir() if path.name.startswith("disk.img.")]
+        assert target.stat().st_mode & 0o777 == 0o660
+    assert not scratch or not [*scratch.iterdir()]
+    return result
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+def test_product(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    target: Path,
+    scratch: Path,
+    variant: str,
+    compression: str | None,
+) -> None:
+    image = disks.wrapped(variant, compression)
+    result = bring(web.url(image), target, scratch=scratch)
+    expected = disks.expected(variant)
+    oracle.same(target, expected, beyond=devices.beyond(target))
+    assert result.size == expected.stat().st_size
+    if target.is_file():
+        assert target.stat().st_size == result.size
+    assert result.compressions == ((compression,) if compression else ())
+
+
+@pytest.mark.parametrize("variant", sorted({*disks_module.FORMATS, "iso-hybrid"} - {*disks_module.COMMON}))
+def test_rarer_variants(
+    disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str
+) -> None:
+    bring(web.url(disks.image(variant)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("compression", ["gz", "xz"])
+@pytest.mark.parametrize("variant", ["qcow2-512", "vdi-static", "vhd-fixed", "vhdx-fixed"])
+def test_rarer_variants_compressed(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    target: Path,
+    scratch: Path,
+    variant: str,
+    compression: str,
+) -> None:
+    bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("content", ["ragged", "bytewise", "zero", "dense"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vhdx"])
+def test_contents(
+    disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str, content: str
+) -> None:
+    bring(web.url(disks.image(variant, content)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant, content), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("content", ["ragged", "bytewise"])
+@pytest.mark.parametrize("compression", ["gz", "zst"])
+def test_odd_sizes_in_streams(
+    disks: disks_module.Disks, web: servers.Web, target: Path, content: str, compression: str
+) -> None:
+    bring(web.url(disks.wrapped("raw", compression, content)), target)
+    oracle.same(target, disks.expected("raw", content), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+@pytest.mark.parametrize(
+    "variant", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vdi-static", "vhd", "vhd-fixed", "vhdx", "iso"]
+)
+def test_without_ranges(
+    disks: disks_module.Disks, target: Path, scratch: Path, variant: str, framing: str
+) -> None:
+    page = misbehave.Page(disks.image(variant).read_bytes(), ranges=False, framing=framing)
+    with misbehave.Server() as server:
+        bring(server.serve("/disk", page), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
+
+
+def test_vmdk_whose_tables_do_not_bear_its_markers_out(
+    disks: disks_module.Disks, target: Path, scratch: Path, tmp_path: Path
+) -> None:
+    """A grain has been placed that no table knows: what counts is what qemu-img reads."""
+    data = bytearray(disks.image("vmdk-tables-last").read_bytes())
+    (directory,) = struct.unpack_from("<Q", data, len(data) - 1024 + 56)
+    (table,) = struct.unpack_from("<I", data, directory * 512)
+    entries = struct.unpack_from("<512I", data, table * 512)
+    gone = max(range(512), key=entries.__getitem__)
+    struct.pack_into("<I", data, table * 512 + 4 * gone, 0)
+    (tmp_path / "image").write_bytes(data)
+    disks_module.to_raw(tmp_path / "image", "vmdk", tmp_path / "expected")
+    assert (tmp_path / "expected").read_bytes() != disks.expected("vmdk-tables-last").read_bytes()
+    with misbehave.Server() as server:
+        url = server.serve("/disk", misbehave.Page(bytes(data), ranges=False))
+        with pytest.raises(errors.ScratchRequired, match="contradict"):
+            bring(url, target)
+        bring(url, target, scratch=scratch)
+    oracle.same(target, tmp_path / "expected", beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
+def test_file_systems(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, kind: str
+) -> None:
+    with devices.filesystem(kind, tmp_path) as point:
+        for direct in (False, True):
+            for variant in ("raw", "qcow2-zlib", "vmdk", "vhdx"):
+                target = point / "disk.img"
+                devices.fill(target, 9 * MiB)
+                bring(web.url(disks.image(variant)), target, scratch=scratch, direct=direct)
+                oracle.same(target, disks.expected(variant))
+                assert target.stat().st_blocks * 512 < 8 * MiB
+                target.unlink()
+
+
+@pytest.mark.parametrize("compression", [None, "zst"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_preallocated_file_has_all_its_blocks(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    tmp_path: Path,
+    scratch: Path,
+    variant: str,
+    compression: str | None,
+) -> None:
+    target = tmp_path / "disk.img"
+    bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch, preallocation=True)
+    oracle.same(target, disks.expected(variant))
+    assert target.stat().st_blocks * 512 >= target.stat().st_size
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_file_is_grown_to_the_requested_size(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
+) -> None:
+    target = tmp_path / "disk.img"
+    wanted = {"image_size": 20 * MiB, "overhead": Fraction("0.055")}
+    bring(web.url(disks.image(variant)), target, scratch=scratch, **wanted)
+    oracle.same(target, disks.expected(variant))
+    assert target.stat().st_size == 18 * MiB  # 20 MiB / 1.055, rounded down
+
+
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+def test_no_scratch_with_ranges(
+    disks: disks_module.Disks, web: servers.Web, target: Path, variant: str
+) -> None:
+    bring(web.url(disks.image(variant)), target)
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256", "sha512"])
+@pytest.mark.parametrize(
+    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("qcow2", None), ("vhdx", "xz")]
+)
+def test_checksums(
+    disks: disks_module.Disks,
+    web: servers.Web,
+    tmp_path: Path,
+    scratch: Path,
+    variant: str,
+    compression: str | None,
+    algorithm: str,
+) -> None:
+    image = disks.wrapped(variant, compression)
+    checksum = f"{algorithm}:{disks_module.digest(image, algorithm).upper()}"
+    bring(web.url(image), tmp_path / "disk.img", scratch=scratch, checksum=checksum)
+    oracle.same(tmp_path / "disk.img", disks.expected(variant))
+
+
+def test_checksum_of_what_follows_a_compressed_disk(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Zeros may follow gzip's last member, and belong to the file all the same."""
+    packed = disks.wrapped("raw", "gz").read_bytes()
+    served = packed + bytes(700_000)
+    with misbehave.Server() as server:
+        url = server.serve("/disk", misbehave.Page(served))
+        with pytest.raises(errors.ChecksumMismatch):
+            bring(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(packed).hexdigest()}")
+        oracle.unusable(tmp_path / "disk.img")
+        bring(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(served).hexdigest()}")
+    oracle.same(tmp_path / "disk.img", disks.raw())
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vdi"])
+@pytest.mark.parametrize("compression", [None, "xz"])
+def test_local_files(
+    disks: disks_module.Disks, target: Path, scratch: Path, variant: str, compression: str | None
+) -> None:
+    bring(str(disks.wrapped(variant, compression)), target, scratch=scratch)
+    oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
+
+
+def test_large_and_nearly_empty_costs_little(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    target = tmp_path / "disk.img"
+    result = bring(web.url(disks.image("qcow2", "far")), target)
+    oracle.same(target, disks.expected("qcow2", "far"))
+    assert target.stat().st_blocks * 512 <= 2 * MiB
+    assert result.read < 2 * MiB
+
+
+def test_imports_at_the_same_time(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    """No state is shared between imports in one process."""
+    variants = ["raw", "qcow2", "vmdk", "vdi"]
+    requests = []
+    for variant in variants:
+        (tmp_path / variant).mkdir()
+        location = cdi_worker.Location(web.url(disks.image(variant)))
+        requests.append(
+            cdi_worker.Request(source="http", location=location, target=str(tmp_path / variant / "disk.img"))
+        )
+    with concurrent.futures.ThreadPoolExecutor(len(variants)) as pool:
+        assert [result.plan.route for result in pool.map(cdi_worker.run, requests)]
+    for variant in variants:
+        oracle.same(tmp_path / variant / "disk.img", disks.expected(variant))

@@ -1,0 +1,146 @@
+"""Warm migration from oVirt, stage by stage: after each, the target is the disk at its checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, imageiod, oracle, ovirt_stages, processes
+
+SECOND = ("write -P 4 512 512", "write -P 5 4500k 1k", "discard 1M 64k", "write -z 0 4k", "write -z 15M 64k")
+FINAL = ("write -P 6 7M 3M", "write -z 8M 64k")
+
+
+@pytest.fixture(params=["file", 512, 4096])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with devices.target(str(request.param), tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB) as path:
+        yield path
+
+
+def test_two_deltas_and_a_final_one(ovirt: ovirt_stages.Place, target: Path) -> None:
+    chain = ovirt.chain()
+    frozen = chain.active.id
+    chain.snapshot(*ovirt_stages.FIRST)
+    result = cdi_worker.run(ovirt.request(chain, target, frozen))
+    assert result.plan.route is cdi_worker.Route.EXTENTS
+    oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
+    for writes in (SECOND, FINAL):
+        previous, frozen = frozen, chain.active.id
+        chain.snapshot(*writes)
+        result = cdi_worker.run(ovirt.request(chain, target, frozen, previous))
+        assert result.plan.route is cdi_worker.Route.MERGE
+        assert result.size == (ovirt_stages.SIZE if target.is_file() else result.size)
+        oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
+    final = ovirt.request(chain, target, chain.active.id, frozen)
+    final = dataclasses.replace(final, location=dataclasses.replace(final.location, final=True))
+    for _ in range(2):  # a stage that has ended may be asked for again, too
+        cdi_worker.run(final)
+        oracle.same(target, ovirt.content(chain, chain.active.id), beyond=devices.beyond(target))
+    assert [transfer.form for transfer in ovirt.engine.transfers] == ["raw", "cow", "cow", "cow", "cow"]
+    assert {transfer.phase for transfer in ovirt.engine.transfers} == {"finished_success"}
+    ovirt.settled()
+
+
+def test_the_first_stage_grows_the_disk_and_deltas_leave_its_size(
+    ovirt: ovirt_stages.Place, tmp_path: Path
+) -> None:
+    chain, target = ovirt.chain(), tmp_path / "disk.img"
+    first = chain.active.id
+    chain.snapshot(*ovirt_stages.FIRST)
+    wanted = ovirt.request(chain, target, first)
+    cdi_worker.run(dataclasses.replace(wanted, image_size=ovirt_stages.SIZE + 3 * ovirt_stages.MIB))
+    assert target.stat().st_size == ovirt_stages.SIZE + 3 * ovirt_stages.MIB
+    wanted = ovirt.request(chain, target, chain.active.id, first)
+    cdi_worker.run(dataclasses.replace(wanted, image_size=ovirt_stages.SIZE + 8 * ovirt_stages.MIB))
+    assert target.stat().st_size == ovirt_stages.SIZE + 3 * ovirt_stages.MIB
+    oracle.same(target, ovirt.content(chain, chain.active.id))
+
+
+# -- what must not be merged -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def staged(ovirt: ovirt_stages.Place, target: Path) -> imageiod.Chain:
+    """Bring the first stage of a disk with two more volumes to the target."""
+    chain = ovirt.chain()
+    chain.snapshot(*ovirt_stages.FIRST)
+    chain.snapshot(*SECOND)
+    cdi_worker.run(ovirt.request(chain, target, chain.volumes[0].id))
+    return chain
+
+
+@pytest.mark.parametrize("target", ["file", 512], indirect=True)
+def test_a_delta_of_another_checkpoint(
+    ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain
+) -> None:
+    first, _, last = (volume.id for volume in staged.volumes)
+    with pytest.raises(errors.Refused, match=f"backing file is '{staged.volumes[1].id}', not '{first}'"):
+        cdi_worker.run(ovirt.request(staged, target, last, first))
+    oracle.same(target, ovirt.content(staged, first), beyond=devices.beyond(target))
+    ovirt.settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_a_delta_that_is_none(ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain) -> None:
+    first = staged.volumes[0].id
+    with pytest.raises(errors.Refused, match="no backing file"):
+        cdi_worker.run(ovirt.request(staged, target, first, "something"))
+    oracle.same(target, ovirt.content(staged, first))
+    ovirt.settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_a_delta_needs_scratch(ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain) -> None:
+    first, second, _ = (volume.id for volume in staged.volumes)
+    wanted = ovirt.request(staged, target, second, first)
+    with pytest.raises(errors.ScratchRequired):
+        cdi_worker.run(dataclasses.replace(wanted, scratch=None))
+    oracle.same(target, ovirt.content(staged, first))
+    ovirt.settled()
+
+
+def test_a_delta_needs_a_disk(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+    chain = ovirt.chain()
+    first = chain.active.id
+    chain.snapshot(*ovirt_stages.FIRST)
+    (tmp_path / "disk.img.part").write_bytes(b"of a first stage that was killed" * ovirt_stages.MIB)
+    with pytest.raises(errors.TargetError, match="no disk of an earlier stage"):
+        cdi_worker.run(ovirt.request(chain, tmp_path / "disk.img", chain.active.id, first))
+    ovirt.settled()
+
+
+@pytest.mark.parametrize("target", ["file", 512], indirect=True)
+def test_a_disk_that_was_grown_between_checkpoints(
+    ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain
+) -> None:
+    second, third = staged.volumes[1].id, staged.volumes[2].id
+    cdi_worker.run(ovirt.request(staged, target, second, staged.volumes[0].id))
+    processes.run(
+        "qemu-img",
+        "resize",
+        "-q",
+        "-f",
+        "qcow2",
+        staged.active.path,
+        str(ovirt_stages.SIZE + 2 * ovirt_stages.MIB),
+    )
+    with pytest.raises(errors.TooLarge, match="A larger PVC is required"):
+        cdi_worker.run(ovirt.request(staged, target, third, second))
+    oracle.same(target, ovirt.content(staged, second), beyond=devices.beyond(target))
+    ovirt.settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_a_guest_that_makes_its_disk_look_like_an_image(ovirt: ovirt_stages.Place, target: Path) -> None:
+    chain = ovirt.chain()
+    hostile = ovirt.directory / "hostile"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", hostile, "1M")
+    chain.write(f"write -s {hostile} 0 64k")
+    result = cdi_worker.run(ovirt.request(chain, target, chain.active.id))
+    assert result.format == "raw"
+    oracle.same(target, ovirt.content(chain, chain.active.id))

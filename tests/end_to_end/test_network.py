@@ -1,0 +1,134 @@
+"""Networks and servers with troubles that an import gets over: the disk is right all the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from tests.support import devices, misbehave, oracle
+from tests.support import disks as disks_module
+
+KiB, MiB = 1 << 10, 1 << 20
+#: What takes each of the routes, over ranges.
+DISKS = [
+    ("raw", None),
+    ("qcow2", None),
+    ("qcow2-zlib", None),
+    ("vmdk", None),
+    ("vhdx", None),
+    ("raw", "gz"),
+    ("qcow2", "zst"),
+    ("vdi", "xz"),
+]
+IDS = [f"{variant}-{compression}" for variant, compression in DISKS]
+
+
+def bring(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_worker.Result:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    location = cdi_worker.Location(url, access=cdi_worker.Access(**access))
+    return cdi_worker.run(
+        cdi_worker.Request(source="http", location=location, target=str(target), scratch=str(scratch))
+    )
+
+
+TROUBLES: dict[str, dict[str, Any]] = {
+    "503": {"status": 503},
+    "429-with-advice": {"status": 429, "headers": {"Retry-After": "0"}},
+    "408": {"status": 408},
+    "reset-before-the-first-byte": {"cut": 0},
+    "reset": {"cut": 100_001},
+    "no-ranges-any-more": {"ranges": False},
+    "nonsense-ranges": {"content_range": "nonsense"},
+    "other-ranges": {"content_range": "bytes 0-{last}/{total}"},
+    "short": {"missing": 1000, "cut": None},
+    "stall": {"stall": 5000},
+    "slow": {"drip": (64 * KiB, 0.002)},
+}
+
+
+@pytest.mark.parametrize("trouble", list(TROUBLES))
+@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+def test_trouble_for_a_while(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+    trouble: str,
+) -> None:
+    """The first answer is fine, the next ones are not, the rest is."""
+    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
+    bad = dataclasses.replace(good, **TROUBLES[trouble])
+    url = server.serve("/disk", (good, 1), (bad, 3), good)
+    bring(url, device, tmp_path, patience=1.0)
+    oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
+@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+def test_reset_at_any_byte(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+    ranges: bool,
+) -> None:
+    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes(), ranges=ranges)
+    size = len(good.body)
+    for at in (0, 1, 511, 512, 65_535, 262_143, 262_144, 262_145, size // 2, size - 512, size - 1):
+        if at == 0 and not ranges:
+            continue  # before the first byte of all: that is a server that cannot be reached
+        url = server.serve("/disk", (dataclasses.replace(good, cut_at=at), 1), good)
+        bring(url, device, tmp_path)
+        oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+def test_reset_of_every_answer(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+) -> None:
+    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
+    bring(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, tmp_path)
+    oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
+    assert server.sent("/disk") < 1.2 * len(good.body) + MiB
+
+
+@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+def test_mirrors(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+) -> None:
+    """Each request is led to another mirror, and the first one is lost on the way."""
+    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
+    with misbehave.Server() as mirrors:
+        first = mirrors.serve("/first", (good, 2), dataclasses.replace(good, status=404))
+        url = server.serve("/disk", misbehave.Page(to=(first, mirrors.serve("/second", good))))
+        bring(url, device, tmp_path)
+        oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
+        assert len(server.requests) <= 10
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_server_without_identity(
+    server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path, variant: str
+) -> None:
+    page = misbehave.Page(disks.image(variant).read_bytes(), etag=None, modified=None)
+    bring(server.serve("/disk", page), device, tmp_path)
+    oracle.same(device, disks.expected(variant), beyond=devices.DIRT)

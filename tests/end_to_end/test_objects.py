@@ -1,0 +1,245 @@
+"""Imports from object stores, from the first contact to the disk on its target."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, meters, misbehave, objectservers, oracle, processes
+from tests.support import disks as disks_module
+
+KEYS = cdi_worker.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
+REPOSITORY = Path(__file__).parents[2]
+Put = objectservers.Store | objectservers.Emulator
+
+
+def brought(store: Put, disk: Path, target: Path) -> cdi_worker.Result:
+    """Store a disk and import it, without scratch."""
+    store.put(disk.name, disk.read_bytes())
+    kind = "s3" if isinstance(store, objectservers.Store) else "gcs"
+    return cdi_worker.run(request(kind, store.url(disk.name), target))
+
+
+def request(kind: str, url: str, target: Path) -> cdi_worker.Request:
+    access = KEYS if kind == "s3" else cdi_worker.Access()
+    options = cdi_worker.FetchOptions(chunk=256 * 1024, no_progress=20)
+    return cdi_worker.Request(
+        source=kind, location=cdi_worker.Location(url, access), target=str(target), fetch=options
+    )
+
+
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+@pytest.mark.parametrize("kind", ["seaweed", "emulator"])
+def test_every_format_comes_to_a_file(
+    kind: str, variant: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    target = tmp_path / "disk.img"
+    brought(request.getfixturevalue(kind), disks.image(variant), target)
+    oracle.same(target, disks.expected(variant))
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream"])
+def test_every_route_works_with_a_server_of_odd_answers(
+    rclone: objectservers.Store, variant: str, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    target = tmp_path / "disk.img"
+    brought(rclone, disks.image(variant), target)
+    oracle.same(target, disks.expected(variant))
+
+
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+def test_every_format_comes_to_a_device(
+    seaweed: objectservers.Store, variant: str, disks: disks_module.Disks, block: Path
+) -> None:
+    brought(seaweed, disks.image(variant), block)
+    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream"])
+def test_every_route_leads_from_google_to_a_device(
+    emulator: objectservers.Emulator, variant: str, disks: disks_module.Disks, block: Path
+) -> None:
+    brought(emulator, disks.image(variant), block)
+    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("compression", ["gz", "xz", "zst"])
+@pytest.mark.parametrize("kind", ["seaweed", "emulator"])
+def test_compressed_disks(
+    kind: str, compression: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    target = tmp_path / "disk.img"
+    result = brought(request.getfixturevalue(kind), disks.wrapped("raw", compression), target)
+    assert result.compressions == (compression,)
+    oracle.same(target, disks.raw())
+
+
+def test_nothing_is_left_of_what_is_refused(seaweed: objectservers.Store, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    with pytest.raises(errors.Unreachable, match="no such key"):
+        cdi_worker.run(request("s3", seaweed.url("nothing"), target))
+    oracle.unusable(target)
+
+
+# -- trouble on the way --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Place:
+    """Where a server that misbehaves has an object, and how."""
+
+    kind: str
+    server: misbehave.Server
+    path: str
+    url: str
+    page: misbehave.Page
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with misbehave.Server() as server:
+        if request.param == "s3":
+            yield Place("s3", server, "/b/o", server.url("/b/o"), misbehave.Page())
+        else:
+            path = "/download/storage/v1/b/b/o/o?alt=media&generation=7"
+            page = misbehave.Page(headers={"x-goog-generation": "7"})
+            yield Place("gcs", server, path, server.url("/b/o"), page)
+
+
+def serve(place: Place, data: bytes, *turns: tuple[misbehave.Page, int], last: misbehave.Page) -> None:
+    if place.kind == "gcs":
+        crc = base64.b64encode(google_crc32c.value(data).to_bytes(4)).decode()
+        resource = json.dumps({"generation": "7", "size": str(len(data)), "crc32c": crc})
+        metadata = misbehave.Page(resource.encode(), ranges=False, content_type="application/json")
+        busy = misbehave.Page(b"{}", status=503)
+        path = "/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false"
+        place.server.serve(path, (busy, 1), metadata)
+    place.server.serve(place.path, *turns, last)
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk-stream"])
+def test_resets_and_throttling_are_outlasted(
+    place: Place, variant: str, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    disk = disks.image(variant).read_bytes()
+    good = dataclasses.replace(place.page, body=disk)
+    busy = misbehave.Page(b"<Code>SlowDown</Code>", status=503, headers={"Retry-After": "0"})
+    limited = misbehave.Page(b"{}", status=429)
+    torn = dataclasses.replace(good, cut=70_000)
+    serve(place, disk, (good, 1), (busy, 3), (torn, 6), (limited, 2), (torn, 3), last=good)
+    target = tmp_path / "disk.img"
+    cdi_worker.run(request(place.kind, place.url, target))
+    oracle.same(target, disks.expected(variant))
+
+
+@pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vdi", "mixed")])
+def test_progress_is_told_on_the_way(
+    place: Place, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    disk = disks.image(variant, content).read_bytes()
+    serve(place, disk, last=dataclasses.replace(place.page, body=disk))
+    shown = meters.Percents()
+    cdi_worker.run(request(place.kind, place.url, tmp_path / "disk.img"), shown)
+    assert shown.finished
+    assert len(shown.between) > 3
+
+
+@pytest.mark.parametrize("place", ["gcs"], indirect=True)
+def test_bytes_that_are_not_the_stored_ones_are_no_disk(
+    place: Place, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    disk = disks.raw().read_bytes()
+    serve(place, disk, last=dataclasses.replace(place.page, body=disk[:-1] + b"?"))
+    target = tmp_path / "disk.img"
+    with pytest.raises(errors.ChecksumMismatch):
+        cdi_worker.run(request(place.kind, place.url, target))
+    oracle.unusable(target)
+
+
+IMPORT = """
+import json, sys, importer
+kind, url, target, user, password = sys.argv[1:]
+location = cdi_worker.Location(url, cdi_worker.Access(user=user, password=password))
+options = cdi_worker.FetchOptions(connections=2, chunk=64 * 1024)
+done = cdi_worker.run(cdi_worker.Request(source=kind, location=location, target=target, fetch=options))
+print(json.dumps({"resumed": done.resumed, "read": done.read}))
+"""
+
+
+def test_a_killed_worker_goes_on(place: Place, disks: disks_module.Disks, tmp_path: Path) -> None:
+    disk = disks.raw("dense").read_bytes()
+    good = dataclasses.replace(place.page, body=disk)
+    # Slow enough for the journal, which is saved every ten seconds.
+    serve(place, disk, (good, 2), last=dataclasses.replace(good, drip=(64 * 1024, 0.5)))
+    target = tmp_path / "disk.img"
+    keys = (KEYS.user, KEYS.password) if place.kind == "s3" else ("", "")
+    argv = [sys.executable, "-c", IMPORT, place.kind, place.url, str(target), *keys]
+    first = subprocess.Popen(argv, cwd=REPOSITORY)
+    try:
+        processes.wait_for(lambda: place.server.sent(place.path) > len(disk) * 3 // 4, "most of it", 60)
+    finally:
+        first.kill()
+        first.wait()
+    oracle.unusable(target)
+    serve(place, disk, last=good)
+    again = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    told = json.loads(again.stdout)
+    oracle.same(target, disks.raw("dense"))
+    assert told["resumed"] > 0
+    assert told["resumed"] + told["read"] == len(disk)
+
+
+# -- as a pod ------------------------------------------------------------------------------------
+
+
+def pod(directory: Path, **env: str) -> tuple[int, str]:
+    """Run the worker as a controller starts it; return exit status and termination message."""
+    message, scratch = directory / "message", directory / "none"
+    argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={directory}", f"--scratch-dir={scratch}"]
+    argv += [f"--termination-log={message}", f"--block-device={scratch}"]
+    done = subprocess.run(
+        argv, cwd=REPOSITORY, env={"PATH": os.environ["PATH"], "NO_GCE_CHECK": "true", **env},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert objectservers.SECRET_KEY not in done.stderr + done.stdout
+    return done.returncode, message.read_text()
+
+
+def test_a_pod_imports_from_s3(
+    seaweed: objectservers.Store, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    seaweed.put("pod.qcow2", disks.image("qcow2").read_bytes())
+    keys = {"IMPORTER_ACCESS_KEY_ID": KEYS.user, "IMPORTER_SECRET_KEY": KEYS.password}
+    env = {"IMPORTER_SOURCE": "s3", "IMPORTER_ENDPOINT": seaweed.url("pod.qcow2")}
+    status, message = pod(tmp_path, **env, **keys)
+    assert (status, json.loads(message)["message"]) == (0, "Import Complete")
+    oracle.same(tmp_path / "disk.img", disks.expected("qcow2"))
+    status, message = pod(tmp_path, **env, **{**keys, "IMPORTER_SECRET_KEY": "wrong"})
+    assert status == 1
+    assert message.startswith("Unable to connect to s3 data source: http://127.0.0.1")
+    assert "wrong signature; check the secret key" in message
+
+
+def test_a_pod_imports_from_google(
+    emulator: objectservers.Emulator, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    emulator.put("pod.vmdk", disks.image("vmdk").read_bytes())
+    env = {"IMPORTER_SOURCE": "gcs", "STORAGE_EMULATOR_HOST": emulator.host}
+    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT="gs://images/pod.vmdk")
+    assert (status, json.loads(message)["message"]) == (0, "Import Complete")
+    oracle.same(tmp_path / "disk.img", disks.expected("vmdk"))
+    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT="gs://images/nothing")
+    assert status == 1
+    assert message.startswith("Unable to connect to gcs data source: ")
+    assert "no such object 'nothing' in bucket 'images'" in message

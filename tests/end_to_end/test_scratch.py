@@ -1,0 +1,55 @@
+"""Images that come in order and cannot be placed in one pass, or not in memory alone."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import contract, misbehave, processes, qcow2_images, vmdk_stream, worker
+
+MIB = 1 << 20
+
+
+def more_than_memory(folder: Path) -> bytes:
+    """Write a disk; return a qcow2 image of it whose tables follow more data than is kept in memory."""
+    with (folder / "expected").open("wb") as raw:
+        for number in range(80):
+            raw.write(struct.pack(">Q", number) * (MIB // 8))
+    return qcow2_images.tables_last(converted(folder))
+
+
+def more_than_one_pass(folder: Path) -> bytes:
+    """Write a disk; return a vmdk image of it with a marker of a kind that only other programs may know."""
+    content = random.Random(5).randbytes(2 * MIB)
+    (folder / "expected").write_bytes(content)
+    image = bytearray(vmdk_stream.streamed(content))
+    (directory,) = struct.unpack_from("<Q", image, len(image) - 1024 + 56)
+    (table,) = struct.unpack_from("<I", image, directory * vmdk_stream.SECTOR)
+    struct.pack_into("<I", image, (table - 1) * vmdk_stream.SECTOR + 12, 9)
+    return bytes(image)
+
+
+def converted(folder: Path) -> bytes:
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", folder / "expected", folder / "image")
+    return (folder / "image").read_bytes()
+
+
+@pytest.mark.parametrize("make", [more_than_memory, more_than_one_pass])
+def test_scratch_is_asked_for_and_then_used(
+    server: misbehave.Server, pod: worker.Pod, tmp_path: Path, make: Callable[[Path], bytes]
+) -> None:
+    image = make(tmp_path)
+    url = server.serve("/disk", misbehave.Page(image, ranges=False))
+    first = pod.run(IMPORTER_ENDPOINT=url)
+    assert (first.status, pod.message) == (0, contract.NEEDS_SCRATCH), first.errors
+    assert not [*pod.data.iterdir()]
+    pod.has_scratch = True
+    second = pod.run(IMPORTER_ENDPOINT=url)
+    assert (second.status, pod.message) == (0, contract.COMPLETE), second.errors
+    assert ("spool reason=" in second.errors) == (make is more_than_one_pass)
+    contract.check_disk(pod, tmp_path / "expected")
+    assert not [*pod.scratch.iterdir()]

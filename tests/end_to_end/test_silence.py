@@ -1,0 +1,108 @@
+"""A server that keeps silent holds nothing up: neither a cancel nor a failure of the storage."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import lzma
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, misbehave, processes, worker
+
+MIB = 1 << 20
+NOISE = random.Random(7).randbytes(16 * MIB)
+#: Seconds until the end: less than the shortest time-out, which is that of a connect.
+SOON = 10.0
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+@pytest.fixture(params=["accepts no connection", "answers no handshake", "answers no request"])
+def silent(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the address of a server that says nothing at all."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as stack:
+        if request.param == "accepts no connection":
+            # The kernel drops what asks for one while its queue is full.
+            for _ in range(2):
+                filling = stack.enter_context(socket.socket())
+                filling.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    filling.connect(listening.getsockname())
+        scheme = "https" if request.param == "answers no handshake" else "http"
+        yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}/disk"
+
+
+def wanted(url: str, target: Path, *, direct: bool = False) -> cdi_worker.Request:
+    return cdi_worker.Request(
+        source="http", location=cdi_worker.Location(url), target=str(target), direct=direct
+    )
+
+
+def test_cancel_before_the_first_answer(silent: str, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    with within(SOON), pytest.raises(errors.Cancelled):
+        cdi_worker.run(wanted(silent, tmp_path / "disk.img"), cancel=cancel)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_before_the_first_answer(silent: str, tmp_path: Path) -> None:
+    with worker.started("-v=1", "import", silent, tmp_path / "disk.img") as process:
+        assert process.stderr is not None
+        assert "request source=" in process.stderr.readline()
+        time.sleep(0.5)
+        with within(SOON):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == errors.Cancelled.status
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_cancel_before_a_later_answer(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+    page = misbehave.Page(NOISE, ranges=ranges, cut=MIB)
+    url = server.serve("/disk", (page, 1), misbehave.Page(silent=True))
+    cancel = threading.Event()
+    threading.Timer(1, cancel.set).start()
+    with within(SOON), pytest.raises(errors.Cancelled):
+        cdi_worker.run(wanted(url, tmp_path / "disk.img"), cancel=cancel)
+
+
+@pytest.fixture(scope="session")
+def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("qcow2")
+    (folder / "raw").write_bytes(NOISE)
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", folder / "raw", folder / "qcow2")
+    return (folder / "qcow2").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "raw.xz", "qcow2", "qcow2.gz", "qcow2.xz"])
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_a_failing_write_is_told_at_once(
+    server: misbehave.Server, tmp_path: Path, qcow2: bytes, form: str, ranges: bool
+) -> None:
+    image = qcow2 if form.startswith("qcow2") else NOISE
+    pack = {"gz": gzip.compress, "xz": lambda data: lzma.compress(data, preset=0)}.get(form.partition(".")[2])
+    body = pack(image) if pack else image
+    url = server.serve("/disk", misbehave.Page(body, ranges=ranges, stall_at=len(body) * 3 // 4))
+    # Writes to these are errors.
+    options = [f"protect={4 * MIB}-{8 * MIB - 1}"]
+    with (
+        devices.nbdkit_device(tmp_path, 32 * MIB, ["protect"], options) as device,
+        within(SOON),
+        pytest.raises(errors.TargetError, match="write"),
+    ):
+        cdi_worker.run(wanted(url, device, direct=True))

@@ -1,0 +1,285 @@
+"""Warm migration from VMware, stage by stage: after each the target is what the snapshot holds.
+
+vcsim, nbdkit and its vddk plugin are the real ones; the VDDK library is a stand-in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, oracle, vmware, vmware_stages
+
+pytest.importorskip("pyVmomi")
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Estate]:
+    made = vmware_stages.migration(tmp_path_factory.mktemp("vmware"))
+    with made.running():
+        yield made
+
+
+@pytest.fixture(params=["file", "block512", "block4096"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Give a new file, or a device full of 0xFF."""
+    with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
+        yield path
+
+
+def test_every_stage_is_what_the_snapshot_holds(estate: vmware.Estate, target: Path) -> None:
+    for stage in range(vmware_stages.STAGES):
+        result = cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+        assert result.plan.route == ("update" if stage else "extents")
+        vmware_stages.check(estate, target, stage)
+    assert result.read <= 4 * vmware.BLOCK
+    assert result.vddk_info == {"Version": "8.0.1", "Host": "esx12.test.local"}
+
+
+def test_a_delta_by_change_id_of_a_snapshot_that_is_gone(tmp_path: Path, target: Path) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    estate.gone = {0, 1}
+    with estate.running():
+        with target.open("r+b" if target.is_block_device() else "xb") as out:
+            out.write(estate.content(1).read_bytes())
+        cdi_worker.run(vmware_stages.wanted(estate, target, 3, previous=estate.change_id(1)))
+        vmware_stages.check(estate, target, 3)
+
+
+def test_the_first_stage_grows_the_disk_and_deltas_leave_it(estate: vmware.Estate, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    for stage in range(2):
+        request = vmware_stages.wanted(estate, target, stage)
+        cdi_worker.run(dataclasses.replace(request, image_size=40 * vmware_stages.MiB))
+        oracle.same(target, estate.content(stage))
+        assert target.stat().st_size == 40 * vmware_stages.MiB
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [(None, "no disk of an earlier stage"), (vmware_stages.SIZE - 512, "is larger than the reported")],
+)
+def test_a_delta_wants_the_last_stage(
+    estate: vmware.Estate, tmp_path: Path, there: int | None, reason: str
+) -> None:
+    target = tmp_path / "disk.img"
+    if there is not None:
+        devices.fill(target, there)
+    with pytest.raises(errors.TargetError, match=reason):
+        cdi_worker.run(vmware_stages.wanted(estate, target, 1))
+
+
+def test_allocation_that_vddk_does_not_know(tmp_path: Path, target: Path) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    estate.settings["fail"] = "qab"
+    with estate.running():
+        for stage in range(2):
+            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+            vmware_stages.check(estate, target, stage)
+
+
+def test_a_disk_without_snapshot(estate: vmware.Estate, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    cdi_worker.run(
+        vmware_stages.wanted(estate, target, 0, current="", backing_file=estate.file(vmware_stages.STAGES))
+    )
+    vmware_stages.check(estate, target, vmware_stages.STAGES)
+
+
+def test_short_reads_but_many_at_once(tmp_path: Path) -> None:
+    """2 MiB each, which a vCenter bears; as many as fill the memory of longer ones, on all connections."""
+    estate = vmware.Estate(tmp_path / "estate", 96 * vmware_stages.MiB)
+    estate.take((0, vmware_stages.noise(1, 80 * vmware_stages.MiB)))
+    estate.settings["delay"] = 300_000
+    with estate.running():
+        cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0))
+        vmware_stages.check(estate, tmp_path / "disk.img", 0)
+    under_way = most = 0
+    for call in estate.said():
+        under_way += call.startswith("Read") - call.startswith("Done")
+        most = max(most, under_way)
+        if call.startswith("Read"):
+            assert int(call.rpartition("+")[2]) * 512 <= 2 * vmware_stages.MiB
+    assert 6 < most <= 12
+    calls = [call.split()[0] for call in estate.said()]
+    assert calls.count("Open") == 3 + 1  # one more tells what is allocated
+
+
+def test_longer_reads_from_a_host_by_itself(tmp_path: Path) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    target = tmp_path / "disk.img"
+    with estate.running("-esx"):
+        for stage in range(2):
+            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+            vmware_stages.check(estate, target, stage)
+    assert (
+        max(int(call.rpartition("+")[2]) * 512 for call in estate.said() if call[:5] == "Read ")
+        == 4 * vmware_stages.MiB
+    )
+
+
+# -- long lists, large disks -----------------------------------------------------------------------
+
+
+def test_thousands_of_areas_and_lost_sessions(tmp_path: Path) -> None:
+    size = 320 * vmware_stages.MiB
+    estate = vmware.Estate(tmp_path / "estate", size)
+    estate.take((0, vmware_stages.noise(1, vmware_stages.MiB)))
+    places = [*range(0, size - vmware.BLOCK, 2 * vmware.BLOCK)]
+    estate.take(*((place, vmware_stages.noise(place, 512)) for place in places))
+    assert len(places) > 2000
+    estate.answers = 1
+    target = tmp_path / "disk.img"
+    with estate.running():
+        for stage in range(2):
+            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+            vmware_stages.check(estate, target, stage)
+
+
+def test_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
+    size = 9 * vmware_stages.GiB
+    edge = 4 * vmware_stages.GiB
+    estate = vmware.Estate(tmp_path / "estate", size)
+    estate.take(
+        (0, vmware_stages.noise(1, vmware_stages.MiB)),
+        (edge - vmware_stages.MiB, vmware_stages.noise(2, 2 * vmware_stages.MiB)),
+        (size - vmware_stages.MiB, vmware_stages.noise(3, vmware_stages.MiB)),
+    )
+    estate.take(
+        (edge - vmware.BLOCK, vmware_stages.noise(4, 2 * vmware.BLOCK)),
+        (edge + vmware_stages.MiB // 2, vmware_stages.MiB // 2),
+    )
+    estate.take(
+        (8 * vmware_stages.GiB, vmware_stages.noise(5, 4096)),
+        (edge - vmware_stages.MiB, vmware_stages.MiB // 2),
+    )
+    target = tmp_path / "disk.img"
+    with estate.running():
+        for stage in range(3):
+            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+            sparsely_same(target, estate.content(stage))
+
+
+def sparsely_same(target: Path, expected: Path) -> None:
+    """Compare what is data in either of two files that are almost all holes."""
+    assert target.stat().st_size == expected.stat().st_size
+    with target.open("rb") as have, expected.open("rb") as want:
+        for holder in (have, want):
+            end = 0
+            while True:
+                try:
+                    start = os.lseek(holder.fileno(), end, os.SEEK_DATA)
+                except OSError:
+                    break
+                end = os.lseek(holder.fileno(), start, os.SEEK_HOLE)
+                assert os.pread(have.fileno(), end - start, start) == os.pread(
+                    want.fileno(), end - start, start
+                )
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "reason"),
+    [
+        (0, {"fail": "connect"}, "VDDK: VixDiskLib_ConnectEx: Unknown error"),
+        (0, {"fail": "open"}, "VDDK: VixDiskLib_Open: .*Unknown error"),
+        (0, {"fail": "read@2050"}, r"transfer failed at byte \d+: .*VDDK: .*read failed"),
+        (1, {"fail": "read@2050"}, r"transfer failed at byte \d+: .*VDDK: .*read failed"),
+        (0, {"password": "another"}, "wrong user name or password"),
+        (0, {"thumbprint": "AB"}, "the host's certificate has another thumbprint"),
+        (0, {"snapshot": "snapshot-7"}, "the host has no such disk or snapshot"),
+    ],
+)
+def test_what_the_library_says_is_passed_on(
+    tmp_path: Path, stage: int, settings: dict[str, str], reason: str
+) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    target = tmp_path / "disk.img"
+    with estate.running():
+        for earlier in range(stage):
+            cdi_worker.run(vmware_stages.wanted(estate, target, earlier))
+        kept = dict(estate.settings)
+        estate.settings |= settings
+        estate.save()
+        with pytest.raises(errors.SourceError, match=reason) as caught:
+            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+        assert vmware.PASSWORD not in str(caught.value)
+        estate.settings = kept
+        estate.save()
+        cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+        vmware_stages.check(estate, target, stage)
+
+
+def test_no_library(estate: vmware.Estate, tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceError, match=f"no VDDK library in {tmp_path}"):
+        cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
+
+
+def test_a_library_that_cannot_be_loaded(estate: vmware.Estate, tmp_path: Path) -> None:
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64/libvixDiskLib.so.8").write_bytes(b"not ELF")
+    with pytest.raises(errors.SourceError, match="the VDDK library cannot be loaded"):
+        cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
+
+
+def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+    location = cdi_worker.Location("https://localhost")
+    with pytest.raises(errors.RequestError, match=r"IMPORTER_UUID.*IMPORTER_BACKING_FILE"):
+        cdi_worker.run(
+            cdi_worker.Request(source="vddk", location=location, target=str(tmp_path / "disk.img"))
+        )
+
+
+# -- as a pod --------------------------------------------------------------------------------------
+
+
+def test_a_pod_migrates(estate: vmware.Estate, tmp_path: Path) -> None:
+    message, nothing = tmp_path / "message", tmp_path / "none"
+    config = tmp_path / "vddk-config"
+    config.write_text("vixDiskLib.nfcAio.Session.BufCount=4\n")
+    argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={tmp_path}", f"--scratch-dir={nothing}"]
+    argv += [f"--termination-log={message}", f"--block-device={nothing}", "--metrics-port=0"]
+    argv += [f"--vddk-libdir={estate.libdir}", f"--vddk-config={config}"]
+    for stage in range(2):
+        known = estate.location(**estate.stage(stage))
+        env = {
+            "PATH": os.environ["PATH"],
+            "IMPORTER_SOURCE": "vddk",
+            "IMPORTER_ENDPOINT": known.endpoint,
+            "IMPORTER_ACCESS_KEY_ID": vmware.USER,
+            "IMPORTER_SECRET_KEY": vmware.PASSWORD,
+            "IMPORTER_UUID": known.uuid,
+            "IMPORTER_BACKING_FILE": known.backing_file,
+            "IMPORTER_THUMBPRINT": known.thumbprint,
+            "IMPORTER_CURRENT_CHECKPOINT": known.current,
+            "IMPORTER_PREVIOUS_CHECKPOINT": known.previous,
+            "IMPORTER_FINAL_CHECKPOINT": "false",
+        }
+        done = subprocess.run(
+            argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        told = message.read_text()
+        assert done.returncode == 0, told + done.stderr
+        assert json.loads(told)["vddkInfo"] == {"Version": "8.0.1", "Host": "esx12.test.local"}
+        assert vmware.PASSWORD not in told + done.stderr
+        assert "power=poweredOn" in done.stderr
+        vmware_stages.check(estate, tmp_path / "disk.img", stage)
+    assert any(line.endswith(f"config={config}") for line in estate.said())
+    env["IMPORTER_SECRET_KEY"] = "wrong"
+    done = subprocess.run(argv, cwd=REPOSITORY, env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert message.read_text().startswith("Unable to connect to vddk data source: https://localhost")
+    assert "wrong user name or password" in message.read_text()

@@ -1,0 +1,126 @@
+"""Stages of a migration from VMware that are stopped, killed or fail for a while."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, oracle, processes, vmware, vmware_stages
+
+pytest.importorskip("pyVmomi")
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=["file", "block512", "block4096"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Give a new file, or a device full of 0xFF."""
+    with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
+        yield path
+
+
+def test_a_stage_is_stopped_in_the_middle(tmp_path: Path) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    estate.settings["delay"] = 500_000
+    target, cancel = tmp_path / "disk.img", threading.Event()
+
+    def stop() -> None:
+        processes.wait_for(lambda: reads(estate), "a read")
+        cancel.set()
+
+    with estate.running():
+        threading.Thread(target=stop).start()
+        with pytest.raises(errors.Cancelled):
+            cdi_worker.run(vmware_stages.wanted(estate, target, 0), cancel=cancel)
+        calls = [line.split()[0] for line in estate.said()]
+        assert calls.count("ConnectEx") == calls.count("Disconnect") > 1
+        oracle.unusable(target)
+
+
+def test_an_error_that_passes_is_outlasted(tmp_path: Path) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    estate.settings |= {"fail": "read@2050", "delay": "20000"}
+    target = tmp_path / "disk.img"
+    with estate.running():
+        argv = [sys.executable, "-c", STAGE, *arguments(estate, target, 0)]
+        with subprocess.Popen(argv, cwd=REPOSITORY) as running:
+            processes.wait_for(lambda: sum("Read 0+" in line for line in estate.said()) > 1, "a second try")
+            del estate.settings["fail"]
+            estate.save()
+            assert running.wait(30) == 0
+        vmware_stages.check(estate, target, 0)
+
+
+# -- killed at any moment --------------------------------------------------------------------------
+
+STAGE = """
+import sys, importer
+port, libdir, thumbprint, uuid, file, user, password, previous, current, target = sys.argv[1:]
+location = cdi_worker.Location(
+    f"https://localhost:{port}/sdk", cdi_worker.Access(user, password), uuid=uuid, backing_file=file,
+    thumbprint=thumbprint, vddk_libdir=libdir, previous=previous, current=current,
+)
+cdi_worker.run(cdi_worker.Request(source="vddk", location=location, target=target, journal_interval=0.1))
+"""
+
+
+def arguments(estate: vmware.Estate, target: Path, stage: int) -> list[str]:
+    known = estate.location(**estate.stage(stage))
+    return [
+        *(str(estate.port), known.vddk_libdir, known.thumbprint, known.uuid, known.backing_file),
+        *(vmware.USER, vmware.PASSWORD, known.previous, known.current, str(target)),
+    ]
+
+
+@pytest.mark.parametrize(("target", "later"), [("file", 0.0), ("block512", 0.15)], indirect=["target"])
+def test_a_kill_at_any_stage_costs_nothing_but_time(tmp_path: Path, target: Path, later: float) -> None:
+    estate = vmware_stages.migration(tmp_path / "estate")
+    with estate.running():
+        for stage in range(vmware_stages.STAGES):
+            argv = [sys.executable, "-c", STAGE, *arguments(estate, target, stage)]
+            slow(estate, 100_000)
+            before = reads(estate)
+            with subprocess.Popen(argv, cwd=REPOSITORY) as first:
+                processes.wait_for(lambda before=before: reads(estate) > before, "a read")  # type: ignore[misc]
+                time.sleep(later)
+                first.kill()
+            slow(estate, 0)
+            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+            vmware_stages.check(estate, target, stage)
+
+
+def test_a_killed_copy_goes_on(tmp_path: Path) -> None:
+    data = 48 * vmware_stages.MiB
+    estate = vmware.Estate(tmp_path / "estate", 64 * vmware_stages.MiB)
+    estate.take((4 * vmware_stages.MiB, vmware_stages.noise(1, data)))
+    estate.settings["delay"] = 1_500_000
+    target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
+    with estate.running():
+        with subprocess.Popen(
+            [sys.executable, "-c", STAGE, *arguments(estate, target, 0)], cwd=REPOSITORY
+        ) as first:
+            # The journal follows the last byte.
+            processes.wait_for(lambda: part.exists() and part.stat().st_size > estate.size, "a journal")
+            first.kill()
+        slow(estate, 0)
+        result = cdi_worker.run(vmware_stages.wanted(estate, target, 0))
+        vmware_stages.check(estate, target, 0)
+    assert result.resumed > 0
+    assert result.read < data
+
+
+def slow(estate: vmware.Estate, microseconds: int) -> None:
+    estate.settings["delay"] = microseconds
+    estate.save()
+
+
+def reads(estate: vmware.Estate) -> int:
+    return sum(line.startswith("Read") for line in estate.said())

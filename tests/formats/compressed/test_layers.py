@@ -1,0 +1,110 @@
+"""Through the compressions: from a sample, and from a stream."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import random
+import subprocess
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats import detect, readers
+from cdi_worker.formats.compressed import layers
+from cdi_worker.images.tools import xz
+from tests.support import reading
+
+NOISE = random.Random(1).randbytes(1 << 20)
+QCOW2 = b"QFI\xfb\0\0\0\x03" + NOISE
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 10])
+@pytest.mark.parametrize("data", [b"", b"a", b"abcde", b"abcdefghij"])
+def test_peek_loses_nothing(size, data):
+    reader = readers.Peek(readers.Bytes(data), size)
+    assert reader.head == data[:size]
+    assert reading.drained(reader, 3) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "compressions"),
+    [
+        (QCOW2, ()),
+        (gzip.compress(QCOW2), ("gz",)),
+        (lzma.compress(gzip.compress(QCOW2)), ("xz", "gz")),
+        (bz2.compress(lzma.compress(gzip.compress(QCOW2))), ("bz2", "xz", "gz")),
+    ],
+)
+def test_stream(data, compressions):
+    content, reader = layers.open(readers.Bytes(data))
+    assert content == layers.Content(compressions, "qcow2", QCOW2[: detect.HEAD])
+    assert reading.drained(reader) == QCOW2
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("size", [1000, detect.HEAD, 2 << 20])
+def test_sample(compress, size):
+    content = layers.look(compress(QCOW2)[:size])
+    assert (content.compressions, content.format) == (("gz" if compress is gzip.compress else "xz",), "qcow2")
+    assert content.head
+    assert QCOW2.startswith(content.head)
+
+
+def test_sample_of_two_layers():
+    content = layers.look(lzma.compress(gzip.compress(QCOW2))[: detect.HEAD])
+    assert (content.compressions, content.format) == (("xz", "gz"), "qcow2")
+
+
+def test_sample_too_small_to_know():
+    assert layers.look(bz2.compress(QCOW2)[: detect.HEAD]).format == layers.UNKNOWN
+    assert layers.look(gzip.compress(QCOW2)[:10]).format == layers.UNKNOWN
+
+
+def test_sample_is_bounded():
+    content = layers.look(gzip.compress(gzip.compress(bytes(50 << 20))))
+    assert content == layers.Content(("gz", "gz"), "raw", bytes(detect.HEAD))
+
+
+def test_nothing_inside():
+    content, reader = layers.open(readers.Bytes(gzip.compress(b"")))
+    assert (content.format, reading.drained(reader)) == ("empty", b"")
+
+
+@pytest.mark.parametrize("work", [layers.look, lambda data: layers.open(readers.Bytes(data))])
+def test_four_layers_are_refused(work):
+    data = QCOW2[:1000]
+    for _ in range(4):
+        data = gzip.compress(data)
+    with pytest.raises(errors.Refused, match="nesting"):
+        work(data)
+
+
+@pytest.mark.parametrize("work", [layers.look, lambda data: layers.open(readers.Bytes(data))])
+def test_corrupt(work):
+    with pytest.raises(errors.Corrupt):
+        work(b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 1000)
+
+
+def test_a_failure_ends_the_tool():
+    """Some of a threaded xz is enough to start the tool, and too little to see what is inside."""
+    blocks = subprocess.run(
+        ["xz", "-T2", "--block-size=1MiB"], input=QCOW2 * 40, check=True, capture_output=True
+    )
+    started = []
+
+    def tool(reader):
+        started.append(xz.Reader(reader))
+        return started[0]
+
+    with pytest.raises(errors.Corrupt):
+        layers.open(readers.Bytes(blocks.stdout[:100] + b"?" * 100), tool=tool)
+    assert started[0]._process._popen.stdout.closed
+
+
+def test_limit_holds_for_every_layer():
+    data = gzip.compress(gzip.compress(bytes(2 << 20)))
+    _, reader = layers.open(readers.Bytes(data), limit=1 << 20)
+    with pytest.raises(errors.TooLarge):
+        reading.drained(reader)

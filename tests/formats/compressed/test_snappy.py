@@ -1,0 +1,141 @@
+"""The snappy framing format, against streams made by hand from its description."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.formats.compressed import snappy
+from tests.support import reading
+
+NOISE = random.Random(11).randbytes(70_000)
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 1000
+
+
+def masked(data: bytes) -> bytes:
+    """Return the checksum as the format wants it (section 3)."""
+    found = crc(data)
+    return struct.pack("<I", ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def crc(data: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def chunk(kind: int, data: bytes) -> bytes:
+    return bytes([kind]) + len(data).to_bytes(3, "little") + data
+
+
+def plain(data: bytes) -> bytes:
+    return chunk(0x01, masked(data) + data)
+
+
+def literal(data: bytes) -> bytes:
+    """Return a compressed chunk without any compression: one literal of at most 60 bytes."""
+    return chunk(0x00, masked(data) + bytes([len(data), (len(data) - 1) << 2]) + data)
+
+
+def unpack(data: bytes, *, step: int = 1 << 20, size: int = 1 << 20) -> bytes:
+    return reading.drained(snappy.Reader(reading.Portions(data, step)), size)
+
+
+def test_by_hand() -> None:
+    stream = snappy.IDENTIFIER + plain(b"one ") + literal(b"two ") + plain(b"three")
+    assert unpack(stream) == b"one two three"
+
+
+def test_what_is_passed_over() -> None:
+    stream = b"".join(
+        [
+            snappy.IDENTIFIER,
+            chunk(0xFE, b"padding"),
+            plain(b"a"),
+            snappy.IDENTIFIER,
+            chunk(0x80, b"x" * 70_000),
+            chunk(0xFD, b""),
+            literal(b"b"),
+            chunk(0xFE, bytes(3_000_000)),
+            plain(b"c"),
+        ]
+    )
+    for step in (1 << 20, 1000):
+        assert unpack(stream, step=step) == b"abc"
+
+
+def test_nothing_inside() -> None:
+    assert unpack(snappy.IDENTIFIER) == b""
+
+
+BROKEN = {
+    "empty": (b"", errors.Truncated),
+    "no identifier": (plain(b"a"), errors.Corrupt),
+    "wrong identifier": (b"\xff\x06\x00\x00sNaPpX", errors.Corrupt),
+    "identifier too long": (b"\xff\x07\x00\x00sNaPpYx", errors.Corrupt),
+    "reserved": (snappy.IDENTIFIER + chunk(0x02, b"x"), errors.Corrupt),
+    "checksum": (snappy.IDENTIFIER + chunk(0x01, b"1234abc"), errors.Corrupt),
+    "too short": (snappy.IDENTIFIER + chunk(0x01, b"123"), errors.Corrupt),
+    "too long": (snappy.IDENTIFIER + plain(b"x" * 65_537), errors.Corrupt),
+    "too large inside": (snappy.IDENTIFIER + chunk(0x00, b"1234\xff\xff\xff\xff\x0f"), errors.Corrupt),
+    "garbage after": (snappy.IDENTIFIER + plain(b"a") + b"garbage", errors.Corrupt),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_broken(name: str, size: int) -> None:
+    stream, error = BROKEN[name]
+    with pytest.raises(error):
+        unpack(stream, size=size)
+
+
+def test_cut_anywhere_inside_a_chunk() -> None:
+    whole = snappy.IDENTIFIER + plain(b"one") + literal(b"two")
+    boundaries = {10, 10 + len(plain(b"one")), len(whole)}
+    for end in range(1, len(whole)):
+        if end not in boundaries:
+            with pytest.raises(errors.Truncated):
+                unpack(whole[:end])
+
+
+@pytest.mark.parametrize("size", [1, 1000, 65_536, 65_537, 200_000, 3 << 20])
+def test_there_and_back(size: int) -> None:
+    data = NOISE + bytes(snappy.PIECE + 100) + TEXT if size > 1 else TEXT[:5000] + bytes(100)
+    pieces = [memoryview(data)[start : start + snappy.PIECE] for start in range(0, len(data), snappy.PIECE)]
+    stream = b"".join(snappy.frames(pieces))
+    assert stream.count(snappy.IDENTIFIER) == 1
+    assert unpack(stream, size=size) == data
+    assert unpack(stream, step=4097, size=size) == data
+
+
+def test_zeros_cost_next_to_nothing() -> None:
+    stream = b"".join(snappy.frames([memoryview(bytes(snappy.PIECE))] * 8))
+    assert len(stream) < 8 * snappy.PIECE // 20
+    assert unpack(stream) == bytes(8 * snappy.PIECE)
+
+
+def test_go_and_this_library_agree_on_zeros() -> None:
+    """golang/snappy: one literal byte, 1023 copies of 64 bytes from one byte before, and the rest."""
+    body = b"\x80\x80\x04" + b"\x00\x00" + b"\xfe\x01\x00" * 1023 + b"\xfa\x01\x00"
+    assert snappy.zero_chunk() == chunk(0x00, masked(bytes(65_536)) + body)
+
+
+def test_the_checksum_is_castagnoli() -> None:
+    assert crc(b"123456789") == 0xE3069283
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.integers(1, 50), st.integers(1, 200))
+def test_any_small_chunks(parts: list[bytes], step: int, size: int) -> None:
+    stream = snappy.IDENTIFIER + b"".join(
+        (literal if index % 2 else plain)(part) for index, part in enumerate(parts) if part
+    )
+    assert unpack(stream, step=step, size=size) == b"".join(parts)

@@ -1,0 +1,38 @@
+"""qcow2 images that QEMU made at random, whole and damaged: qemu-img's bytes or a clean error."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from cdi_worker import errors
+from cdi_worker.formats.qcow2 import layout
+from tests.support import placing, processes, qcow2_images
+
+
+@qcow2_images.SETTINGS
+@hypothesis.given(qcow2_images.recipes())
+def test_whole(recipe: qcow2_images.Recipe) -> None:
+    processes.need("qemu-img", "qemu-io")
+    data, disk = qcow2_images.made(recipe)
+    assert placing.placed(data) == disk
+    assert placing.streamed(data) == disk
+    required = layout.required_length(lambda offset, length: data[offset : offset + length], len(data))
+    # Of the last sector of compressed data one byte must be there, and more may be needed.
+    with contextlib.suppress(errors.Corrupt):
+        assert placing.placed(data[:required]) == disk
+    with pytest.raises(errors.Corrupt):
+        placing.placed(data[: required - 1])
+
+
+@qcow2_images.SETTINGS
+@hypothesis.given(qcow2_images.recipes(), strategies.randoms(use_true_random=False))
+def test_damaged(recipe: qcow2_images.Recipe, dice: random.Random) -> None:
+    """QEMU forgives what we do not; what we accept it reads alike."""
+    processes.need("qemu-img", "qemu-io")
+    data = qcow2_images.damaged(recipe, dice)
+    qcow2_images.check(placing.attempts(data, "qcow2"), data, "qcow2")

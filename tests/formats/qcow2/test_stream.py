@@ -1,0 +1,20 @@
+"""What a passing qcow2 image asks to be kept is enough, wherever the pieces of the file are cut."""
+
+from __future__ import annotations
+
+import hypothesis
+from hypothesis import strategies
+
+from cdi_worker.formats.qcow2 import header
+from tests.support import placing, processes, qcow2_images
+
+
+@qcow2_images.SETTINGS
+@hypothesis.given(qcow2_images.recipes(), strategies.integers(1, 40), strategies.booleans())
+def test_keeps_enough(recipe: qcow2_images.Recipe, clusters: int, last: bool) -> None:
+    processes.need("qemu-img", "qemu-io")
+    data, disk = qcow2_images.made(recipe)
+    cluster = header.parse(data).cluster_size
+    if last:
+        data = qcow2_images.tables_last(data)
+    assert placing.passed(data, clusters * cluster, recent=2) == disk

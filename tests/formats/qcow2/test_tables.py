@@ -1,0 +1,242 @@
+"""Tables of qcow2 images: what they must not say, and what a file must hold."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats.mapped import image
+from cdi_worker.formats.qcow2 import header, layout
+from cdi_worker.formats.qcow2 import tables as qcow2_tables
+from tests.support import disks as disks_module
+from tests.support import qcow2_parts
+
+
+@pytest.mark.parametrize(
+    "l1",
+    [qcow2_parts.CLUSTER * 4 + 512, 1, 1 << 62, qcow2_parts.CLUSTER * 4 | 1 << 56],
+    ids=["unaligned", "reserved", "reserved-high", "reserved-56"],
+)
+def test_malformed_l1(l1: int) -> None:
+    with pytest.raises(errors.Corrupt):
+        lengths(qcow2_parts.image(l1=l1))
+
+
+@pytest.mark.parametrize(
+    ("l1", "reason"),
+    [
+        (qcow2_parts.CLUSTER * 100, "truncated"),
+        (qcow2_parts.CLUSTER, "twice"),
+        (qcow2_parts.CLUSTER * 3, "twice"),
+        ((1 << 56) - qcow2_parts.CLUSTER, "truncated"),
+    ],
+    ids=["behind-the-end", "refcounts", "l1", "far"],
+)
+def test_l2_in_the_wrong_place(l1: int, reason: str) -> None:
+    with pytest.raises(errors.Corrupt, match=reason):
+        lengths(qcow2_parts.image(l1=l1))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([qcow2_parts.CLUSTER * 5 | 2], "malformed"),
+        ([qcow2_parts.CLUSTER * 5 | 1 << 57], "malformed"),
+        ([qcow2_parts.CLUSTER * 5 + 512], "malformed"),
+        ([qcow2_parts.CLUSTER * 100], "truncated"),
+        ([qcow2_parts.CLUSTER * 4], "twice"),
+        ([qcow2_parts.CLUSTER * 3], "twice"),
+        ([0, qcow2_parts.CLUSTER], "twice"),
+        ([qcow2_parts.CLUSTER * 5, qcow2_parts.CLUSTER * 5], "twice"),
+        (
+            [
+                qcow2_parts.CLUSTER * 5,
+                qcow2_parts.CLUSTER * 6,
+                0,
+                qcow2_parts.CLUSTER * 6 | qcow2_parts.COPIED,
+            ],
+            "twice",
+        ),
+        ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5, qcow2_parts.CLUSTER * 5], "twice"),
+        ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 100], "truncated"),
+        (
+            [qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5, qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5],
+            "overlaps",
+        ),
+        (
+            [
+                qcow2_parts.PACKED | 2 << 54 | qcow2_parts.CLUSTER * 5,
+                qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5 + 1000,
+            ],
+            "overlaps",
+        ),
+        ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 4], "twice"),
+    ],
+)
+def test_malformed_l2(entries: list[int], reason: str) -> None:
+    with pytest.raises(errors.Corrupt, match=reason):
+        lengths(qcow2_parts.image(l2=entries))
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        65536,
+        2 * qcow2_parts.CLUSTER,
+        3 * qcow2_parts.CLUSTER,
+        4 * qcow2_parts.CLUSTER,
+        4 * qcow2_parts.CLUSTER + 100,
+    ],
+)
+def test_cut_tables(length: int) -> None:
+    with pytest.raises(errors.Truncated):
+        lengths(qcow2_parts.image(l2=[])[:length])
+
+
+def test_two_tables_in_one_cluster() -> None:
+    head = qcow2_parts.header(size=2 << 29, l1=(2, 3 * qcow2_parts.CLUSTER))
+    data = (
+        head
+        + bytes(2 * qcow2_parts.CLUSTER)
+        + struct.pack(">QQ", 4 * qcow2_parts.CLUSTER, 4 * qcow2_parts.CLUSTER).ljust(
+            2 * qcow2_parts.CLUSTER, b"\0"
+        )
+    )
+    with pytest.raises(errors.Corrupt, match="twice"):
+        lengths(data)
+
+
+def test_zero_clusters_are_of_version_3() -> None:
+    assert (
+        lengths(qcow2_parts.image(l2=[1, qcow2_parts.CLUSTER * 5 | 1, qcow2_parts.COPIED]))
+        == 5 * qcow2_parts.CLUSTER
+    )
+    with pytest.raises(errors.Corrupt, match="malformed"):
+        lengths(qcow2_parts.image(version=2, l2=[1]))
+
+
+def test_required_length() -> None:
+    assert (
+        lengths(qcow2_parts.image(l2=[0, qcow2_parts.CLUSTER * 7, qcow2_parts.CLUSTER * 6]))
+        == 8 * qcow2_parts.CLUSTER
+    )
+    assert (
+        lengths(qcow2_parts.image(l2=[qcow2_parts.PACKED | 3 << 54 | qcow2_parts.CLUSTER * 6 + 100]))
+        == 6 * qcow2_parts.CLUSTER + 3 * 512 + 1
+    )
+    # The file need not hold what is behind the end of the disk.
+    assert (
+        lengths(
+            qcow2_parts.image(
+                size=qcow2_parts.CLUSTER + 512, l2=[0, qcow2_parts.CLUSTER * 7, qcow2_parts.CLUSTER * 6]
+            )
+        )
+        == 7 * qcow2_parts.CLUSTER + 512
+    )
+
+
+def test_subclusters() -> None:
+    reader = header.parse(qcow2_parts.header(features=16))
+    part = qcow2_parts.CLUSTER // 32
+    table = struct.pack(
+        ">QQQQQQ",
+        5 * qcow2_parts.CLUSTER,
+        0xFFFFFFFF,
+        6 * qcow2_parts.CLUSTER,
+        0b11 | 0b1100 << 32,
+        7 * qcow2_parts.CLUSTER,
+        6,
+    )
+    pieces = qcow2_tables.decode(reader, table.ljust(qcow2_parts.CLUSTER, b"\0"), 0)
+    whole, size = qcow2_parts.CLUSTER + 2 * part, 2 * part
+    assert pieces == [
+        (5 * qcow2_parts.CLUSTER, whole, 0, whole, False),
+        (7 * qcow2_parts.CLUSTER + part, size, 2 * qcow2_parts.CLUSTER + part, size, False),
+    ]
+    for malformed in ((0, 1), (qcow2_parts.CLUSTER * 5, 1 | 1 << 32), (qcow2_parts.CLUSTER * 5 | 1, 1)):
+        with pytest.raises(errors.Corrupt):
+            qcow2_tables.decode(reader, struct.pack(">QQ", *malformed).ljust(qcow2_parts.CLUSTER, b"\0"), 0)
+
+
+def test_subclusters_behind_the_end_of_the_disk() -> None:
+    """The last cluster may have some: first two within the disk, one across its end, the rest behind."""
+    part = qcow2_parts.CLUSTER // 32
+    reader = header.parse(qcow2_parts.header(features=16, size=qcow2_parts.CLUSTER + 2 * part + 512))
+    table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0x00FF00FF).ljust(qcow2_parts.CLUSTER, b"\0")
+    length = 2 * part + 512
+    assert qcow2_tables.decode(reader, table, 0) == [
+        (5 * qcow2_parts.CLUSTER, length, qcow2_parts.CLUSTER, length, False)
+    ]
+    table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0xFF00FF02).ljust(qcow2_parts.CLUSTER, b"\0")
+    assert qcow2_tables.decode(reader, table, 0) == [
+        (5 * qcow2_parts.CLUSTER + part, part, qcow2_parts.CLUSTER + part, part, False)
+    ]
+
+
+def test_a_large_empty_disk_costs_nothing() -> None:
+    data = qcow2_parts.header(size=1 << 50, bits=21, l1=(2048, 3 << 21), refcounts=(1 << 21, 1)).ljust(
+        8 << 21, b"\0"
+    )
+    assert lengths(data) == (3 << 21) + 2048 * 8
+    source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    (window,) = source.windows()
+    assert list(window.holes()) == [(0, 1 << 50)]
+
+
+def test_tables_of_a_large_disk_are_loaded_in_parts() -> None:
+    """Each of the many tables maps one cluster, the last of its reach."""
+    count, reach, tables = image.WINDOW // 64 + 10, 512 * 64, 1 << 20
+    head = qcow2_parts.header(bits=9, size=count * reach, l1=(count, 1024), refcounts=(512, 1))[:512]
+    l1 = struct.pack(f">{count}Q", *range(tables, tables + 1024 * count, 1024))
+    pairs = b"".join(struct.pack(">504xQ512x", tables + 1024 * n + 512) for n in range(count))
+    data = (head + bytes(512) + l1).ljust(tables, b"\0") + pairs
+    source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    windows, holes, guests = 0, [], []
+    for window in source.windows():
+        for batch in window.tables():
+            for table in batch.pieces:
+                window.load(table, data[table.host : table.host + table.length])
+        window.check()
+        windows += 1
+        holes += window.holes()
+        guests += [piece.guest for batch in window.data() for piece in batch.pieces]
+    assert windows == 2
+    assert holes == [(n * reach, reach - 512) for n in range(count)]
+    assert guests == [n * reach + reach - 512 for n in range(count)]
+
+
+def test_claims_have_a_limit() -> None:
+    claims = layout.Claims(header.parse(qcow2_parts.header()), 1 << 60)
+    with pytest.raises(errors.Unsupported):
+        claims.take(1 << 55, 512)
+
+
+@pytest.mark.parametrize("compression", ["zlib", "zstd"])
+def test_clusters_of_the_wrong_size(disks: disks_module.Disks, compression: str) -> None:
+    data = disks.image(f"qcow2-{compression}").read_bytes()
+    source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    (window,) = source.windows()
+    for batch in window.tables():
+        for table in batch.pieces:
+            window.load(table, data[table.host : table.host + table.length])
+    packed = [piece for batch in window.data() for piece in batch.pieces if piece.packed]
+    longest = max(packed, key=lambda piece: piece.length)
+    body = data[longest.host :][: longest.length]
+    good = layout.inflater(compression, qcow2_parts.CLUSTER)
+    assert good(body) == source.inflate(body, longest.guest)
+    assert len(good(body)) == qcow2_parts.CLUSTER
+    for inflate, wrong in (
+        (layout.inflater(compression, qcow2_parts.CLUSTER // 2), body),
+        (layout.inflater(compression, qcow2_parts.CLUSTER * 2), body),
+        (good, body[: len(body) // 2]),
+        (good, b""),
+        (good, b"\xff" * 600),
+    ):
+        with pytest.raises(errors.Corrupt):
+            inflate(wrong)
+
+
+def lengths(data: bytes) -> int:
+    return layout.required_length(lambda offset, length: data[offset : offset + length], len(data))

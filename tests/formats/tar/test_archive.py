@@ -1,0 +1,148 @@
+"""Entries as GNU tar and Python's tarfile pack them, and the borders of an archive."""
+
+from __future__ import annotations
+
+import random
+import tarfile
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.formats.tar import archive
+from tests.support import processes, tar_parts
+
+NOISE = random.Random(1).randbytes(100_000)
+
+
+@pytest.mark.parametrize("step", [1, 511, 1 << 20])
+@pytest.mark.parametrize("dialect", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_kind_of_entry(dialect, step):
+    found = tar_parts.unpacked(
+        tar_parts.packed(
+            tar_parts.member("./", type=tarfile.DIRTYPE),
+            tar_parts.member("./a", type=tarfile.DIRTYPE, mode=0o2755),
+            tar_parts.member("./a/file", NOISE[:5000], mode=0o4644, mtime=1_700_000_000),
+            tar_parts.member("empty"),
+            tar_parts.member("a/link", type=tarfile.SYMTYPE, linkname="../empty"),
+            tar_parts.member("hard", type=tarfile.LNKTYPE, linkname="./a/file"),
+            dialect=dialect,
+        ),
+        step,
+    )
+    assert list(found) == ["a", "a/file", "empty", "a/link", "hard"]
+    entries = {path: entry for path, (entry, _) in found.items()}
+    assert entries["a"] == archive.Entry(("a",), "directory", 0o755, 0)
+    assert (entries["a/file"].mode, entries["a/file"].mtime, entries["a/file"].size) == (
+        0o644,
+        1_700_000_000,
+        5000,
+    )
+    assert found["a/file"][1] == {0: NOISE[:5000]}
+    assert found["empty"][1] == {0: b""}
+    assert (entries["a/link"].kind, entries["a/link"].link) == ("symlink", "../empty")
+    assert (entries["hard"].kind, entries["hard"].link) == ("hardlink", "a/file")
+
+
+@pytest.mark.parametrize("dialect", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names(dialect):
+    name = "/".join("n" * 60 for _ in range(3)) if dialect == tarfile.USTAR_FORMAT else "ü/" * 300 + "n" * 250
+    link = "l" * (90 if dialect == tarfile.USTAR_FORMAT else 2000)
+    found = tar_parts.unpacked(
+        tar_parts.packed(
+            tar_parts.member(name, b"x"),
+            tar_parts.member("s", type=tarfile.SYMTYPE, linkname=link),
+            dialect=dialect,
+        )
+    )
+    assert list(found) == [name, "s"]
+    assert found["s"][0].link == link
+
+
+def test_name_that_is_no_unicode():
+    found = tar_parts.unpacked(
+        tar_parts.packed(
+            tar_parts.member(b"\xff\xfe".decode(errors="surrogateescape"), b"x"), errors="surrogateescape"
+        )
+    )
+    assert list(found) == [b"\xff\xfe".decode(errors="surrogateescape")]
+
+
+def test_old_directory():
+    found = tar_parts.unpacked(tar_parts.resummed(tar_parts.block(), 0, b"dir/\0") + tar_parts.END)
+    assert found["dir"][0].kind == "directory"
+
+
+def test_large_file_by_binary_size():
+    size = (9 << 30) + 5
+    entries = iter(archive.Archive(readers.Bytes(tar_parts.block(size=size)), limit_bytes=size))
+    assert next(entries).size == size
+    with pytest.raises(errors.Truncated):
+        next(entries)
+
+
+def test_unread_data_is_passed_over():
+    opened = archive.Archive(
+        readers.Bytes(
+            tar_parts.packed(
+                tar_parts.member("a", NOISE), tar_parts.member("b", NOISE), tar_parts.member("c")
+            )
+        ),
+        limit_bytes=tar_parts.LIMIT,
+    )
+    names = []
+    for entry in opened:
+        names.append(entry.path[0])
+        if names == ["a"]:
+            opened.readinto(memoryview(bytearray(777)))
+    assert names == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("dialect", ["gnu", "posix", "ustar", "v7", "oldgnu"])
+def test_gnu_tar(disks, dialect, tmp_path):
+    tree, path = disks.tree(), tmp_path / "archive.tar"
+    sparse = () if dialect in {"ustar", "v7"} else ("--sparse",)
+    processes.run("tar", "-c", f"--format={dialect}", *sparse, f"--file={path}", f"--directory={tree}", ".")
+    found = tar_parts.unpacked(path.read_bytes())
+    assert set(found) == {str(path.relative_to(tree)) for path in tree.rglob("*")}
+    for name, (entry, pieces) in found.items():
+        if entry.kind == "file":
+            content = bytearray(entry.size)
+            for offset, data in pieces.items():
+                content[offset : offset + len(data)] = data
+            assert content == (tree / name).read_bytes()
+    stored = sum(len(data) for data in found["sparse"][1].values())
+    assert (stored < 10_000) == bool(sparse)
+
+
+# -- borders
+
+
+def test_empty_archive():
+    assert tar_parts.unpacked(tar_parts.END) == {}
+    assert tar_parts.unpacked(bytes(10240)) == {}
+
+
+def test_every_shorter_archive_is_truncated():
+    data = tar_parts.packed(tar_parts.member("a", b"x" * 700), tar_parts.member("b"))[
+        : 512 + 1024 + 512 + 1024
+    ]
+    assert list(tar_parts.unpacked(data)) == ["a", "b"]
+    for length in range(len(data)):
+        with pytest.raises(errors.Truncated):
+            tar_parts.unpacked(data[:length])
+
+
+def test_more_is_garbage():
+    data = tar_parts.packed(tar_parts.member("a"))
+    for extra in (b"x", bytes(512) + tar_parts.block()):
+        with pytest.raises(errors.TrailingGarbage):
+            tar_parts.unpacked(data + extra)
+    assert list(tar_parts.unpacked(data + bytes(100_000))) == ["a"]
+
+
+def test_limit():
+    data = tar_parts.packed(tar_parts.member("a", b"x" * 1000), tar_parts.member("b", b"x" * 1000))
+    assert len(tar_parts.unpacked(data, limit=2000)) == 2
+    with pytest.raises(errors.TooLarge):
+        tar_parts.unpacked(data, limit=1999)

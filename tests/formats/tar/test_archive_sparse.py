@@ -1,0 +1,97 @@
+"""Sparse files in archives: maps that are good, and that contradict themselves."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats.tar import sparse
+from tests.support import processes, tar_parts
+
+
+@pytest.mark.parametrize("dialect", ["gnu", "posix"])
+def test_sparse_file_with_many_runs(tmp_path, dialect):
+    with (tmp_path / "sparse").open("wb") as file:
+        for index in range(300):
+            file.seek(index << 20)
+            file.write(b"%d" % index)
+        file.truncate(400 << 20)
+    path = tmp_path / "archive.tar"
+    argv = (
+        "tar",
+        "-c",
+        "--sparse",
+        f"--format={dialect}",
+        f"--file={path}",
+        f"--directory={tmp_path}",
+        "sparse",
+    )
+    processes.run(*argv)
+    for step in (100, 1 << 20):
+        entry, pieces = tar_parts.unpacked(path.read_bytes(), step)["sparse"]
+        assert entry.size == 400 << 20
+        assert {offset: data.rstrip(b"\0") for offset, data in pieces.items() if data} == {
+            index << 20: b"%d" % index for index in range(300)
+        }
+
+
+def test_old_kinds_of_sparse_maps():
+    with pytest.raises(errors.Refused, match="sparse"):
+        tar_parts.unpacked(
+            tar_parts.pax(
+                [tar_parts.record(b"GNU.sparse.map", b"0,5"), tar_parts.record(b"GNU.sparse.size", b"5")]
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("runs", "size"),
+    [
+        ([(0, 10), (5, 10)], 100),
+        ([(50, 10), (0, 10)], 100),
+        ([(0, 10), (95, 10)], 100),
+        ([(0, 10)], 100),
+        ([(0, 30)], 100),
+        ([(0, 7 << 30)], 100),
+    ],
+)
+def test_sparse_map_that_contradicts(runs, size):
+    with pytest.raises(errors.Corrupt):
+        tar_parts.unpacked(tar_parts.gnu_sparse(runs, size, 20))
+    text = b"%d\n" % len(runs) + b"".join(b"%d\n%d\n" % run for run in runs)
+    with pytest.raises(errors.Corrupt):
+        tar_parts.unpacked(tar_parts.pax_sparse(text, size, 20))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"x\n", b"1\n2", b"2\n0\n10\n", b"-1\n", b"1" * 600 + b"\n", b"1\n0\n" + b"9" * 30]
+)
+def test_malformed_pax_map(text):
+    with pytest.raises(errors.Corrupt):
+        tar_parts.unpacked(tar_parts.pax_sparse(text, 100, 20))
+
+
+def test_a_pax_map_of_one_endless_line_ends():
+    """It is not gathered: 64 MiB of it would take minutes, and a stream has no end."""
+    started = time.monotonic()
+    with pytest.raises(errors.Corrupt):
+        tar_parts.unpacked(tar_parts.pax_sparse(b"1" * (64 << 20), 100, 20), 1 << 20)
+    assert time.monotonic() - started < 20
+
+
+def test_good_maps_of_both_kinds():
+    runs = [(0, 10), (50, 10), (100, 0)]
+    found = tar_parts.unpacked(tar_parts.gnu_sparse(runs, 100, 20))["name"]
+    assert (found[0].size, found[1]) == (100, {0: bytes(10), 50: bytes(10), 100: b""})
+    text = b"3\n0\n10\n50\n10\n100\n0\n"
+    assert tar_parts.unpacked(tar_parts.pax_sparse(text, 100, 20))["s"] == (
+        found[0].__class__(("s",), "file", 0o644, 0, 100, "", found[0].map),
+        found[1],
+    )
+
+
+def test_too_many_runs():
+    with pytest.raises(errors.Refused, match="runs"):
+        tar_parts.unpacked(tar_parts.pax_sparse(b"%d\n" % (sparse.MAX_RUNS + 1), 100, 20))

@@ -1,0 +1,115 @@
+"""Going through a tar: what tarfile sees, and nothing taken for an end that is none."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import walk as tar_walk
+from tests.support import containers
+from tests.support import disks as disks_module
+from tests.support.containers import Entry
+
+
+def walk(data: bytes) -> list[tuple[str, bytes, str, bytes]]:
+    going = tar_walk.Walk(readers.Bytes(data))
+    found = []
+    while entry := going.next():
+        content = bytearray(entry.size)
+        done = 0
+        while done < entry.size and (count := going.readinto(memoryview(content)[done:])):
+            done += count
+        found.append((entry.name, entry.type, entry.link, bytes(content)))
+    going.drain()
+    return found
+
+
+NAMES = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0\n"), min_size=1, max_size=300
+)
+ENTRIES = st.builds(
+    Entry,
+    NAMES.map(lambda name: name.strip("/") or "x"),
+    st.binary(max_size=2000),
+    st.sampled_from([tarfile.REGTYPE, tarfile.AREGTYPE]),
+) | st.builds(
+    lambda name, kind, link: Entry(name.strip("/") or "x", b"", kind, link),
+    NAMES,
+    st.sampled_from([tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]),
+    NAMES,
+)
+
+
+@given(st.lists(ENTRIES, max_size=6), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+def test_as_tarfile_sees_it(entries: list[Entry], form: int) -> None:
+    data = containers.tar(entries, form)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        expected = [
+            (
+                member.name,
+                headers.FILE if member.isreg() else member.type,
+                member.linkname if member.issym() or member.islnk() else "",
+                archive.extractfile(member).read() if member.isreg() else b"",  # type: ignore[union-attr]
+            )
+            for member in archive
+        ]
+    seen = [
+        (name.rstrip("/"), kind, link if kind in {headers.SYMLINK, headers.HARD_LINK} else "", content)
+        for name, kind, link, content in walk(data)
+    ]
+    assert seen == [(name.rstrip("/"), *rest) for name, *rest in expected]
+
+
+def test_sparse_files_are_passed_over(disks: disks_module.Disks) -> None:
+    """GNU tar's own maps, in the header and after it, and those of pax."""
+    found = {name: kind for name, kind, *_ in walk(disks.tar().read_bytes())}
+    assert found["./sparse"] == headers.SPARSE
+    assert found["./deep/text"] in {headers.FILE, headers.HARD_LINK}
+
+
+def test_a_map_that_goes_on() -> None:
+    header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = headers.SPARSE
+    header[482] = 1
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    more = bytes(504) + b"\1" + bytes(7)
+    data = bytes(header) + more + bytes(512) + containers.tar([Entry("b")])
+    assert [name for name, *_ in walk(data)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("end", [b"", bytes(512), bytes(1024), bytes(1024) + b"what follows"])
+def test_ends(end: bytes) -> None:
+    data = containers.tar([Entry("a", b"1")])[:1024]
+    assert [name for name, *_ in walk(data + end)] == ["a"]
+
+
+@pytest.mark.parametrize("cut", [1, 100, 511, 513, 1023])
+def test_early_ends(cut: int) -> None:
+    with pytest.raises(errors.Truncated):
+        walk(containers.tar([Entry("a", b"1")])[:cut])
+
+
+@pytest.mark.parametrize("size", [b"x", b"-1", b"", b"9" * 20, b"9223372036854775808"])
+def test_sizes_that_are_none(size: bytes) -> None:
+    info = tarfile.TarInfo("a")
+    info.pax_headers = {"size": size.decode()}
+    with pytest.raises(errors.Corrupt):
+        walk(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+
+
+def test_global_headers_change_nothing() -> None:
+    """As in Go; Python's tarfile would give the name to every entry."""
+    out = io.BytesIO()
+    with tarfile.open(
+        fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "disk/x"}
+    ) as archive:
+        archive.addfile(tarfile.TarInfo("a"))
+    assert [name for name, *_ in walk(out.getvalue())] == ["a"]

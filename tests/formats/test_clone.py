@@ -1,0 +1,88 @@
+"""The stream between two of our own."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.formats import clone, readers
+from tests.support import reading
+
+NOISE = random.Random(1).randbytes(300_000)
+TEXT = b"text " * 60_000
+RUNS: list[int | bytes] = [70_000, TEXT, NOISE, 1 << 40, NOISE[:1], 512]
+BUFFERS = itertools.repeat(memoryview(bytearray(clone.LONGEST)))
+
+
+def encode(runs: list[int | bytes]) -> bytes:
+    encoder = clone.Encoder()
+    made = clone.MAGIC
+    for run in runs:
+        made += encoder.zeros(run) if isinstance(run, int) else b"".join(encoder.data(memoryview(run)))
+    return made + encoder.end()
+
+
+def decode(stream: bytes) -> list[int | bytes]:
+    decoder = clone.Decoder(readers.Bytes(stream), BUFFERS)
+    return [run if isinstance(run, int) else bytes(run) for run in decoder]
+
+
+def test_there_and_back() -> None:
+    stream = encode(RUNS)
+    assert decode(stream) == RUNS
+    assert len(stream) < len(NOISE) + len(TEXT) // 10 + 1000
+
+
+@given(st.lists(st.one_of(st.integers(1, 1 << 50), st.binary(min_size=1, max_size=300))))
+def test_any_runs(runs: list[int | bytes]) -> None:
+    assert decode(encode(runs)) == runs
+
+
+def test_a_copy_goes_on_in_the_same_way() -> None:
+    encoder = clone.Encoder()
+    encoder.data(memoryview(NOISE))
+    other = encoder.copy()
+    for one in (encoder, other):
+        one.zeros(5)
+    assert encoder.data(memoryview(TEXT)) == other.data(memoryview(TEXT))
+    assert encoder.end() == other.end()
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_as_bytes(size: int) -> None:
+    runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
+    reader = clone.Reader(readers.Bytes(encode(runs)))
+    assert reading.drained(reader, size) == b"".join(
+        bytes(run) if isinstance(run, int) else run for run in runs
+    )
+
+
+def test_nothing() -> None:
+    assert decode(encode([])) == []
+
+
+def test_cut_anywhere() -> None:
+    stream = encode([100, b"some data", 5, b"x" * 500])
+    for end in range(len(stream)):
+        with pytest.raises(errors.Truncated):
+            decode(stream[:end])
+
+
+@pytest.mark.parametrize("at", [0, 16, 24, 40, 48, 52, -1, -40])
+def test_changed(at: int) -> None:
+    changed = bytearray(encode([100, NOISE[:1000], 5, NOISE]))
+    changed[at] ^= 0x01
+    with pytest.raises(errors.Corrupt):
+        decode(bytes(changed))
+
+
+def test_a_record_that_is_too_long() -> None:
+    for stored, length in ((clone.LONGEST + 1, 1), (1, clone.LONGEST + 1), (0, 0), (1, 1 << 63)):
+        header = clone._HEADER.pack(1, stored, length)
+        with pytest.raises(errors.Corrupt):
+            decode(clone.MAGIC + header + bytes(100))

@@ -1,0 +1,49 @@
+"""Bytes that were checked come again as they were, whatever the source answers later."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from cdi_worker.formats import detect, remembered, safety
+from tests.support import hostile
+
+spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=5)
+
+
+@hypothesis.given(spans, spans)
+def test_first_reading_wins(checked, again):
+    stamp = 0
+
+    def read(offset, length):
+        return bytes([stamp]) * length
+
+    pins, expected = remembered.Pinned(read), bytearray(b"\xff" * 60)
+    for offset, length in checked:
+        stamp += 1
+        assert pins.read(offset, length) == bytes([stamp]) * length
+        for at in range(offset, offset + length):
+            if expected[at] == 0xFF:
+                expected[at] = stamp
+    for offset, length in again:
+        view = memoryview(bytearray(b"\xff" * length))
+        pins.lay_over(offset, view)
+        assert view == expected[offset : offset + length]
+
+
+@pytest.mark.parametrize("name", ["qcow2-backing", "vmdk-extent", "vhdx-parent"])
+def test_header_exchanged_after_the_check(disks, name):
+    """Whoever reads after the check sees the good header and nothing of the hostile one."""
+    variant = name.partition("-")[0]
+    good, bad = disks.image(variant).read_bytes(), hostile.image(disks, name).read_bytes()
+    pins = remembered.Pinned(lambda offset, length: good[offset : offset + length])
+    head = pins.read(0, detect.HEAD)
+    safety.check(variant, head, read=pins.read, size=len(good))
+
+    def exchanged(offset, length):
+        view = memoryview(bytearray(bad[offset : offset + length]))
+        pins.lay_over(offset, view)
+        return bytes(view)
+
+    safety.check(variant, exchanged(0, detect.HEAD), read=exchanged, size=len(bad))

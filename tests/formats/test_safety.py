@@ -1,0 +1,202 @@
+"""Good images pass, hostile ones are refused, and nothing but our errors comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.formats import detect, facts, safety
+from tests.support import disks as disks_module
+from tests.support import hostile, inspected, processes
+
+CONTENTS = ("mixed", "ragged", "zero", "far")
+SPARSE = ("qcow2", "qcow2-zlib", "vmdk", "vmdk-stream", "vmdk-footer", "vdi", "vhd", "vhdx")
+
+
+# -- good images
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("variant", disks_module.FORMATS)
+def test_good_image(disks, variant, content):
+    path = disks.image(variant, content)
+    told = processes.run("qemu-img", "info", "--output=json", "-f", disks.driver(variant), path).stdout
+    size = json.loads(told)["virtual-size"]
+    data = path.read_bytes()
+    assert inspected.check(data) == facts.Facts(inspected.kind(data), size)
+    assert inspected.check_length(data) <= len(data)
+    early = safety.check(inspected.kind(data), data[: detect.HEAD])
+    assert early.virtual_size in {size, None}
+    assert early.complete or variant in {"vhdx", "vhdx-fixed", "vhd-fixed"} or "last" in variant
+
+
+def test_good_iso(disks):
+    for variant in ("iso", "iso-hybrid"):
+        data = disks.image(variant).read_bytes()
+        assert inspected.check(data) == facts.Facts("raw", len(data))
+        assert inspected.check_length(data) == 0
+
+
+def test_footer_makes_a_vmdk_incomplete_without_its_end(disks, tmp_path):
+    data = inspected.image(disks, "vmdk-footer")
+    early = safety.check("vmdk", data[: detect.HEAD])
+    assert (early.virtual_size, early.complete) == (8 << 20, False)
+    assert inspected.check(data).complete
+    (tmp_path / "disk").write_bytes(data)
+    disks_module.to_raw(tmp_path / "disk", "vmdk", tmp_path / "raw")
+    assert (tmp_path / "raw").read_bytes() == disks.raw().read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"streamOptimized"', b'"monolithicOther"'), (b"ddb.adapterType", b"odd.adapter Typ")]
+)
+def test_descriptor_of_a_vmdk_with_a_footer_is_inspected_at_once(disks, old, new):
+    """A stream is placed before its footer is seen."""
+    head = inspected.image(disks, "vmdk-tables-last")[: detect.HEAD]
+    assert not safety.check("vmdk", head).complete
+    with pytest.raises(errors.Refused, match="descriptor"):
+        safety.check("vmdk", head.replace(old, new))
+
+
+@pytest.mark.parametrize("variant", ["qcow2", "qcow2-v2"])
+def test_extended_and_old_qcow2_are_no_unknown_features(disks, variant):
+    assert inspected.check(inspected.image(disks, variant)).format == "qcow2"
+
+
+# -- the end of the file
+
+
+@pytest.mark.parametrize("content", ["mixed", "far"])
+@pytest.mark.parametrize("variant", SPARSE)
+def test_required_length_is_exact(disks, variant, content):
+    """What is cut off below the required length changes what qemu-img reads, or makes it fail."""
+    data = inspected.image(disks, variant, content)
+    required = inspected.check_length(data)
+    assert required <= len(data)
+    short = data[: required - 1]
+    with pytest.raises(errors.ImageError):
+        inspected.check_length(short)
+
+
+@pytest.mark.parametrize("variant", [name for name in SPARSE if name != "vmdk-footer"])
+def test_nothing_behind_the_required_length_is_read(disks, variant, tmp_path):
+    data = inspected.image(disks, variant, "mixed")
+    cut = data[: inspected.check_length(data)]
+    if variant == "vhd":
+        cut += data[-512:]
+    cut = cut.ljust(-(-len(cut) // 512) * 512, b"\xff")
+    (tmp_path / "cut").write_bytes(cut)
+    disks_module.to_raw(tmp_path / "cut", disks.driver(variant), tmp_path / "raw")
+    assert (tmp_path / "raw").read_bytes() == disks.expected(variant).read_bytes()
+
+
+# -- images of the shared collection
+
+REFUSED = {
+    "qcow2-backing": "backing_file",
+    "qcow2-backing-json": "backing_file",
+    "qcow2-data-file": "data_file",
+    "qcow2-luks": "encryption",
+    "qcow2-aes": "encryption",
+    "qcow2-unknown-incompatible": "unknown_features",
+    "vmdk-flat": "subformat",
+    "vmdk-extent": "extents",
+    "vmdk-huge": "virtual_size",
+    "vdi-differencing": "parent",
+    "vdi-huge": "virtual_size",
+    "vhd-differencing": "parent",
+    "vhdx-parent": "parent",
+    "two-magics": "ambiguous",
+}
+UNUSABLE = set(hostile.IMAGES) - set(REFUSED) - {"qcow2-dirty"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_hostile_image_is_refused(disks, name):
+    data = hostile.image(disks, name).read_bytes()
+    with pytest.raises(errors.Refused) as caught:
+        inspected.check(data)
+    assert caught.value.fields["rule"] == REFUSED[name]
+
+
+@pytest.mark.parametrize("name", sorted(UNUSABLE))
+def test_hostile_image_is_no_disk(disks, name):
+    data = hostile.image(disks, name).read_bytes()
+    with pytest.raises(errors.ImageError):  # noqa: PT012 - the second sees what the first cannot
+        inspected.check(data)
+        inspected.check_length(data)
+
+
+def test_dirty_qcow2_passes(disks):
+    data = hostile.image(disks, "qcow2-dirty").read_bytes()
+    assert inspected.check(data).virtual_size
+    assert inspected.check_length(data) <= len(data)
+
+
+# -- the backing file that was asked for
+
+
+@pytest.mark.parametrize("version", ["0.10", "1.1"])
+@pytest.mark.parametrize("name", ["base", "../images/base", "/var/lib/base"])
+def test_allowed_backing_file(tmp_path, version, name):
+    path = tmp_path / "delta"
+    options = ("-u", "-b", name, "-F", "qcow2", "-o", f"compat={version}")
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", *options, path, "8M")
+    data = path.read_bytes()
+    assert inspected.check(data, allow_backing="base") == facts.Facts("qcow2", 8 << 20, backing=name)
+    for options in ({"allow_backing": "other"}, {"allow_backing": ""}, {}):
+        with pytest.raises(errors.Refused, match="backing_file"):
+            inspected.check(data, **options)
+
+
+def test_no_backing_file_where_one_is_allowed(disks):
+    assert inspected.check(inspected.image(disks, "qcow2"), allow_backing="base").backing is None
+
+
+# -- strangers, sizes, and noise
+
+
+@pytest.mark.parametrize("name", ["luks", "html", "tar", "gz", "unknown", "", "empty"])
+def test_no_disk(name):
+    with pytest.raises(errors.Unsupported):
+        safety.check(name, b"x" * 1000)
+
+
+def test_raw_sizes():
+    assert safety.check("raw", b"x") == facts.Facts("raw", None)
+    assert inspected.check(b"x") == facts.Facts("raw", 1)
+    for size in (0, (64 << 40) + 1):
+        with pytest.raises(errors.Refused, match="virtual_size"):
+            safety.check("raw", b"x", size=size)
+
+
+@pytest.mark.parametrize("variant", ["qcow2", "vmdk", "vmdk-footer", "vdi", "vhd", "vhd-fixed", "vhdx"])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(
+    deadline=None, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+def test_mutations_give_errors_of_ours_only(disks, variant, data):
+    bad = bytearray(inspected.image(disks, variant))
+    name = inspected.kind(bad)
+    places = (
+        st.integers(0, 2048)
+        | st.integers(192 << 10, (192 << 10) + 100)
+        | st.integers(2 << 20, (2 << 20) + 200)
+    )
+    places |= st.integers(len(bad) - 1536, len(bad) - 1)
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(places)
+        value = data.draw(st.binary(min_size=1, max_size=9) | st.sampled_from([b"\xff" * 8, bytes(8)]))
+        bad[at : at + len(value)] = value
+    started = time.monotonic()
+    with contextlib.suppress(errors.Error):
+        safety.check(name, bytes(bad[: detect.HEAD]))
+        safety.check(name, bytes(bad[: detect.HEAD]), **inspected.seen(bytes(bad)))
+        safety.check_length(name, **inspected.seen(bytes(bad)))
+    assert time.monotonic() - started < 5

@@ -1,0 +1,265 @@
+"""The VMDK reader's rules: what is left to others, and what an image must hold."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats.mapped import image as mapped
+from cdi_worker.formats.mapped import passing, readers
+from cdi_worker.formats.vmdk import header
+from cdi_worker.formats.vmdk import layout as vmdk_claims
+from cdi_worker.formats.vmdk import layout as vmdk_layout
+from tests.support import placing, vmdk_stream
+
+SECTOR = 512
+GRAIN = vmdk_stream.GRAIN
+REACH = vmdk_stream.REACH
+#: Sectors: where an image of ``image`` has its directory, its two tables, and its first grain.
+DIRECTORY, TABLES, DATA = 21, (22, 26), 128
+ZERO_GRAINS = 4
+PACKED = 0x30000
+
+
+def image(
+    grains: dict[int, int] | None = None,
+    body: bytes = b"",
+    *,
+    tables: tuple[int, ...] = TABLES,
+    size: int = 2 * REACH,
+    **fields: int,
+) -> bytes:
+    """Return an image of two tables; ``grains``: entries by their number; ``body``: from DATA on."""
+    entries = [0] * 1024
+    for number, entry in (grains or {}).items():
+        entries[number] = entry
+    values = {"version": 1, "flags": 1, "capacity": size // SECTOR, "grain": 128, "at": 1, "length": 20}
+    values |= {"entries": 512, "redundant": 0, "directory": DIRECTORY, "overhead": DATA, "unclean": 0}
+    *values, compression = (values | {"compression": 0} | fields).values()
+    head = struct.pack("<4sIIQQQQIQQQB4sH", b"KDMV", *values, b"\n \r\n", compression)
+    descriptor = b'version=1\nparentCID=ffffffff\nRW 8 SPARSE "x"\n'
+    return b"".join(
+        (
+            head.ljust(SECTOR, b"\0"),
+            descriptor.ljust(20 * SECTOR, b"\0"),
+            struct.pack(f"<{len(tables)}I", *tables).ljust(SECTOR, b"\0"),
+            struct.pack("<1024I", *entries),
+            bytes((DATA - TABLES[1] - 4) * SECTOR),
+            body,
+        )
+    )
+
+
+def packed(grain: bytes, sector: int = 0, size: int | None = None) -> bytes:
+    data = zlib.compress(grain)
+    marked = struct.pack("<QI", sector, len(data) if size is None else size) + data
+    return marked.ljust(-(-len(marked) // SECTOR) * SECTOR, b"\0")
+
+
+def placed(data: bytes) -> bytes:
+    """Return the disk, which both ways of reading make alike."""
+    disk = placing.placed(data, "vmdk")
+    assert placing.streamed(data, form="vmdk") == disk
+    return disk
+
+
+NOISE = random.Random(1).randbytes(3 * GRAIN)
+
+
+def test_grains_anywhere() -> None:
+    """Neighbours in both tables, out of order, and one that is no multiple of a grain away."""
+    data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
+    disk = bytearray(2 * REACH)
+    disk[: 2 * GRAIN], disk[REACH : REACH + GRAIN] = NOISE[GRAIN:], NOISE[:GRAIN]
+    assert placed(data) == disk
+    moved = image({0: DATA + 129, 1: DATA + 257, 512: DATA + 1}, bytes(SECTOR) + NOISE)
+    assert placed(moved) == disk
+
+
+@pytest.mark.parametrize("first", [128, 129])
+def test_what_comes_after_a_hole_is_no_part_of_it(first: int) -> None:
+    """A hole is 0 or 1, which a grain's length later may be where a grain is."""
+    grains = {3: first - 128, 4: first, 5: first + 128, 7: 1}
+    data = image(grains, NOISE, flags=1 | ZERO_GRAINS)
+    disk = bytearray(2 * REACH)
+    disk[4 * GRAIN : 6 * GRAIN] = data[first * SECTOR :][: 2 * GRAIN]
+    assert placed(data) == disk
+
+
+def test_the_file_need_not_hold_what_is_behind_the_end_of_the_disk() -> None:
+    data = image({512: DATA}, NOISE[:1024], tables=TABLES, size=REACH + 1024)
+    assert placed(data) == bytes(REACH) + NOISE[:1024]
+    with pytest.raises(errors.Truncated):
+        placed(data[:-1])
+
+
+@pytest.mark.parametrize(
+    ("grains", "words"),
+    [
+        ({0: 1 << 31}, "truncated"),
+        ({0: DATA + 257}, "truncated"),
+        ({0: 1}, "twice"),
+        ({0: DIRECTORY}, "twice"),
+        ({0: TABLES[1]}, "twice"),
+        ({0: TABLES[1] + 3}, "twice"),
+        ({0: DATA, 1: DATA}, "twice"),
+        ({0: DATA, 512: DATA}, "twice"),
+        ({0: DATA, 1: DATA + 128, 600: DATA + 128}, "twice"),
+        ({0: DATA, 512: DATA + 1}, "twice"),
+        ({0: DATA + 1, 512: DATA}, "twice"),
+        ({0: DATA + 1, 512: DATA + 128}, "twice"),
+        ({0: DATA + 128, 512: DATA + 1}, "twice"),
+    ],
+)
+def test_grains_in_the_wrong_place(grains: dict[int, int], words: str) -> None:
+    data = image(grains, NOISE)
+    for way in (placing.placed, placing.streamed):
+        with pytest.raises(errors.Corrupt, match=words):
+            way(data, form="vmdk")
+
+
+@pytest.mark.parametrize(
+    ("tables", "fields", "words"),
+    [
+        ((22, 22), {}, "twice"),
+        ((22, 23), {}, "twice"),
+        ((22, 20), {}, "twice"),
+        ((22, DIRECTORY), {}, "twice"),
+        ((22, 1 << 31), {}, "need"),
+        (TABLES, {"directory": 1 << 40}, "need"),
+        (TABLES, {"directory": 20}, "twice"),
+        (TABLES, {"directory": 0}, "twice"),
+        (TABLES, {"length": 1 << 60}, "need"),
+        (TABLES, {"length": 22}, "twice"),
+        (TABLES, {"overhead": 1 << 60}, "need"),
+    ],
+)
+def test_tables_in_the_wrong_place(tables: tuple[int, ...], fields: dict[str, int], words: str) -> None:
+    data = image({0: DATA}, NOISE, tables=tables, **fields)
+    for way in (placing.placed, placing.streamed):
+        with pytest.raises(errors.Corrupt, match=words):
+            way(data, form="vmdk")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"flags": 9}, "flags"),
+        ({"flags": 1 | 1 << 31}, "flags"),
+        ({"flags": 1 | PACKED}, "compression 0"),
+        ({"compression": 1}, "compression 1"),
+        ({"flags": 1 | PACKED, "compression": 2}, "compression 2"),
+        ({"flags": 1 | 1 << 16, "compression": 1}, "without markers"),
+        ({"grain": 256}, "256 sectors"),
+        ({"entries": 256}, "256 entries"),
+        ({"directory": header.AT_END}, "a footer"),
+        ({"capacity": 1 << 34 | 1}, "directory"),
+        ({"capacity": 1 << 33, "grain": 8}, "directory"),
+    ],
+)
+def test_what_is_left_to_another_program(fields: dict[str, int], words: str) -> None:
+    assert words in readers.obstacle("vmdk", image(**fields))
+
+
+@pytest.mark.parametrize("fields", [{}, {"version": 2}, {"version": 3}, {"flags": 7}, {"capacity": 1 << 34}])
+def test_what_is_not(fields: dict[str, int]) -> None:
+    assert not readers.obstacle("vmdk", image(**fields))
+
+
+def test_rules_of_safety_hold_for_what_is_read_the_second_time() -> None:
+    data = image({0: DATA}, NOISE).replace(b"parentCID=ffffffff", b"parentCID=12345678")
+    for way in (placing.placed, placing.streamed):
+        with pytest.raises(errors.Refused, match="parent"):
+            way(data, form="vmdk")
+
+
+def compressed(*grains: bytes, size: int = REACH) -> bytes:
+    """Return an image of these grains, one after the other and as they are given."""
+    places = [DATA + sum(map(len, grains[:number])) // SECTOR for number in range(len(grains))]
+    fields = {"flags": 1 | PACKED, "compression": 1, "version": 3}
+    return image(dict(enumerate(places)), b"".join(grains), tables=TABLES[:1], size=size, **fields)
+
+
+def test_compressed_grains() -> None:
+    data = compressed(packed(NOISE[:GRAIN]), packed(b"a" * GRAIN, 128), packed(NOISE[-GRAIN:], 256))
+    assert placed(data) == (NOISE[:GRAIN] + b"a" * GRAIN + NOISE[-GRAIN:]).ljust(REACH, b"\0")
+
+
+@pytest.mark.parametrize("stored", [1024, GRAIN])
+def test_the_last_compressed_grain(stored: int) -> None:
+    """Some programs compress what is on the disk, others a whole grain."""
+    data = compressed(packed(bytes(GRAIN)), packed(NOISE[:stored], 128), size=GRAIN + 1024)
+    assert placed(data) == bytes(GRAIN) + NOISE[:1024]
+
+
+GOOD = packed(b"b" * GRAIN)
+
+
+@pytest.mark.parametrize(
+    "grain",
+    [
+        packed(b"a" * GRAIN, 128),
+        packed(b"a" * GRAIN, 1 << 60),
+        packed(b"a" * GRAIN, size=0),
+        packed(b"a" * GRAIN, size=1 << 31),
+        packed(b"a" * GRAIN, size=20),
+        packed(b"a" * (GRAIN - 1)),
+        packed(b"a" * (GRAIN + 1)),
+        packed(b"a" * 100 * GRAIN),
+        GOOD[:12] + bytes([GOOD[12] ^ 1]) + GOOD[13:],
+        struct.pack("<QI", 0, len(zlib.compress(b"b" * GRAIN))) + zlib.compress(b"b" * GRAIN)[:-1] + b"\xff",
+    ],
+    ids=["other", "far", "empty", "long", "cut", "short", "over", "bomb", "header", "checksum"],
+)
+def test_compressed_grains_that_are_wrong(grain: bytes) -> None:
+    data = compressed(grain.ljust(-(-len(grain) // SECTOR) * SECTOR, b"\0"), packed(NOISE[:GRAIN], 128))
+    for way in (placing.placed, placing.streamed):
+        with pytest.raises(errors.Corrupt, match="the grain"):
+            way(data, form="vmdk")
+
+
+def test_compressed_grains_in_one_another() -> None:
+    first = packed(NOISE[:GRAIN])
+    fields = {"flags": 1 | PACKED, "compression": 1}
+    for grains in ({0: DATA, 1: DATA}, {0: DATA, 1: DATA + 3}, {0: DATA, 512: DATA}):
+        with pytest.raises(errors.Corrupt):
+            placed(image(grains, first * 2, **fields))
+
+
+def test_a_large_empty_disk_costs_nothing() -> None:
+    layout = vmdk_layout.Layout(header.parse(image(capacity=1 << 34)))
+    directory = layout.directory[1]
+    data = image(capacity=1 << 34)[: DIRECTORY * SECTOR].ljust(DIRECTORY * SECTOR + directory, b"\0")
+    found = vmdk_layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    (window,) = found.windows()
+    assert list(window.holes()) == [(0, 8 << 40)]
+
+
+def test_claims_have_a_limit() -> None:
+    layout = vmdk_layout.Layout(header.parse(image(grain=8, capacity=1 << 30)))
+    claims = layout.claims(passing.UNKNOWN)
+    with pytest.raises(errors.Unsupported):
+        claims.take_pieces(layout.decode(struct.pack("<512I", 1 << 31, *[0] * 511), 0))
+    assert vmdk_claims.Claims.LIMIT >= 1 << 26
+
+
+def test_windows_are_the_same_each_time() -> None:
+    """A journal goes by them."""
+    data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
+    found = vmdk_layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    assert _batches(found, data) == _batches(found, data) != []
+
+
+def _batches(found: mapped.Image, data: bytes) -> list[object]:
+    batches: list[object] = []
+    for window in found.windows():
+        for batch in window.tables():
+            for table in batch.pieces:
+                window.load(table, data[table.host : table.host + table.length])
+        window.check()
+        batches += window.data()
+    return batches

@@ -1,0 +1,32 @@
+"""VMDK images made at random, whole and damaged: qemu-img's bytes or a clean error."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis
+from hypothesis import strategies
+
+from tests.support import placing, processes, qcow2_images, vmdk_images
+
+
+@qcow2_images.SETTINGS
+@hypothesis.given(vmdk_images.recipes(), strategies.integers(0))
+def test_whole(recipe: vmdk_images.Recipe, cut: int) -> None:
+    processes.need("qemu-img", "qemu-io")
+    data, disk = vmdk_images.made(recipe)
+    assert placing.placed(data, "vmdk") == disk
+    assert placing.streamed(data, form="vmdk") == disk
+    for length in (cut % len(data), len(data) - 512, len(data) - 1):
+        assert placing.attempts(data[:length], "vmdk") <= {disk}
+
+
+@qcow2_images.SETTINGS
+@hypothesis.given(vmdk_images.recipes(), strategies.randoms(use_true_random=False))
+def test_damaged(recipe: vmdk_images.Recipe, dice: random.Random) -> None:
+    """QEMU forgives what we do not; what we accept it reads alike."""
+    processes.need("qemu-img", "qemu-io")
+    data = vmdk_images.damaged(recipe, dice)
+    if int.from_bytes(data[12:20], "little") > 1 << 18:
+        return  # the test keeps disks in memory
+    qcow2_images.check(placing.attempts(data, "vmdk"), data, "vmdk")

@@ -1,0 +1,134 @@
+"""Stream-optimized VMDK images whose tables, as QEMU puts them, name more grains than may wait to come."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats.mapped import passing, readers
+from cdi_worker.formats.vmdk import header
+from tests.support import processes, vmdk_stream
+
+SECTOR = 512
+CHUNK = 4 << 20
+GRAIN = 8
+TABLE = 512
+GRAINS = passing.LIMIT + TABLE
+TABLES = 22 + GRAINS // TABLE * 4 // SECTOR + 1
+FIRST = TABLES + GRAINS // TABLE * 4
+
+
+def image() -> bytearray:
+    """Make an image of grains of 4 KiB, each of which takes one sector."""
+    fields = (3, 0x30001, GRAINS * GRAIN, GRAIN, 1, 20, TABLE, 0, 22, FIRST, 0, b"\n \r\n", 1)
+    out = bytearray(struct.pack("<4sIIQQQQIQQQB4sH", b"KDMV", *fields).ljust(SECTOR, b"\0"))
+    out += vmdk_stream.descriptor(GRAINS * GRAIN)
+    out = out.ljust(22 * SECTOR, b"\0")
+    out += struct.pack(f"<{GRAINS // TABLE}I", *range(TABLES, FIRST, 4))
+    out = out.ljust(TABLES * SECTOR, b"\0")
+    out += struct.pack(f"<{GRAINS}I", *range(FIRST, FIRST + GRAINS))
+    for number in range(GRAINS):
+        out += grain(number)
+    return out
+
+
+def grain(number: int) -> bytes:
+    data = zlib.compress(bytes([1 + number % 255]) * GRAIN * SECTOR, 1)
+    return (struct.pack("<QI", number * GRAIN, len(data)) + data).ljust(SECTOR, b"\0")
+
+
+def arrivals(data: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield offset and length on the disk, and what is there: None for zeros."""
+
+    def read(offset: int, length: int) -> bytes:
+        return bytes(data[offset : offset + length])
+
+    follower = readers.FORMATS["vmdk"].follow(read(0, readers.HEAD_SIZE))
+    for start in range(0, len(data) + 1, CHUNK):
+        end = min(start + CHUNK, len(data))
+        arrival = follower.arrive(start, end, read, last=start + CHUNK > len(data))
+        for piece in (piece for batch in arrival.ready for piece in batch.pieces):
+            body = follower.inflate(read(piece.host, piece.length), piece.guest)
+            yield piece.guest, piece.size, body[: piece.size]
+        yield from ((*hole, None) for hole in arrival.holes)
+
+
+@pytest.fixture(scope="module")
+def large() -> bytearray:
+    return image()
+
+
+def test_more_grains_than_may_wait(large: bytearray) -> None:
+    end = 0
+    for offset, length, body in arrivals(large):
+        assert offset == end
+        assert body == bytes([1 + offset // (GRAIN * SECTOR) % 255]) * length
+        end += length
+    assert end == GRAINS * GRAIN * SECTOR
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (TABLES * SECTOR, FIRST + 1),
+        (22 * SECTOR, 0),
+        (FIRST * SECTOR, 1),
+        (FIRST * SECTOR + 8, 1 << 20),
+    ],
+    ids=["grain", "table", "marker", "length"],
+)
+def test_what_markers_do_not_tell_is_left_to_scratch(large: bytearray, at: int, value: int) -> None:
+    changed = large[:]
+    struct.pack_into("<I", changed, at, value)
+    with pytest.raises(errors.ScratchRequired):
+        list(arrivals(changed))
+
+
+def test_the_last_sector_need_not_be_whole(large: bytearray) -> None:
+    for data in (large[:-300], large + b"x"):
+        assert sum(length for _, length, _ in arrivals(data)) == GRAINS * GRAIN * SECTOR
+    for data in (large[:-500], large[: -CHUNK // 2 - 500]):
+        with pytest.raises(errors.ScratchRequired):
+            list(arrivals(data))
+
+
+def test_an_image_of_qemu(tmp_path: Path) -> None:
+    processes.need("qemu-img")
+    raw, path = tmp_path / "raw", tmp_path / "image"
+    with raw.open("wb") as file:
+        for offset in (0, 5 << 30, (16 << 30) + 512):
+            file.seek(offset)
+            file.write(bytes(range(1, 256)) * 1000)
+        size = file.truncate((17 << 30) + 1024)
+    processes.run(
+        *("qemu-img", "convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=streamOptimized"), raw, path
+    )
+    data = path.read_bytes()
+    assert header.parse(data).directory != header.AT_END
+    found = sorted(arrivals(data), key=lambda part: part[0])
+    with raw.open("rb") as file:
+        end = 0
+        for offset, length, body in found:
+            assert offset == end
+            end += length
+            if body is not None:
+                file.seek(offset)
+                assert file.read(length) == body
+    assert end == size
+    assert sum(length for _, length, body in found if body is not None) == 12 * (64 << 10)
+
+
+def test_who_may_have_too_many_parts(tmp_path: Path, large: bytearray) -> None:
+    """Grains without markers are remembered each by itself when they come in no order."""
+    processes.need("qemu-img")
+    assert not readers.is_crowded("vmdk", bytes(large[: readers.HEAD_SIZE]))
+    for size, crowded in (("16G", False), ("17G", True)):
+        for form in ("vmdk", "qcow2"):
+            processes.run("qemu-img", "create", "-q", "-f", form, tmp_path / size, size)
+            head = (tmp_path / size).read_bytes()[: readers.HEAD_SIZE]
+            assert readers.is_crowded(form, head) == (crowded and form == "vmdk")

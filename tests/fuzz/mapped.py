@@ -1,0 +1,170 @@
+"""Fuzz the readers of qcow2 and vmdk: qemu-img's bytes or a clean error, whatever the file holds.
+
+    make fuzz TARGET=qcow2 SECONDS=600
+
+What is worth keeping stays in build/fuzz; an empty corpus is first filled with small images of many
+kinds. A disk that both ways of reading accept has to be the same, and the same as QEMU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import atheris
+
+with atheris.instrument_imports(include=["formats"]):
+    from cdi_worker.formats.mapped import image as mapped
+    from cdi_worker.formats.mapped import pieces, readers
+    from cdi_worker.formats.vmdk import header
+
+from cdi_worker import errors
+from tests.support import placing, qcow2_images, vmdk_images, vmdk_stream
+
+LARGEST = 4 << 20
+QCOW2 = [
+    "cluster_size=512,compat=0.10",
+    "cluster_size=512,compression_type=zlib,refcount_bits=1",
+    "cluster_size=512,compression_type=zstd,lazy_refcounts=on",
+    "cluster_size=512,preallocation=metadata",
+    "cluster_size=16k,extended_l2=on",
+]
+QCOW2_STEPS = [
+    "qemu-io write -q -s {folder}/noise 0 3k",
+    "qemu-io write -q -c -s {folder}/noise 8k 2k",
+    "qemu-io write -q -z 1k 1k",
+    "qemu-io write -q -z -u 8k 512",
+    "qemu-img snapshot -q -c s {path}",
+    "qemu-io write -q -P 3 2k 9k",
+]
+VMDK_STEPS = [
+    "write -q -s {folder}/noise 10k 3k",
+    "write -q -P 7 256k 1k",
+    "write -q -z 256k 64k",
+    "write -q -s {folder}/noise 190k 20k",
+]
+
+
+class Form(NamedTuple):
+    """``seeds``: make images at a path, one after the other; ``sound``: mend what only QEMU minds."""
+
+    seeds: Callable[[Path], Iterator[None]]
+    words: Callable[[bytes], list[int]]
+    damage: Callable[[bytearray, list[int], random.Random], None]
+    sound: Callable[[bytes], bytes] = bytes
+
+
+def _qcow2(path: Path) -> Iterator[None]:
+    for options in QCOW2:
+        for length in range(len(QCOW2_STEPS) + 1):
+            path.unlink(missing_ok=True)
+            yield qcow2_images.make(qcow2_images.Recipe(20_480, options, tuple(QCOW2_STEPS[:length])), path)
+
+
+def _vmdk(path: Path) -> Iterator[None]:
+    for form in vmdk_images.FORMS:
+        for length in range(len(VMDK_STEPS) + 1):
+            path.unlink(missing_ok=True)
+            steps = tuple(VMDK_STEPS[:length])
+            yield vmdk_images.make(vmdk_images.Recipe(330 << 10, "zeroed_grain=on", steps, form), path)
+
+
+def _sound(data: bytes) -> bytes:
+    """Give an image a descriptor that QEMU finds a CID in, and no redundant directory to read."""
+    if len(data) < header.DESCRIPTOR.stop:
+        return data
+    changed = bytearray(data)
+    changed[8] &= ~header.REDUNDANT
+    changed[header.DESCRIPTOR] = vmdk_stream.descriptor(660)
+    return bytes(changed)
+
+
+FORMS = {
+    "qcow2": Form(_qcow2, qcow2_images.words, qcow2_images.damage),
+    "vmdk": Form(_vmdk, vmdk_images.words, vmdk_images.damage, _sound),
+}
+
+
+def ranged(data: bytes, form: str) -> bytes:
+    """Return the disk, read as from random ranges."""
+
+    def read(offset: int, length: int) -> bytes:
+        assert 0 <= offset <= offset + length <= len(data)
+        return data[offset : offset + length]
+
+    image = readers.FORMATS[form].read_image(read, len(data))
+    disk = bytearray(b"\xff") * image.layout.virtual_size
+    covered = 0
+    for window in image.windows():
+        for batch in window.tables():
+            for table in batch.pieces:
+                window.load(table, read(table.host, table.length))
+        window.check()
+        for offset, length in window.holes():
+            disk[offset : offset + length] = bytes(length)
+            covered += length
+        for batch in window.data():
+            body = read(batch.offset, batch.length)
+            for piece in batch.pieces:
+                disk[piece.guest : piece.guest + piece.size] = _content(image, piece, body, batch.offset)
+                covered += piece.size
+    assert covered == len(disk) == image.layout.virtual_size
+    return bytes(disk)
+
+
+def _content(image: mapped.Image, piece: pieces.Piece, body: bytes, offset: int) -> bytes:
+    part = body[piece.host - offset :][: piece.length]
+    return image.inflate(part, piece.guest)[: piece.size] if piece.packed else part
+
+
+def one_input(data: bytes, form: str) -> None:
+    """Read one file both ways and by QEMU."""
+    found = set()
+    try:
+        if readers.FORMATS[form].follow(data).virtual_size > LARGEST:
+            return
+    except errors.ImageError:
+        return
+    with contextlib.suppress(errors.ImageError):
+        found.add(ranged(data, form))
+    with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
+        found.add(placing.passed(data, 2 << 20, recent=2, form=form))
+    qcow2_images.check(found, data, form)
+
+
+def mutated(data: bytes, size: int, seed: int, form: Form) -> bytes:
+    """Change words of header and tables, now and then anything."""
+    dice = random.Random(seed)
+    if len(data) < 1024 or dice.random() < 0.2:
+        return form.sound(atheris.Mutate(data, size))
+    changed = bytearray(data)
+    for _ in range(dice.randint(1, 3)):
+        form.damage(changed, form.words(bytes(data)), dice)
+    return form.sound(bytes(changed))
+
+
+def main() -> None:
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    form = FORMS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        with tempfile.TemporaryDirectory() as made:
+            path = Path(made, "image")
+            for number, _ in enumerate(form.seeds(path)):
+                (folder / f"seed-{number}").write_bytes(form.sound(path.read_bytes()))
+    options = [sys.argv[0], *sys.argv[2:], "-max_len=400000", "-timeout=60"]
+    atheris.Setup(
+        options,
+        lambda data: one_input(data, name),
+        custom_mutator=lambda data, size, seed: mutated(data, size, seed, form),
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

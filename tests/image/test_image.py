@@ -1,0 +1,243 @@
+"""The image in real containers: every role, as a user without rights, with a pod's limits.
+
+Run by `make test-image`, which builds the image; `make test` leaves this file out, and those whose
+names begin so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support import disks as disks_module
+from tests.support import objectservers, oracle, pods, processes, servers, vmware, worker
+
+MiB = 1 << 20
+COMPLETE = '{"scratchSpaceRequired":false,"preallocationApplied":false,"message":"Import Complete"}'
+#: Unpacked, in MiB: what docs/image.md says, and a little.
+LARGEST = 300
+
+
+# -- the importer ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])  # ranges, our reader, qemu-img
+def test_import_to_a_file(
+    container: pods.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
+) -> None:
+    done = container.run("-v=3", "-alsologtostderr", IMPORTER_ENDPOINT=web.url(disks.image(variant)))
+    pods.check(container, done, COMPLETE, disks.expected(variant))
+
+
+@pytest.mark.parametrize("variant", ["qcow2", "vhdx"])
+def test_import_to_a_device(
+    container: pods.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
+) -> None:
+    with pods.device(tmp_path) as container.block:
+        done = container.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)))
+        pods.check(container, done, COMPLETE, disks.expected(variant))
+
+
+def test_import_through_scratch_and_xz(
+    container: pods.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    container.has_scratch = True
+    done = container.run(IMPORTER_ENDPOINT=web.url(disks.wrapped("vhdx", "xz")))
+    pods.check(container, done, COMPLETE, disks.expected("vhdx"))
+    assert not [*container.scratch.iterdir()]
+
+
+@pytest.mark.parametrize("user", ["107:107", "65534:4242", "1000660000:0"])
+def test_any_user(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks, user: str) -> None:
+    pod = pods.Pod(tmp_path / "pod", image, user=user, env={"IMPORTER_SOURCE": "http"})
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
+    pods.check(pod, done, COMPLETE, disks.expected("vhdx"))
+    assert disks.expected("vhdx").stat().st_size == pod.disk.stat().st_size
+
+
+def test_a_volume_over_opt(
+    container: pods.Pod, tmp_path: Path, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """CDI's controllers mount the volume with VMware's library over all of it."""
+    (tmp_path / "opt").mkdir()
+    container.files = {tmp_path / "opt": "/opt"}
+    done = container.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
+    pods.check(container, done, COMPLETE, disks.expected("vhdx"))
+
+
+def test_names_of_upstream_and_no_shell(
+    container: pods.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    container.files = {Path("/dev/null"): "/usr/bin/dash"}
+    assert container.run("-c", "true", entrypoint="/bin/sh").returncode != 0
+    url = web.url(disks.image("vhdx"))
+    for name in ("cdi-importer", "cdi-uploadserver", "cloner_startup.sh"):
+        done = container.run("-v=2", entrypoint=f"/usr/bin/{name}", IMPORTER_ENDPOINT=url)
+        pods.check(container, done, COMPLETE, disks.expected("vhdx"))
+
+
+def test_helpers_of_controllers(container: pods.Pod) -> None:
+    """What CDI starts from the importer's image besides imports."""
+    container.disk.write_bytes(bytes(4096))
+    done = container.run("-image-path", "/data/disk.img", entrypoint="/usr/bin/cdi-image-size-detection")
+    assert (done.returncode, container.message) == (0, "4096"), done.stderr
+    wanted = ("-ns", "a", "-cron", "b", "-url", "docker://localhost:1/x")
+    done = container.run(*wanted, entrypoint="/usr/bin/cdi-source-update-poller")
+    assert (done.returncode, "KUBERNETES_SERVICE_HOST" in done.stderr) == (2, True)
+
+
+def test_job_of_a_manifest(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks) -> None:
+    """What `cdi-worker manifest` prints, as a node would run it."""
+    example = (worker.ROOT / "tests/support/datavolumes/http.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image("qcow2"))))
+    _, job = yaml.safe_load_all(worker.run("manifest", path, "--image", image).output)
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    env = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+    user = "{runAsUser}:{runAsGroup}".format(**spec["securityContext"])
+    pod = pods.Pod(tmp_path / "pod", container["image"], user=user, has_scratch=True)
+    pods.check(pod, pod.run(*container["args"], **env), COMPLETE, disks.expected("qcow2"))
+    assert pod.disk.stat().st_size == 64 * MiB
+    done = pod.run(*container["args"], **env | {"IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"})
+    assert (done.returncode, "checksum mismatch" in pod.message) == (5, True)
+
+
+def test_more_than_the_memory(container: pods.Pod, tmp_path: Path) -> None:
+    """The page cache counts too; the disk is one and a half times what the pod has."""
+    root = tmp_path / "www"
+    root.mkdir()
+    piece = os.urandom(MiB)
+    with (root / "large.img").open("wb") as stream:
+        for number in range(900):
+            stream.write(number.to_bytes(8, "little") + piece[8:])
+    with servers.nginx(tmp_path, root) as web:
+        done = container.run(IMPORTER_ENDPOINT=web.url("large.img"))
+    pods.check(container, done, COMPLETE, root / "large.img")
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[str]:
+    """Serve a disk of 8 MiB for some seconds; its URL."""
+    root = tmp_path / "www"
+    root.mkdir()
+    (root / "slow.img").write_bytes(os.urandom(8 * MiB))
+    with servers.nginx(tmp_path, root, servers.Settings(limit_rate=MiB // 4)) as web:
+        yield web.url("slow.img")
+
+
+def test_metrics_of_a_pod(container: pods.Pod, slow: str) -> None:
+    port = processes.free_port()
+    with container.running(f"--metrics-port={port}", port=port, env={"IMPORTER_ENDPOINT": slow}):
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}/metrics", context=context) as answer:
+            assert 'kubevirt_cdi_import_progress_total{ownerUID="1-2"}' in answer.read().decode()
+
+
+def test_stopped_as_process_1(container: pods.Pod, slow: str) -> None:
+    port = processes.free_port()
+    with container.running(f"--metrics-port={port}", port=port, env={"IMPORTER_ENDPOINT": slow}) as running:
+        running.terminate()  # podman hands it on
+        assert running.wait(20) == 1
+    assert container.message == "Unable to process data: cancelled"
+    oracle.unusable(container.disk)
+
+
+def test_s3(container: pods.Pod, disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Amazon's library, without the descriptions that the image leaves out."""
+    with objectservers.seaweed(tmp_path) as store:
+        store.put("disk.qcow2", disks.image("qcow2").read_bytes())
+        done = container.run(
+            IMPORTER_SOURCE="s3",
+            IMPORTER_ENDPOINT=store.url("disk.qcow2"),
+            IMPORTER_ACCESS_KEY_ID=objectservers.ACCESS_KEY,
+            IMPORTER_SECRET_KEY=objectservers.SECRET_KEY,
+        )
+    pods.check(container, done, COMPLETE, disks.expected("qcow2"))
+
+
+def test_vddk(image: str, tmp_path: Path) -> None:
+    """Nbdkit's plugin and a library of another system's, where nothing else is allowed."""
+    estate = vmware.Estate(tmp_path / "vmware", 16 * MiB)
+    estate.take((0, os.urandom(MiB)), (9 * MiB, os.urandom(5000)))
+    del estate.settings["log"]
+    pod = pods.Pod(tmp_path / "pod", image)
+    datastores = tmp_path / "vmware/datastores"
+    pod.files = {datastores: str(datastores), estate.libdir: "/opt/vmware-vix-disklib-distrib"}
+    with estate.running():
+        done = pod.run(
+            IMPORTER_SOURCE="vddk",
+            IMPORTER_ENDPOINT=f"https://localhost:{estate.port}/sdk",
+            IMPORTER_UUID=vmware.INSTANCE_UUID,
+            IMPORTER_BACKING_FILE=estate.file(0),
+            IMPORTER_THUMBPRINT=estate.thumbprint,
+            IMPORTER_ACCESS_KEY_ID=vmware.USER,
+            IMPORTER_SECRET_KEY=vmware.PASSWORD,
+        )
+    assert done.returncode == 0, done.stderr
+    assert pod.told["vddkInfo"]["Version"]
+    oracle.same(pod.disk, estate.content(1))
+
+
+def test_the_limits_are_real(container: pods.Pod) -> None:
+    done = container.run("-c", "print(len(bytes(500 << 20)))", entrypoint="/usr/bin/python3")
+    assert done.returncode == 0, done.stderr
+    done = container.run("-c", "print(len(bytearray(b'x' * (700 << 20))))", entrypoint="/usr/bin/python3")
+    assert done.returncode == 137
+    for place in ("/data/x", "/tmp/x", "/opt/x"):
+        done = container.run("-c", f"open({place!r}, 'w')", entrypoint="/usr/bin/python3")
+        assert (done.returncode == 0) == (place == "/data/x"), done.stderr
+
+
+# -- what is in it ---------------------------------------------------------------------------
+
+
+def test_labels_user_and_size(image: str) -> None:
+    facts = json.loads(processes.run("podman", "image", "inspect", image).stdout)[0]
+    assert facts["Config"]["User"] == "1001"
+    assert facts["Config"]["Entrypoint"] == ["/usr/bin/cdi-worker"]
+    assert facts["Labels"]["org.opencontainers.image.title"] == "cdi-worker"
+    assert facts["Labels"]["org.opencontainers.image.version"] not in {"", "unknown"}
+    assert facts["Size"] < LARGEST * MiB
+
+
+#: What only one source or role needs is imported when it is used: nothing else would notice.
+EVERYTHING = """
+import importlib, pkgutil
+import boto3, google.cloud.storage, google_crc32c, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
+import cdi_worker
+for module in pkgutil.walk_packages(cdi_worker.__path__, "cdi_worker."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+for service in ("s3", "sts", "sso", "sso-oidc"):
+    boto3.client(service, region_name="x", aws_access_key_id="x", aws_secret_access_key="x")
+"""
+
+
+def test_everything_can_be_imported(container: pods.Pod) -> None:
+    done = container.run("-c", EVERYTHING, entrypoint="/usr/lib/cdi-worker/bin/python3")
+    assert done.returncode == 0, done.stderr
+
+
+def test_tools_are_there(container: pods.Pod) -> None:
+    for command in (
+        "qemu-img --version",
+        "xz --version",
+        "prlimit --version",
+        "setpriv --version",
+        "tar --version",
+    ):
+        tool, argument = command.split()
+        assert container.run(argument, entrypoint=f"/usr/bin/{tool}").returncode == 0
+    told = container.run("vddk", "--dump-plugin", entrypoint="/usr/bin/nbdkit")
+    # The plugin is there; the library that it loads is VMware's, and is not.
+    assert "vddk" in told.stdout + told.stderr
+    assert "cannot open plugin" not in told.stderr

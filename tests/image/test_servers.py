@@ -1,0 +1,129 @@
+"""The image's servers in real containers: node pull, upload and clone."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import oracle, pods, processes, uploads
+
+UPLOADED = '{"preallocationApplied":false,"message":"Upload Complete"}'
+CLONED = '{"preallocationApplied":false,"message":"Clone Complete"}'
+
+
+def test_node_pull(container: pods.Pod, image: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+    """What the controllers do: copy the server to a shared folder, run it in the image of the disk."""
+    copied = container.run("/usr/bin/cdi-containerimage-server", "/shared/server", entrypoint="/usr/bin/cp")
+    assert copied.returncode == 0, copied.stderr
+    tree = tmp_path / "tree"
+    (tree / "disk").mkdir(parents=True)
+    (tree / "disk/fedora.qcow2").write_bytes(disks.image("qcow2").read_bytes())
+    port = processes.free_port()
+    files = ["-ready-file", "/shared/ready", "-done-file", "/shared/done"]
+    with pods.image_of(tree, "localhost/cdi-worker-test-disk") as name:
+        beside = pods.Pod(
+            tmp_path / "beside",
+            name,
+            user="107:1001",
+            shared=container.shared,
+            env={"KUBEVIRT_IO_FOO_BAR": "1"},
+        )
+        arguments = ("-p", str(port), "-image-dir", "/disk", *files)
+        with beside.running(*arguments, port=port, entrypoint="/shared/server") as server:
+            done = container.run(
+                IMPORTER_ENDPOINT=f"http://localhost:{port}/disk.img",
+                IMPORTER_PULL_METHOD="node",
+                IMPORTER_READY_FILE="/shared/ready",
+                IMPORTER_DONE_FILE="/shared/done",
+            )
+            assert server.wait(20) == 0
+    assert done.returncode == 0, done.stderr
+    assert container.told["labels"] == {"kubevirt.io/foo-bar": "1"}
+    oracle.same(container.disk, disks.expected("qcow2"))
+
+
+# -- upload and clone ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def receiving(
+    pod: pods.Pod, certificates: uploads.Certificates
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run an upload server, whose key pair is mounted as a secret; gives its port, too."""
+    authority, server = certificates.authority, certificates.server
+    pod.files = {authority.certificate: "/tls/ca", server.certificate: "/tls/crt", server.key: "/tls/key"}
+    for path in pod.files:
+        path.chmod(0o644)
+    port = processes.free_port()
+    env = {
+        "LISTEN_ADDRESS": "127.0.0.1",
+        "LISTEN_PORT": str(port),
+        "TLS_CERT_FILE": "/tls/crt",
+        "TLS_KEY_FILE": "/tls/key",
+        "CLIENT_CERT_FILE": "/tls/ca",
+        "CLIENT_NAME": uploads.CLIENT,
+        "FILESYSTEM_OVERHEAD": "0",
+    }
+    if pod.block is not None:
+        env["DESTINATION"] = "/dev/cdi-block-volume"
+    with pod.running("-v=1", port=port, entrypoint="/usr/bin/cdi-uploadserver", env=env) as running:
+        yield running, port
+
+
+@pytest.fixture(params=["file", "device"])
+def target(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Iterator[pods.Pod]:
+    """Make an upload server's pod, with a volume of either kind."""
+    if request.param == "file":
+        yield pods.Pod(tmp_path / "target", image)
+    else:
+        with pods.device(tmp_path) as block:
+            yield pods.Pod(tmp_path / "target", image, block=block)
+
+
+def test_upload(target: pods.Pod, certificates: uploads.Certificates, disks: disks_module.Disks) -> None:
+    with receiving(target, certificates) as (server, port):
+        context = certificates.context(certificates.client)
+        connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=60)
+        connection.request("POST", "/v1beta1/upload", disks.image("qcow2").read_bytes())
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        connection.close()
+        assert server.wait(20) == 0
+    pods.check(target, subprocess.CompletedProcess([], 0, "", ""), UPLOADED, disks.expected("qcow2"))
+
+
+def test_clone(
+    target: pods.Pod,
+    image: str,
+    tmp_path: Path,
+    certificates: uploads.Certificates,
+    disks: disks_module.Disks,
+) -> None:
+    """From a file-system volume to a volume of either kind."""
+    source = pods.Pod(tmp_path / "source", image)
+    original = source.data / "disk.img"
+    original.write_bytes(disks.raw().read_bytes())
+    original.chmod(0o660)
+    os.chown(original, 0, 1001)
+    with receiving(target, certificates) as (server, port):
+        done = source.run(
+            "-v=3",
+            entrypoint="/usr/bin/cloner_startup.sh",
+            CLIENT_KEY=certificates.client.key.read_text(),
+            CLIENT_CERT=certificates.client.certificate.read_text(),
+            SERVER_CA_CERT=certificates.authority.certificate.read_text(),
+            UPLOAD_URL=f"https://localhost:{port}/v1beta1/upload",
+            OWNER_UID="1-2",
+            VOLUME_MODE="filesystem",
+            MOUNT_POINT="/data",
+        )
+        assert (done.returncode, source.message) == (0, "Clone Complete"), done.stderr
+        assert server.wait(20) == 0
+    pods.check(target, subprocess.CompletedProcess([], 0, "", ""), CLONED, disks.raw())

@@ -1,0 +1,238 @@
+"""The fetch engine over a source in memory that breaks as networks do."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.engine import fetch
+from tests.support import processes
+
+DATA = random.Random(1).randbytes(300_000)
+OPTIONS = fetch.Options(connections=3, chunk=4096, window=4, no_progress=2.0)
+
+
+class Memory:
+    """A random reader over bytes. ``fault`` is asked before each read and may raise or shorten it."""
+
+    def __init__(self, data: bytes = DATA) -> None:
+        self.data = data
+        self.reads: list[tuple[int, int]] = []
+        self.lock = threading.Lock()
+        self.interrupted = threading.Event()
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        return length
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        with self.lock:
+            number = len(self.reads)
+            self.reads.append((offset, len(into)))
+        length = self.fault(number, offset, len(into))
+        into[:length] = self.data[offset : offset + length]
+        return length
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+
+class Short(Memory):
+    """Every answer but the last bytes breaks off after a third."""
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        return max(1, length // 3)
+
+
+class Flaky(Memory):
+    """Every tenth chunk comes at the second attempt only."""
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        if offset % 40960 == 0 and self.reads.count((offset, length)) == 1:
+            raise errors.Transient(url="memory", reason="reset", retry_after=0.001)
+        return length
+
+
+class Dead(Memory):
+    """Nothing arrives any more from byte 100 000 on."""
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        if offset + length > 100_000:
+            raise errors.Transient(url="memory", reason="reset")
+        return length
+
+
+class Gone(Memory):
+    def fault(self, number: int, offset: int, length: int) -> int:
+        if offset >= 100_000:
+            raise errors.Unreachable(url="memory", reason="gone")
+        return length
+
+
+class Stuck(Memory):
+    """One request never ends by itself."""
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        if number == 5:
+            self.interrupted.wait(60)
+            raise errors.Transient(url="memory", reason="interrupted")
+        return length
+
+
+def fetcher(
+    reader: Memory, options: fetch.Options = OPTIONS, cancel: threading.Event | None = None
+) -> fetch.Fetcher:
+    return fetch.Fetcher(reader, len(reader.data), options, cancel=cancel or threading.Event())
+
+
+def drain(stream: fetch.OrderedStream, size: int = 1000) -> bytes:
+    parts = []
+    buffer = memoryview(bytearray(size))
+    while count := stream.readinto(buffer):
+        parts.append(bytes(buffer[:count]))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("kind", [Memory, Short, Flaky])
+@pytest.mark.parametrize("start", [0, 1, 4095, 4096, len(DATA) - 1, len(DATA)])
+def test_ordered(kind: type[Memory], start: int) -> None:
+    stream = fetcher(kind()).stream(start)
+    assert drain(stream) == DATA[start:]
+    stream.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 16384, 16385])
+def test_ordered_of_any_size(size: int) -> None:
+    reader = Memory(DATA[:size])
+    stream = fetcher(reader).stream()
+    assert drain(stream, 4096) == DATA[:size]
+    stream.close()
+
+
+@pytest.mark.parametrize("kind", [Memory, Short, Flaky])
+def test_in_any_order(kind: type[Memory]) -> None:
+    into = bytearray(len(DATA))
+
+    def deliver(offset: int, data: memoryview) -> None:
+        into[offset : offset + len(data)] = data
+
+    fetcher(kind()).each(fetch.split(0, len(DATA), 4096), deliver)
+    assert into == DATA
+
+
+class Continuing(Memory):
+    """Wants to know what will be read."""
+
+    def __init__(self) -> None:
+        super().__init__(bytes(range(256)) * 8192)
+        self.expected: list[tuple[int, int]] = []
+
+    def expect(self, offset: int, length: int, /) -> None:
+        self.expected.append((offset, length))
+
+
+def test_ranges_near_each_other_are_announced_together() -> None:
+    reader = Continuing()
+    seen: dict[int, int] = {}
+    options = fetch.Options(connections=1, chunk=10_000)
+    wanted = [(0, 4000), (4000, 4000), (8100, 1900), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+    fetcher(reader, options).each(
+        [fetch.Range(*item) for item in wanted], lambda o, d: seen.update({o: len(d)})
+    )
+    assert sorted(seen.items()) == wanted
+    # Up to the size of a request; none over a long gap; what overlaps and what is longer by itself.
+    assert reader.expected == [(0, 10_000), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+
+
+def test_only_the_ranges_asked_for() -> None:
+    reader = Memory()
+    seen: list[tuple[int, bytes]] = []
+    fetcher(reader).each(
+        [fetch.Range(10, 20), fetch.Range(5000, 9000)], lambda o, d: seen.append((o, bytes(d)))
+    )
+    assert sorted(seen) == [(10, DATA[10:30]), (5000, DATA[5000:14000])]
+    assert sorted(reader.reads) == [(10, 20), (5000, 9000)]
+
+
+def test_no_ranges_at_all() -> None:
+    fetcher(Memory()).each([], lambda _o, _d: pytest.fail("nothing to deliver"))
+
+
+def test_split_cuts_where_an_earlier_run_did() -> None:
+    assert list(fetch.split(10, 25, 10)) == [(10, 10), (20, 5)]
+    assert list(fetch.split(5, 25, 10)) == [(5, 5), (10, 10), (20, 5)]
+    assert list(fetch.split(5, 5, 10)) == []
+
+
+def test_the_ring_bounds_what_is_fetched_ahead() -> None:
+    reader = Memory()
+    stream = fetcher(reader).stream()
+    stream.readinto(memoryview(bytearray(1)))
+    processes.wait_for(lambda: len(reader.reads) >= OPTIONS.window, "a full window")
+    time.sleep(0.05)
+    assert len(reader.reads) == OPTIONS.window
+    stream.close()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_no_progress_ends_it(ordered: bool) -> None:
+    reader = Dead()
+    options = fetch.Options(connections=3, chunk=4096, window=4, no_progress=0.3)
+    with pytest.raises(errors.TransferFailed, match="memory: transfer failed at byte"):
+        run(fetcher(reader, options), ordered=ordered)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_retrying_cannot_mend_is_raised_as_it_is(ordered: bool) -> None:
+    with pytest.raises(errors.Unreachable, match="gone"):
+        run(fetcher(Gone()), ordered=ordered)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_cancel_interrupts_a_read_that_waits(ordered: bool) -> None:
+    cancel = threading.Event()
+    reader = Stuck()
+    threading.Timer(0.2, cancel.set).start()
+    started = time.monotonic()
+    with pytest.raises(errors.Cancelled):
+        run(fetcher(reader, cancel=cancel), ordered=ordered)
+    assert reader.interrupted.is_set()
+    assert time.monotonic() - started < 5
+
+
+def test_a_failing_delivery_ends_it_and_none_comes_after() -> None:
+    calls = itertools.count()
+    ended = threading.Event()
+
+    def deliver(_offset: int, _data: memoryview) -> None:
+        assert not ended.is_set()
+        if next(calls) == 7:
+            raise errors.TargetError(path="disk", reason="no space left on device")
+
+    with pytest.raises(errors.TargetError):
+        fetcher(Memory()).each(fetch.split(0, len(DATA), 4096), deliver)
+    ended.set()
+    time.sleep(0.1)
+
+
+def test_a_table_outside_the_file_is_refused() -> None:
+    engine = fetcher(Memory())
+    assert engine.read(10, 5) == DATA[10:15]
+    for offset, length in ((len(DATA), 1), (-1, 2), (0, len(DATA) + 1)):
+        with pytest.raises(errors.Truncated):
+            engine.read(offset, length)
+
+
+def run(engine: fetch.Fetcher, *, ordered: bool) -> None:
+    if not ordered:
+        engine.each(fetch.split(0, engine.size, 4096), lambda _o, _d: None)
+        return
+    stream = engine.stream()
+    try:
+        drain(stream)
+    finally:
+        stream.close()

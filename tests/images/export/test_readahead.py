@@ -1,0 +1,165 @@
+"""Small reads become few large ones, and memory stays bounded."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.export import readahead
+from tests.support import processes
+
+KiB, MiB = 1 << 10, 1 << 20
+
+
+class Source:
+    """Bytes that tell their place, and a record of what was read of them."""
+
+    def __init__(self, size: int) -> None:
+        self.content = random.Random(size).randbytes(size)
+        self.reads: list[tuple[int, int]] = []
+        self.broken: set[int] = set()
+        self.begun = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, offset: int, into: memoryview, stop: threading.Event) -> None:
+        self.reads.append((offset, len(into)))
+        self.begun.set()
+        assert self.gate.wait(20)
+        if any(offset <= each < offset + len(into) for each in self.broken):
+            raise errors.TransferFailed(url="mem:", offset=offset, reason="gone")
+        into[:] = self.content[offset : offset + len(into)]
+
+    @property
+    def fetched(self) -> int:
+        return sum(length for _, length in self.reads)
+
+
+def use(cache: readahead.Cache, offset: int, length: int) -> bytes:
+    """Take, copy and give back, as the server does."""
+    fetches = cache.take(offset, length)
+    try:
+        for fetch in fetches:
+            done = threading.Event()
+            fetch.when_done(done.set)
+            assert done.wait(20)
+        return b"".join(fetch.part(offset, offset + length) for fetch in fetches)
+    finally:
+        cache.give(fetches, offset, length)
+
+
+@pytest.mark.parametrize("size", [1, 255 * KiB, 256 * KiB, 256 * KiB + 1, 9 * MiB + 333])
+def test_gives_the_bytes_of_any_place(size: int) -> None:
+    source = Source(size)
+    cache = readahead.Cache(source.read, size, parallel=3, capacity=8 * MiB)
+    dice = random.Random(1)
+    try:
+        assert use(cache, 0, size) == source.content
+        for _ in range(300):
+            offset = dice.randrange(size)
+            length = dice.choice((1, 512, 64 * KiB, 300 * KiB, 2 * MiB))
+            length = min(length, size - offset)
+            assert use(cache, offset, length) == source.content[offset : offset + length]
+    finally:
+        cache.close()
+
+
+def test_in_order_each_byte_is_fetched_once_and_in_large_pieces() -> None:
+    size = 64 * MiB
+    source = Source(size)
+    cache = readahead.Cache(source.read, size, capacity=32 * MiB)
+    for offset in range(0, size, 64 * KiB):
+        assert use(cache, offset, 64 * KiB) == source.content[offset : offset + 64 * KiB]
+    cache.close()
+    assert source.fetched == size
+    assert len(source.reads) < 25
+
+
+def test_scattered_reads_fetch_little_more() -> None:
+    size = 64 * MiB
+    source = Source(size)
+    cache = readahead.Cache(source.read, size)
+    for offset in range(0, size, 4 * MiB):
+        use(cache, offset + MiB, 64 * KiB)
+    cache.close()
+    assert source.fetched == 16 * 256 * KiB
+
+
+def test_several_that_want_the_same_wait_for_one_fetch() -> None:
+    source = Source(MiB)
+    source.gate.clear()
+    cache = readahead.Cache(source.read, MiB)
+    got: list[bytes] = []
+    threads = [threading.Thread(target=lambda: got.append(use(cache, 10, 100))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    source.gate.set()
+    for thread in threads:
+        thread.join()
+    cache.close()
+    assert got == [source.content[10:110]] * 8
+    assert len(source.reads) == 1
+
+
+def test_a_failure_reaches_who_asked_and_is_tried_again() -> None:
+    source = Source(MiB)
+    source.broken = {5000}
+    cache = readahead.Cache(source.read, MiB)
+    for _ in range(2):
+        with pytest.raises(errors.TransferFailed):
+            use(cache, 0, 100)
+    source.broken = set()
+    assert use(cache, 0, 100) == source.content[:100]
+    cache.close()
+
+
+def test_a_failure_ahead_harms_nobody_who_does_not_read_it() -> None:
+    source = Source(8 * MiB)
+    source.broken = {7 * MiB}
+    cache = readahead.Cache(source.read, 8 * MiB)
+    for offset in range(0, 2 * MiB, 64 * KiB):
+        use(cache, offset, 64 * KiB)
+    processes.wait_for(
+        lambda: any(offset <= 7 * MiB < offset + length for offset, length in [*source.reads]), "the failure"
+    )
+    cache.close()
+
+
+def test_what_is_used_is_not_overwritten_when_all_memory_is() -> None:
+    size = 16 * MiB
+    source = Source(size)
+    cache = readahead.Cache(source.read, size, capacity=MiB)
+    taken = [(offset, cache.take(offset, 100)) for offset in range(0, size, MiB)]
+    for offset, fetches in taken:
+        done = threading.Event()
+        fetches[0].when_done(done.set)
+        assert done.wait(20)
+        assert fetches[0].part(offset, offset + 100) == source.content[offset : offset + 100]
+        cache.give(fetches, offset, 100)
+    assert use(cache, 3, 3 * MiB) == source.content[3 : 3 * MiB + 3]
+    cache.close()
+
+
+def test_closed_it_fails_at_once() -> None:
+    source = Source(MiB)
+    cache = readahead.Cache(source.read, MiB)
+    cache.close()
+    with pytest.raises(errors.Cancelled):
+        use(cache, 0, 1)
+
+
+def test_closing_fails_what_waits() -> None:
+    source = Source(8 * MiB)
+    source.gate.clear()
+    cache = readahead.Cache(source.read, 8 * MiB, parallel=1)
+    running, waiting = cache.take(0, 1), cache.take(4 * MiB, 1)
+    assert source.begun.wait(20)
+    closing = threading.Thread(target=cache.close)
+    closing.start()
+    source.gate.set()
+    closing.join()
+    assert running[0].part(0, 1) == source.content[:1]
+    assert isinstance(waiting[0].failure, errors.Cancelled)

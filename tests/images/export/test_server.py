@@ -1,0 +1,188 @@
+"""Real NBD clients read what is exported, and a failure of it leaves the block."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.export import server
+from cdi_worker.images.tools import process, qemu_img
+from tests.support import devices, hostile, nbd_wire, oracle, processes
+from tests.support import disks as disks_module
+
+KiB, MiB = 1 << 10, 1 << 20
+
+
+def from_file(path: Path) -> server.Export:
+    return nbd_wire.from_memory(path.read_bytes())
+
+
+@pytest.fixture
+def export() -> Iterator[server.Export]:
+    with nbd_wire.from_memory(nbd_wire.SERVED) as served:
+        yield served
+
+
+def uri(export: server.Export) -> str:
+    return f"nbd+unix:///?socket={export.socket}"
+
+
+# -- real clients ----------------------------------------------------------------------------
+
+
+def test_nbdinfo_sees_a_read_only_disk(export: server.Export) -> None:
+    processes.need("nbdinfo")
+    info = json.loads(processes.run("nbdinfo", "--no-content", "--json", uri(export)).stdout)
+    assert info["protocol"] == "newstyle-fixed"
+    (disk,) = info["exports"]
+    assert disk["export-size"] == nbd_wire.SIZE
+    assert disk["is_read_only"]
+    assert disk["can_multi_conn"]
+    assert disk["block_size_maximum"] == 32 * MiB
+    listed = json.loads(processes.run("nbdinfo", "--no-content", "--list", "--json", uri(export)).stdout)
+    assert [each["export-name"] for each in listed["exports"]] == [""]
+
+
+@pytest.mark.parametrize("options", [[], ["--synchronous"], ["--request-size=8192", "--connections=4"]])
+def test_nbdcopy_gets_every_byte(options: list[str], export: server.Export, tmp_path: Path) -> None:
+    processes.need("nbdcopy")
+    copy = tmp_path / "copy"
+    processes.run("nbdcopy", *options, uri(export), copy)
+    assert copy.read_bytes() == nbd_wire.CONTENT
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        ("qcow2", "qcow2"),
+        ("qcow2-zstd", "qcow2"),
+        ("qcow2-512", "qcow2"),
+        ("vmdk", "vmdk"),
+        ("vmdk-stream", "vmdk"),
+        ("vdi", "vdi"),
+        ("vhd", "vhd"),
+        ("vhd-fixed", "vhd"),
+        ("vhdx", "vhdx"),
+    ],
+)
+def test_qemu_img_converts(variant: str, kind: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+    target = devices.fill(tmp_path / "target", 8 * MiB)
+    with from_file(disks.image(variant)) as served:
+        source = qemu_img.exported(served.socket, kind)
+        size = qemu_img.virtual_size(source)
+        qemu_img.convert(source, target, size)
+    oracle.same(target, disks.expected(variant))
+
+
+def test_qemu_img_reads_an_image_that_ends_within_a_sector(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Its client counts in sectors and would wait for ever for what a reply lacks of the last."""
+    image = hostile.image(disks, "vmdk-truncated")
+    assert image.stat().st_size % 512
+    target, expected = devices.fill(tmp_path / "target", 8 * MiB), tmp_path / "expected"
+    disks_module.to_raw(image, "vmdk", expected)
+    with from_file(image) as served:
+        follow = qemu_img.Follow(watch=process.Watch("qemu-img", 10))
+        qemu_img.convert(qemu_img.exported(served.socket, "vmdk"), target, 8 * MiB, follow=follow)
+    oracle.same(target, expected)
+
+
+def test_libnbd_has_many_reads_in_flight(export: server.Export) -> None:
+    libnbd = pytest.importorskip("nbd")
+    client = libnbd.NBD()
+    client.connect_unix(export.socket)
+    dice = random.Random(9)
+    expected, commands = [], []
+    for _ in range(60):
+        offset = dice.randrange(nbd_wire.SIZE)
+        length = min(dice.randrange(1, 300_000), nbd_wire.SIZE - offset)
+        buffer = libnbd.Buffer(length)
+        expected.append((buffer, nbd_wire.CONTENT[offset : offset + length]))
+        commands.append(client.aio_pread(buffer, offset))
+    while commands := [each for each in commands if not client.aio_command_completed(each)]:
+        client.poll(-1)
+    for buffer, content in expected:
+        assert buffer.to_bytearray() == content
+    client.shutdown()
+
+
+def test_a_slow_read_does_not_hold_up_others() -> None:
+    gate = threading.Event()
+
+    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
+        if offset < MiB:
+            assert gate.wait(20)
+        into[:] = bytes(len(into))
+
+    with server.Export(read, 8 * MiB) as served, nbd_wire.Client(served) as client:
+        client.go()
+        client.request(nbd_wire.READ, 0, 512, cookie=1)
+        client.request(nbd_wire.READ, 4 * MiB, 512, cookie=2)
+        assert client.reply(512) == (0, 2, bytes(512))
+        gate.set()
+        assert client.reply(512) == (0, 1, bytes(512))
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def failing(offset: int, into: memoryview, stop: threading.Event) -> None:
+    raise errors.SourceChanged(url="http://x/disk", what="ETag", before="a", now="b")
+
+
+def test_the_true_cause_leaves_the_block(tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceChanged) as caught, server.Export(failing, MiB) as served:
+        qemu_img.virtual_size(qemu_img.exported(served.socket, "qcow2"))
+    assert isinstance(caught.value.__cause__, errors.Unsupported)
+
+
+def test_a_failed_read_is_an_error_also_when_the_client_does_not_mind() -> None:
+    failed = pytest.raises(errors.SourceChanged)
+    with failed, server.Export(failing, MiB) as served, nbd_wire.Client(served) as client:
+        client.go()
+        client.request(nbd_wire.READ, 0, 512, cookie=3)
+        assert client.reply(0) == (errno.EIO, 3, b"")
+
+
+def test_other_errors_of_the_block_stay() -> None:
+    cancelled = pytest.raises(errors.Cancelled)
+    with cancelled, server.Export(failing, MiB) as served, nbd_wire.Client(served) as client:
+        client.go()
+        client.request(nbd_wire.READ, 0, 512)
+        client.reply(0)
+        raise errors.Cancelled
+
+
+@pytest.mark.parametrize("notices", ["the event", "the interruption"])
+def test_it_closes_while_reads_hang_and_clients_wait(notices: str) -> None:
+    interrupted = threading.Event()
+
+    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
+        assert (stop if notices == "the event" else interrupted).wait(20)
+
+    before = threading.active_count()
+    with server.Export(read, 64 * MiB, interrupt=interrupted.set) as served:
+        clients = [nbd_wire.Client(served) for _ in range(3)]
+        for client in clients:
+            client.go()
+            for offset in range(0, 64 * MiB, 4 * MiB):
+                client.request(nbd_wire.READ, offset, 4 * MiB)
+    for client in clients:
+        client.close()
+    assert threading.active_count() == before
+
+
+def test_nobody_else_can_reach_it_and_nothing_stays(export: server.Export) -> None:
+    directory = Path(export.socket).parent
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    with nbd_wire.from_memory(b"x") as other:
+        path = Path(other.socket)
+        assert path.exists()
+    assert not path.parent.exists()

@@ -1,0 +1,150 @@
+"""Placing qcow2 and vmdk images: the bytes on a dirty target are those that qemu-img reads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats.mapped import readers
+from cdi_worker.formats.qcow2 import layout
+from cdi_worker.images.engine import fetch
+from cdi_worker.images.place import ranges
+from cdi_worker.scratch import journal
+from tests.support import disks as disks_module
+from tests.support import placing, processes, qcow2_images
+
+MiB = 1 << 20
+
+
+class FailsAfter(placing.Bytes):
+    """Breaks for good after so many readings, and counts bytes."""
+
+    def __init__(self, data: bytes, readings: int) -> None:
+        super().__init__(data)
+        self._left = readings
+        self.fetched = 0
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise errors.TransferFailed(url="memory", offset=offset, reason="broken")
+        self.fetched += len(into)
+        return super().read_range(offset, into)
+
+
+@pytest.mark.parametrize("content", disks_module.CONTENTS)
+@pytest.mark.parametrize("variant", placing.VARIANTS)
+def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
+    image = disks.image(variant, content).read_bytes()
+    assert placing.placed(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+
+
+class Noted:
+    """A disk of any size that only remembers what was written, and how many bytes are zeros."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, bytes] = {}
+        self.zeros = 0
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        with self._lock:
+            self.written[offset] = bytes(data)
+
+    def zero(self, offset: int, length: int) -> None:
+        with self._lock:
+            self.zeros += length
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_table_as_long_as_the_largest_cluster(tmp_path: Path) -> None:
+    """One table of 2 MiB maps 512 GiB: its second half counts from its beginning, too."""
+    file = tmp_path / "disk.qcow2"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", file, "500G")
+    processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
+    source = placing.fetcher(placing.Bytes(file.read_bytes()))
+    image = readers.FORMATS["qcow2"].read_image(source.read, source.size)
+    target = Noted()
+    ranges.from_ranges(image, source, target, placing.unjournalled())
+    found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
+    gib = 1024
+    wanted = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
+    assert (found, target.zeros) == (wanted, (500 << 30) - 4 * MiB)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Make an image of many ranges, and the disk in it."""
+    folder = tmp_path_factory.mktemp("large")
+    steps = [
+        "qemu-io write -q -s {folder}/noise 0 18M",
+        "qemu-io write -q -P 7 20M 3M",
+        "qemu-io write -q -c -P 9 24M 1M",
+    ]
+    qcow2_images.make(qcow2_images.Recipe(32 * MiB, "cluster_size=4k", tuple(steps)), folder / "image")
+    disks_module.to_raw(folder / "image", "qcow2", folder / "expected")
+    return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
+
+
+class Place(NamedTuple):
+    """Where a journal is."""
+
+    path: Path
+    offset: int = 0
+    withheld: int = 0
+
+
+def put(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
+    ranges.from_ranges(layout.read_image(source.read, source.size), source, target, notes)
+
+
+def test_resume(large: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """What an earlier attempt has placed is neither fetched nor written again."""
+    data, expected = large
+    where = Place(tmp_path / "journal")
+    where.path.touch()
+    target = placing.Dirty(len(expected))
+    notes = journal.Journal.open(where, "this", len(expected), seconds=0)
+    with pytest.raises(errors.TransferFailed):
+        put(placing.fetcher(FailsAfter(data, 18)), target, notes)
+    target.covered = bytearray(len(target.covered))
+    notes = journal.Journal.open(where, "this", len(expected))
+    before = notes.covered
+    again = FailsAfter(data, 1 << 30)
+    put(placing.fetcher(again), target, notes)
+    assert target.data == expected
+    assert notes.covered == len(expected)
+    assert 0 < before < len(expected)
+    fresh = FailsAfter(data, 1 << 30)
+    put(placing.fetcher(fresh), placing.Dirty(len(expected)), placing.unjournalled())
+    assert again.fetched < fresh.fetched
+
+
+def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """What touches it may be lost in a crash although it was written."""
+    data, expected = large
+    where = Place(tmp_path / "journal", withheld=MiB)
+    where.path.touch()
+    notes = journal.Journal.open(where, "this", len(expected))
+    put(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
+    assert notes.missing(0, len(expected)) == [(0, MiB)]
+    target, again = placing.Dirty(len(expected)), FailsAfter(data, 1 << 30)
+    put(placing.fetcher(again), target, notes)
+    assert target.data[:MiB] == expected[:MiB]
+    assert again.fetched < 5 * MiB
+
+
+def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> None:
+    steps: list[int] = []
+    source = placing.fetcher(placing.Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
+    image = layout.read_image(source.read, source.size)
+    ranges.from_ranges(
+        image, source, placing.Dirty(image.layout.virtual_size), placing.unjournalled(), steps.append
+    )
+    assert sum(steps) == image.layout.virtual_size

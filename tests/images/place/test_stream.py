@@ -1,0 +1,105 @@
+"""Placing qcow2 and vmdk images that come in order: the same disk as from random ranges, or a clean error."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats.mapped import readers
+from cdi_worker.images.place import stream
+from cdi_worker.scratch import space
+from tests.support import disks as disks_module
+from tests.support import placing, qcow2_images
+
+MiB = 1 << 20
+
+
+@pytest.mark.parametrize("content", disks_module.CONTENTS)
+@pytest.mark.parametrize("variant", placing.VARIANTS)
+def test_stream(disks: disks_module.Disks, variant: str, content: str) -> None:
+    image = disks.image(variant, content).read_bytes()
+    assert (
+        placing.streamed(image, form=disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+    )
+
+
+@pytest.fixture(
+    scope="module", params=["cluster_size=4k", "cluster_size=64k", "compression_type=zstd,cluster_size=2M"]
+)
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Make an image of many chunks, written at both ends in turns, and the disk in it."""
+    folder = tmp_path_factory.mktemp("large")
+    flag = ("", "-c ")
+    steps = [
+        f"qemu-io write -q {flag[step // 2 % 2]}-s {{folder}}/noise {at}M 2M"
+        for step, at in enumerate((0, 60, 4, 56, 8, 52, 12, 48, 16, 44, 20, 40, 24))
+    ]
+    qcow2_images.make(qcow2_images.Recipe(64 * MiB, request.param, tuple(steps)), folder / "image")
+    disks_module.to_raw(folder / "image", "qcow2", folder / "expected")
+    return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
+
+
+def test_many_chunks(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+    assert placing.streamed(data) == expected
+    assert placing.streamed(data + os.urandom(10 * MiB)) == expected
+
+
+def test_tables_at_the_end(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+    assert placing.streamed(qcow2_images.tables_last(data)) == expected
+
+
+def test_cut_anywhere(large: tuple[bytes, bytes]) -> None:
+    data, _ = large
+    for length in (1 << 16, len(data) // 3, len(data) // 2, len(data) - (2 << 20), len(data) - 600):
+        with pytest.raises(errors.Corrupt):
+            placing.streamed(data[:length])
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Make an image of more data than is held in memory, all of it before the tables."""
+    folder = tmp_path_factory.mktemp("late")
+    with (folder / "raw").open("wb") as raw:
+        for number in range(80):
+            raw.write(struct.pack(">Q", number) * (MiB // 8))
+    disks_module.convert(folder / "raw", folder / "image", disks_module.Format("qcow2"))
+    return qcow2_images.tables_last((folder / "image").read_bytes()), (folder / "raw").read_bytes()
+
+
+def test_more_than_memory_needs_scratch(late: tuple[bytes, bytes], tmp_path: Path) -> None:
+    data, expected = late
+    with pytest.raises(errors.ScratchRequired):
+        placing.streamed(data)
+    with space.Spill(tmp_path / "spill") as scratch:
+        assert placing.streamed(data, scratch) == expected
+    assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - stream.MEMORY + MiB
+
+
+def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+
+    class Full(placing.Dirty):
+        def write(self, offset: int, data: memoryview) -> None:
+            if offset > 30 * MiB:
+                raise errors.TargetError(path="disk", reason="no space left on device")
+            super().write(offset, data)
+
+    follower = readers.FORMATS["qcow2"].follow(data[: readers.HEAD_SIZE])
+    with pytest.raises(errors.TargetError, match="no space"):
+        stream.from_stream(follower, placing.Ordered(data), Full(len(expected)), cancel=threading.Event())
+
+
+def test_cancel(large: tuple[bytes, bytes]) -> None:
+    data, expected = large
+    cancel = threading.Event()
+    cancel.set()
+    follower = readers.FORMATS["qcow2"].follow(data[: readers.HEAD_SIZE])
+    with pytest.raises(errors.Cancelled):
+        stream.from_stream(follower, placing.Ordered(data), placing.Dirty(len(expected)), cancel=cancel)

@@ -1,0 +1,268 @@
+"""A disk as a block device: held alone, never made or removed, its head written last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images import kernel, target
+from cdi_worker.images.target import zeroing
+from tests.support import devices, oracle, processes
+
+MiB = 1 << 20
+
+
+def test_the_head_comes_last(block: Path) -> None:
+    with target.open(block, 4 * MiB) as disk:
+        assert disk.withheld == MiB
+        assert block.read_bytes()[:MiB] == bytes(MiB)
+        disk.write(0, memoryview(b"x" * 4 * MiB))
+        disk.flush()
+        assert block.read_bytes()[: 4 * MiB] == bytes(MiB) + b"x" * 3 * MiB
+        disk.commit()
+    assert block.read_bytes() == b"x" * 4 * MiB + b"\xff" * 28 * MiB
+
+
+def test_preallocation_writes_every_byte(tmp_path: Path) -> None:
+    backing = tmp_path / "sparse"
+    with backing.open("wb") as file:
+        file.truncate(16 * MiB)
+    with (
+        devices.attached(backing) as device,
+        target.open(device, 16 * MiB, target.Options(preallocate=True)) as disk,
+    ):
+        disk.zero(0, 16 * MiB)
+        disk.commit()
+    assert backing.stat().st_blocks * 512 >= 16 * MiB
+
+
+def test_zeros_are_given_back(tmp_path: Path) -> None:
+    backing = devices.fill(tmp_path / "full", 16 * MiB)
+    with devices.attached(backing) as device, target.open(device, 16 * MiB) as disk:
+        disk.zero(0, 16 * MiB)
+        disk.commit()
+    assert backing.stat().st_blocks * 512 <= 2 * MiB
+
+
+class Later:
+    """A cancel that is set after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_set(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.mark.parametrize("preallocate", [True, False])
+def test_one_long_zeroing_is_given_up_on_the_way(tmp_path: Path, preallocate: bool) -> None:
+    size = 96 * MiB
+    backing = devices.fill(tmp_path / "full", size)
+    with devices.attached(backing) as device:
+        options = target.Options(preallocate=preallocate, cancel=Later(2))
+        with target.open(device, size, options) as disk, pytest.raises(errors.Cancelled):
+            disk.zero(0, size)
+        # The second step may be twice as long as the first.
+        assert device.read_bytes()[64 * MiB :] == devices.DIRT * (size - 64 * MiB)
+        oracle.unusable(device)
+
+
+def test_a_small_image_leaves_the_rest_alone(block: Path) -> None:
+    with target.open(block, 1000) as disk:
+        disk.write(0, memoryview(b"x" * 1000))
+        disk.commit(32 * MiB)
+    assert block.read_bytes() == b"x" * 1000 + bytes(24) + b"\xff" * (32 * MiB - 1024)
+
+
+def test_behind_a_stream_shorter_than_the_head_are_zeros(block: Path) -> None:
+    """Whatever was in the head had to go at the start: how much of it the image needs was not known."""
+    with target.open(block, None) as disk:
+        disk.write(0, memoryview(b"x" * 1000))
+        disk.commit()
+    assert block.read_bytes() == (b"x" * 1000).ljust(MiB, b"\0") + devices.DIRT * 31 * MiB
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("size", [512, 3 * 512, MiB + 512, 3 * MiB + 5 * 512])
+def test_devices_of_odd_sizes_are_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
+    content = os.urandom(size)
+    with devices.loop(tmp_path, size) as device:
+        with target.open(device, size, target.Options(direct=direct)) as disk:
+            disk.write(0, memoryview(content))
+            disk.commit()
+        assert device.read_bytes() == content
+        with target.open(device, None) as disk:
+            disk.zero(0, size)
+            disk.commit()
+        assert device.read_bytes() == bytes(size)
+
+
+def test_an_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
+    with devices.loop(tmp_path, 4 * MiB) as device:
+        with target.open(device, None) as disk:
+            disk.zero(3 * MiB, MiB)
+            for call in (
+                lambda: disk.write(4 * MiB - 1, memoryview(b"xx")),
+                lambda: disk.zero(3 * MiB, MiB + 1),
+            ):
+                with pytest.raises(errors.TooLarge):
+                    call()
+        oracle.unusable(device)
+
+
+def test_a_device_too_small(block: Path) -> None:
+    with pytest.raises(errors.TooLarge, match="larger than the reported available storage 33554432"):
+        target.open(block, 32 * MiB + 1)
+    assert block.read_bytes()[:MiB] == b"\xff" * MiB
+
+
+def test_a_mounted_device_is_refused(tmp_path: Path) -> None:
+    with devices.filesystem("ext4", tmp_path) as point:
+        device = next(
+            line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(point) in line
+        )
+        with pytest.raises(errors.TargetError, match="busy"):
+            target.open(device, MiB)
+
+
+def test_the_node_is_never_removed(tmp_path: Path) -> None:
+    with devices.loop(tmp_path, 4 * MiB) as device:
+        node = tmp_path / "node"
+        os.mknod(node, device.stat().st_mode, device.stat().st_rdev)
+        with target.open(node, 4 * MiB) as disk:
+            disk.write(0, memoryview(b"x"))
+        assert node.is_block_device()
+        node.unlink()
+
+
+def write_to(device: devices.Failing, when: str, options: target.Options) -> None:
+    data = memoryview(os.urandom(8 * MiB))
+    with target.open(device.path, 16 * MiB, options) as disk:
+        if when == "before":
+            device.fail()
+        disk.write(2 * MiB, data[: 4 * MiB + 100])
+        if when == "between":
+            device.fail()
+            disk.write(7 * MiB, data[:MiB])
+            sync_by_another(device.path)
+            device.mend()
+        if when == "at commit":
+            disk.flush()
+            disk.write(0, data[:MiB])
+            device.fail()
+        try:
+            disk.commit()
+        finally:
+            device.mend()
+
+
+def sync_by_another(path: Path) -> None:
+    """Take the error away from who comes later, not from who was there before."""
+    with path.open("rb") as other, contextlib.suppress(OSError):
+        os.fsync(other.fileno())
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("when", ["before", "between", "at commit"])
+def test_no_lost_write_is_called_a_success(tmp_path: Path, when: str, direct: bool) -> None:
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        with pytest.raises(errors.TargetError, match="input/output error"):
+            write_to(device, when, target.Options(direct=direct))
+        device.mend()
+        oracle.unusable(device.path)
+
+
+def test_a_failure_is_remembered(tmp_path: Path) -> None:
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        with target.open(device.path, 16 * MiB) as disk:
+            device.fail()
+            with contextlib.suppress(errors.TargetError):
+                disk.write(2 * MiB, memoryview(b"x" * MiB))
+            with pytest.raises(errors.TargetError):
+                disk.flush()
+            device.mend()
+            for call in (
+                disk.flush,
+                disk.commit,
+                lambda: disk.write(0, memoryview(b"x")),
+                lambda: disk.zero(0, 1),
+            ):
+                with pytest.raises(errors.TargetError, match="input/output error"):
+                    call()
+        oracle.unusable(device.path)
+
+
+def test_a_flush_waits_for_zeros_under_way_in_another_thread(block: Path) -> None:
+    """Without that a journal would claim a range that a kill leaves as it was."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(fd: int, offset: int, length: int) -> None:
+        begun.set()
+        go.wait(10)
+        kernel.punch_hole(fd, offset, length)
+
+    with target.open(block, 32 * MiB) as disk:
+        disk._ladder = zeroing.Ladder(disk._fd, (slow,), 4096, disk._put)
+        for start in range(2 * MiB, 6 * MiB, MiB // 4):
+            disk.zero(start, 4096)  # as many runs as may grow side by side
+        zeroing_thread = threading.Thread(target=disk.zero, args=(8 * MiB, 4096))
+        zeroing_thread.start()
+        begun.wait(10)
+        flushing = threading.Thread(target=disk.flush)
+        begun.clear()
+        flushing.start()
+        assert not begun.wait(0.2), "the flush went past the run that is under way"
+        go.set()
+        flushing.join()
+        zeroing_thread.join()
+
+
+def mounted(device: Path, point: Path) -> contextlib.AbstractContextManager[object]:
+    point.mkdir()
+    processes.run("mkfs.ext4", "-q", "-F", device)
+    processes.run("mount", device, point)
+    undo = contextlib.ExitStack()
+    undo.callback(processes.run, "umount", point)
+    return undo
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_on_a_failing_device(tmp_path: Path, direct: bool) -> None:
+    with devices.failing(tmp_path, 64 * MiB) as device, mounted(device.path, tmp_path / "mounted"):
+        path = tmp_path / "mounted" / "disk.img"
+        with target.open(path, 8 * MiB, target.Options(direct=direct)) as disk:
+            device.fail()
+            with pytest.raises(errors.TargetError, match=r"input/output error|read-only"):
+                write_and_commit(disk, os.urandom(8 * MiB))
+        device.mend()
+        oracle.unusable(path)
+
+
+def write_and_commit(disk: target.Target, content: bytes) -> None:
+    disk.write(0, memoryview(content))
+    disk.commit()
+
+
+def test_qemu_img_may_write_to_the_device_that_is_held(block: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(3 * MiB) + bytes(4 * MiB) + os.urandom(MiB))
+    with target.open(block, 8 * MiB) as disk:
+        processes.run(
+            "qemu-img",
+            "convert",
+            "-n",
+            *("-t", "none"),
+            "--image-opts",
+            f"driver=raw,offset=1M,size=7M,file.driver=file,file.filename={source}",
+            "--target-image-opts",
+            f"driver=raw,offset=1M,size=7M,file.driver=host_device,file.filename={block}",
+        )
+        disk.write(0, memoryview(source.read_bytes())[:MiB])
+        disk.commit()
+    oracle.same(block, source, beyond=devices.DIRT)

@@ -1,0 +1,184 @@
+"""A disk as a file: beside its name until whole, of the right size, of the right mode."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images import target
+from tests.support import devices, oracle
+
+MiB = 1 << 20
+
+
+def test_it_has_its_name_only_when_whole(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"of yesterday")
+    old = os.umask(0o077)
+    try:
+        with target.open(path, MiB) as disk:
+            assert not path.exists()
+            disk.write(0, memoryview(b"boot"))
+            disk.commit()
+            assert path.read_bytes() == b"boot" + bytes(MiB - 4)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+@pytest.mark.parametrize(("grown", "expected"), [(0, MiB), (MiB // 2, MiB), (3 * MiB, 3 * MiB)])
+@pytest.mark.parametrize("preallocate", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_it_grows_and_never_shrinks(
+    tmp_path: Path, grown: int, expected: int, preallocate: bool, known: bool
+) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, MiB if known else None, target.Options(preallocate=preallocate)) as disk:
+        disk.write(0, memoryview(b"x" * MiB))
+        disk.commit(grown)
+    assert path.stat().st_size == expected
+    assert path.read_bytes() == b"x" * MiB + bytes(expected - MiB)
+    assert path.stat().st_blocks * 512 >= (expected if preallocate else MiB)
+
+
+@pytest.mark.parametrize("kind", ["ext3", "ramfs"])
+@pytest.mark.parametrize("size", [2 * MiB, None])
+def test_preallocation_writes_where_it_must(tmp_path: Path, kind: str, size: int | None) -> None:
+    with devices.filesystem(kind, tmp_path) as point:
+        path = point / "disk.img"
+        with target.open(path, size, target.Options(preallocate=True)) as disk:
+            disk.write(0, memoryview(b"x" * 4096))
+            disk.zero(4096, 2 * MiB - 4096)
+            disk.commit(3 * MiB)
+        assert path.read_bytes() == b"x" * 4096 + bytes(3 * MiB - 4096)
+        if kind == "ext3":
+            assert path.stat().st_blocks * 512 >= 3 * MiB
+
+
+def test_preallocation_keeps_storage_on_a_left_over(tmp_path: Path) -> None:
+    for kind in ("ext4", "tmpfs"):
+        with devices.filesystem(kind, tmp_path) as point:
+            path = point / "disk.img"
+            devices.fill(Path(f"{path}.part"), 2 * MiB)
+            with target.open(path, 2 * MiB, target.Options(preallocate=True, mode="resume")) as disk:
+                disk.zero(0, 2 * MiB)
+                disk.commit()
+            assert path.read_bytes() == bytes(2 * MiB)
+            assert path.stat().st_blocks * 512 >= 2 * MiB
+
+
+def test_zeros_take_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, 1 << 40) as disk:
+        disk.zero(0, 1 << 40)
+        disk.commit()
+    assert path.stat().st_size == 1 << 40
+    assert path.stat().st_blocks * 512 < MiB
+
+
+def test_a_longer_left_over_is_cut(tmp_path: Path) -> None:
+    """The journal behind the last byte is not a part of the disk."""
+    path = tmp_path / "disk.img"
+    devices.fill(Path(f"{path}.part"), 2 * MiB)
+    with target.open(path, MiB + 100, target.Options(mode="resume")) as disk:
+        disk.commit(3 * MiB)
+    assert path.read_bytes() == b"\xff" * (MiB + 100) + bytes(2 * MiB - 100)
+
+
+def test_room_is_missed_at_once_when_preallocating(tmp_path: Path) -> None:
+    with devices.filesystem("tmpfs", tmp_path) as point:
+        with pytest.raises(errors.TargetError, match="no space left on device"):
+            target.open(point / "disk.img", 64 * MiB, target.Options(preallocate=True))
+        assert os.listdir(point) == []
+
+
+def overfill(path: Path, direct: bool) -> None:
+    piece = memoryview(os.urandom(4 * MiB))
+    with target.open(path, 128 * MiB, target.Options(direct=direct)) as disk:
+        for offset in range(0, 128 * MiB, len(piece)):
+            disk.write(offset, piece)
+        disk.commit()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_a_full_file_system(tmp_path: Path, kind: str, direct: bool) -> None:
+    with devices.filesystem(kind, tmp_path) as point:
+        path = point / "disk.img"
+        with pytest.raises(errors.TargetError, match="no space left on device"):
+            overfill(path, direct)
+        oracle.unusable(path)
+        assert target.facts(path).available > 20 * MiB
+
+
+@pytest.mark.parametrize("hostile", ["directory", "link", "fifo"])
+@pytest.mark.parametrize("mode", ["new", "resume"])
+def test_what_stands_in_the_way_is_never_written_through(tmp_path: Path, hostile: str, mode: str) -> None:
+    path, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    {"directory": part.mkdir, "link": lambda: part.symlink_to(victim), "fifo": lambda: os.mkfifo(part)}[
+        hostile
+    ]()
+    try:
+        with target.open(path, MiB, target.Options(mode=mode)) as disk:
+            disk.write(0, memoryview(b"boot"))
+            disk.commit()
+    except errors.TargetError:
+        assert not path.exists()
+    assert victim.read_bytes() == b"precious"
+
+
+def test_an_update_needs_a_disk(tmp_path: Path) -> None:
+    with pytest.raises(errors.TargetError, match="no such file"):
+        target.open(tmp_path / "disk.img", None, target.Options(mode="update"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_update_can_be_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"a" * 1024)
+    with target.open(path, None, target.Options(mode="update")) as disk:
+        disk.write(0, memoryview(b"b"))
+    oracle.unusable(path)
+    with target.open(path, None, target.Options(mode="update")) as disk:
+        disk.write(0, memoryview(b"b"))
+        disk.commit()
+    assert path.read_bytes() == b"b" + b"a" * 1023
+
+
+def test_an_update_does_not_take_a_part_for_a_disk(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, MiB) as disk:
+        disk.write(0, memoryview(b"a"))
+        disk.keep()
+    with pytest.raises(errors.TargetError, match="no such file"):
+        target.open(path, None, target.Options(mode="update"))
+
+
+def test_a_new_disk_takes_the_place_of_an_interrupted_update(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"a" * 1024)
+    with target.open(path, None, target.Options(mode="update")):
+        assert target.facts(path).size == 1024
+    with target.open(path, 512) as disk:
+        disk.commit()
+    assert os.listdir(tmp_path) == ["disk.img"]
+    assert target.facts(path).size == 512
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    for direct in (False, True):
+        with target.open(tmp_path / "a", MiB, target.Options(direct=direct)) as disk:
+            disk.commit()
+        with target.open(tmp_path / "b", MiB, target.Options(direct=direct)):
+            pass
+    with pytest.raises(errors.TargetError):
+        target.open(tmp_path / "a" / "below a file", MiB)
+    assert os.listdir("/proc/self/fd") == before

@@ -1,0 +1,80 @@
+"""Zeros are found exactly, buffers are aligned and bounded."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.images import directio
+
+
+def naive_runs(data: bytes, block: int) -> list[tuple[int, int, bool]]:
+    runs: list[tuple[int, int, bool]] = []
+    for start in range(0, len(data), block):
+        piece = data[start : start + block]
+        zero = not any(piece)
+        if runs and runs[-1][2] == zero:
+            runs[-1] = (runs[-1][0], start + len(piece), zero)
+        else:
+            runs.append((start, start + len(piece), zero))
+    return runs
+
+
+@given(st.lists(st.sampled_from([b"\0" * 16, b"\0" * 15 + b"x", b"x" + b"\0" * 15, b"\0" * 5]), max_size=20))
+def test_runs_are_the_naive_ones(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    assert directio.data_runs(memoryview(data), 16) == naive_runs(data, 16)
+
+
+@pytest.mark.parametrize("position", [0, 4095, (4 << 20) - 1, 4 << 20, (9 << 20) + 4])
+def test_one_byte_is_seen_anywhere(position: int) -> None:
+    data = bytearray((9 << 20) + 5)
+    assert directio.is_zero(memoryview(data))
+    data[position] = 1
+    assert not directio.is_zero(memoryview(data))
+
+
+def test_a_buffer_is_aligned_and_zero_at_first() -> None:
+    buffer = directio.Buffer(1 << 20)
+    assert ctypes.addressof(ctypes.c_char.from_buffer(buffer.view)) % directio.UNIT == 0
+    assert directio.is_zero(buffer.view)
+    buffer.view[5000:5002] = b"ab"
+    runs = [(0, 4096, True), (4096, 8192, False), (8192, 12289, True)]
+    assert directio.data_runs(buffer.view[: 3 * 4096 + 1]) == runs
+
+
+def test_a_pool_hands_out_no_more_than_it_has() -> None:
+    pool = directio.BufferPool(2 * 4096, 4096)
+    first, second = pool.take(), pool.take()
+    taken = []
+    waiting = threading.Thread(target=lambda: taken.append(pool.take()))
+    waiting.start()
+    waiting.join(0.05)
+    assert not taken
+    pool.give(first)
+    waiting.join(5)
+    assert taken == [first]
+    assert second is not first
+
+
+def test_a_closed_pool_wakes_who_waits() -> None:
+    pool = directio.BufferPool(4096, 4096)
+    pool.take()
+    raised = []
+
+    def wait() -> None:
+        try:
+            pool.take()
+        except errors.Cancelled as err:
+            raised.append(err)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    pool.close()
+    waiting.join(5)
+    assert len(raised) == 1

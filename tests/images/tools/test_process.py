@@ -1,0 +1,236 @@
+"""Programs are started clean, watched, explained and ended."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.tools import process
+from tests.support import processes
+
+
+def shell(script: str, **fields: object) -> process.Command:
+    return process.Command(("sh", "-c", script), package="dash", **fields)
+
+
+def output(command: process.Command, **keywords: object) -> bytes:
+    said: list[bytes] = []
+    process.run(command, said.append, **keywords)
+    return b"".join(said)
+
+
+def test_a_program_sees_nothing_of_ours(variable_of_ours: str) -> None:
+    names = {line.split(b"=")[0] for line in output(process.Command(("env",), "coreutils")).splitlines()}
+    assert names == {b"PATH", b"LANG", b"LC_ALL", b"HOME", b"TMPDIR", b"MALLOC_ARENA_MAX"}
+    assert variable_of_ours.encode() not in names
+
+
+@pytest.fixture
+def variable_of_ours() -> str:
+    """Name a variable of this very process."""
+    return next(iter(set(os.environ) - {"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR"}))
+
+
+def test_it_works_in_an_empty_directory_that_goes_away() -> None:
+    here, mode, *content = output(shell("pwd; stat -c %a .; ls -A")).decode().splitlines()
+    assert mode == "700"
+    assert content == []
+    assert not pathlib.Path(here).exists()
+
+
+def test_standard_input_is_empty() -> None:
+    assert output(shell("cat")) == b""
+
+
+def test_only_the_descriptors_passed_are_open() -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"through a descriptor")
+    os.close(write_end)
+    try:
+        said = output(shell(f"cat /dev/fd/{read_end}; ls /proc/self/fd", pass_fds=(read_end,)))
+    finally:
+        os.close(read_end)
+    assert said.startswith(b"through a descriptor")
+    # The highest is the directory that ls reads.
+    descriptors = {int(word) for word in said.removeprefix(b"through a descriptor").split()}
+    assert descriptors - {0, 1, 2, read_end} <= {3}
+
+
+def test_its_address_space_is_limited() -> None:
+    script = "import sys\ntry: bytearray(512 << 20)\nexcept MemoryError: sys.exit(7)"
+    command = process.Command(("python3", "-c", script), "python3", address_space=256 << 20)
+    with pytest.raises(errors.ToolFailed) as caught:
+        process.run(command)
+    assert caught.value.fields["exit_status"] == 7
+
+
+def test_a_missing_program_names_its_package() -> None:
+    with pytest.raises(errors.MissingTool, match="nbdcarrot is not installed: apt-get install carrots"):
+        process.run(process.Command(("nbdcarrot",), package="carrots"))
+
+
+def test_a_failure_tells_the_last_words_in_one_line() -> None:
+    with pytest.raises(errors.ToolFailed) as caught:
+        process.run(shell("echo chatter; echo one >&2; printf 'two\\033[31m\\n\\nthree' >&2; exit 3"))
+    assert str(caught.value) == "sh failed (exit status 3): one; two [31m; three"
+
+
+def test_a_failure_without_words_says_so() -> None:
+    with pytest.raises(errors.ToolFailed, match="it gave no reason"):
+        process.run(shell("exit 1"))
+
+
+def test_a_killed_program_names_the_signal() -> None:
+    with pytest.raises(errors.ToolFailed, match="ended by SIGKILL"):
+        process.run(shell("kill -9 $$"))
+
+
+def test_much_chatter_on_standard_error_neither_blocks_nor_is_kept() -> None:
+    lines: list[str] = []
+    script = "i=0; while [ $i -lt 30000 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"
+    with (
+        process.Process(shell(script), on_line=lines.append) as running,
+        pytest.raises(errors.ToolFailed) as caught,
+    ):
+        running.finish()
+    assert lines[0] == "line 0"
+    assert lines[-1] == "line 29999"
+    assert len(lines) == 30000
+    assert str(caught.value).endswith("line 29997; line 29998; line 29999")
+
+
+def test_a_line_without_an_end_is_bounded() -> None:
+    lines: list[str] = []
+    with process.Process(shell("head -c 300000 /dev/zero | tr '\\0' x >&2"), on_line=lines.append) as running:
+        running.finish()
+    assert [len(line) for line in lines] == [4096]
+
+
+def test_output_of_any_size_passes() -> None:
+    assert len(output(shell("head -c 5000000 /dev/zero"))) == 5_000_000
+
+
+def test_cancel_ends_it_at_once() -> None:
+    cancel = threading.Event()
+    threading.Timer(0.3, cancel.set).start()
+    start = time.monotonic()
+    with pytest.raises(errors.Cancelled):
+        process.run(shell("exec sleep 60"), cancel=cancel)
+    assert time.monotonic() - start < 20
+
+
+def test_one_that_ignores_sigterm_is_killed() -> None:
+    with process.Process(
+        shell("trap '' TERM; echo ready; while :; do sleep 0.1; done"), stdout=process.PIPE
+    ) as it:
+        assert next(it.output()) == b"ready\n"
+        pid = it.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_what_it_started_ends_with_it() -> None:
+    with process.Process(shell("sleep 60 & echo $!; wait"), stdout=process.PIPE) as it:
+        child = int(next(it.output()))
+    until_ended(child)
+
+
+def test_no_progress_ends_it() -> None:
+    with pytest.raises(errors.NoProgress, match="the sleeper: no progress for 1 s"):
+        process.run(shell("exec sleep 60"), watch=process.Watch("the sleeper", 1))
+
+
+def test_feeding_the_watch_keeps_it_alive() -> None:
+    watch = process.Watch("the fed one", 1)
+    stop = threading.Event()
+
+    def feed() -> None:
+        while not stop.wait(0.2):
+            watch.feed()
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        process.run(shell("exec sleep 2"), watch=watch)
+    finally:
+        stop.set()
+        feeder.join()
+
+
+def test_bytes_that_it_moves_by_itself_keep_it_alive(tmp_path: pathlib.Path) -> None:
+    script = (
+        f"import time\nfor i in range(15):\n  open({str(tmp_path / 'f')!r}, 'a').write('x'); time.sleep(0.3)"
+    )
+    process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 3))
+
+
+def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
+    script = """
+        import pathlib, sys, time
+        from cdi_worker.images.tools import process
+        with process.Process(process.Command(("sleep", "60"), "coreutils")) as running:
+            print(running.pid, flush=True)
+            time.sleep(60)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        cwd=pathlib.Path(__file__).parents[3],
+        # A killed worker cannot tidy up.
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        until_named("sleep", child)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    until_ended(child)
+
+
+def until_ended(pid: int) -> None:
+    deadline = time.monotonic() + processes.PATIENCE
+    while state(pid) not in {"", "Z"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def until_named(name: str, pid: int) -> None:
+    deadline = time.monotonic() + processes.PATIENCE
+    while pathlib.Path(f"/proc/{pid}/comm").read_text().strip() != name:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def state(pid: int) -> str:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def test_stopping_twice_is_fine() -> None:
+    running = process.Process(process.Command(("sleep", "60"), "coreutils"))
+    running.stop()
+    running.stop()
+
+
+def test_an_error_in_the_callback_ends_the_program() -> None:
+    pids: list[int] = []
+
+    def refuse(chunk: bytes) -> None:
+        pids.append(int(chunk))
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011  (ours, from refuse)
+        process.run(shell("echo $$; exec sleep 60"), refuse)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)

@@ -1,0 +1,96 @@
+"""The xz tool behaves like every other reader of a compression."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import threading
+import time
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.tools import xz
+from tests.support import reading
+
+PLAIN = bytes(range(256)) * 4096 + bytes(3_000_000)
+PACKED = lzma.compress(PLAIN)
+
+
+class Source:
+    """Ordered bytes from memory, at most ``step`` at a time, failing at ``fail_at``."""
+
+    def __init__(self, content: bytes, *, step: int = 1 << 20, fail_at: int | None = None) -> None:
+        self._file = io.BytesIO(content)
+        self._step = step
+        self._fail_at = fail_at
+        self.closed = False
+
+    def readinto(self, into: memoryview, /) -> int:
+        if self._fail_at is not None and self._file.tell() >= self._fail_at:
+            raise errors.TransferFailed(url="mem:", offset=self._file.tell(), reason="gone")
+        return self._file.readinto(into[: self._step])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def unpack(source: Source, **keywords: int) -> bytes:
+    reader = xz.Reader(source, **keywords)
+    try:
+        return reading.drained(reader)
+    finally:
+        reader.close()
+        assert source.closed
+
+
+@pytest.mark.parametrize("step", [1, 1000, 1 << 20])
+def test_gives_what_was_packed(step: int) -> None:
+    assert unpack(Source(PACKED, step=step)) == PLAIN
+
+
+def test_several_streams_with_padding_are_one() -> None:
+    assert unpack(Source(PACKED + bytes(8) + PACKED)) == PLAIN + PLAIN
+
+
+@pytest.mark.parametrize("cut", [1, 4, 100, len(PACKED) - 20])
+def test_a_cut_is_an_error(cut: int) -> None:
+    with pytest.raises(errors.Truncated):
+        unpack(Source(PACKED[:-cut]))
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"a whole lot of garbage"])
+def test_garbage_at_the_end_is_an_error(garbage: bytes) -> None:
+    with pytest.raises(errors.Corrupt):
+        unpack(Source(PACKED + garbage))
+
+
+def test_a_changed_byte_is_an_error() -> None:
+    packed = bytearray(PACKED)
+    packed[len(packed) // 2] ^= 0x55
+    with pytest.raises(errors.Corrupt):
+        unpack(Source(bytes(packed)))
+
+
+def test_the_error_of_the_source_comes_out() -> None:
+    with pytest.raises(errors.TransferFailed, match="gone"):
+        unpack(Source(PACKED, step=50, fail_at=100))
+
+
+def test_too_large_a_dictionary_is_refused() -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 64 << 20}]
+    packed = lzma.compress(b"small", filters=filters)
+    with pytest.raises(errors.Refused, match="memory"):
+        unpack(Source(packed), memory=32 << 20)
+
+
+def test_closing_early_leaves_nothing() -> None:
+    source = Source(lzma.compress(bytes(50_000_000), preset=0))
+    before = threading.active_count()
+    reader = xz.Reader(source)
+    assert reader.readinto(memoryview(bytearray(10)))
+    start = time.monotonic()
+    reader.close()
+    assert time.monotonic() - start < 20
+    assert threading.active_count() == before
+    assert source.closed

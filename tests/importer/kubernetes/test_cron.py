@@ -1,0 +1,153 @@
+"""The programs that CDI starts from the importer's image, by their names there."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import containers, registries, tls, worker
+
+DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
+PATH = "/apis/cdi.kubevirt.io/v1beta1/namespaces/images/dataimportcrons/fedora"
+TOKEN = "token-of-the-pod"
+
+
+class Cluster(http.server.ThreadingHTTPServer):
+    """As much of an API server as one object needs; ``conflicts`` updates come too late."""
+
+    def __init__(self, directory: Path, pair: tls.KeyPair) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.certificate, pair.key)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.account = directory / "account"
+        self.cron: dict[str, Any] = {"metadata": {"name": "fedora", "resourceVersion": "1"}}
+        self.conflicts = 0
+        self.updates = 0
+
+    @property
+    def env(self) -> dict[str, str]:
+        port = str(self.server_address[1])
+        return {"KUBERNETES_SERVICE_HOST": "localhost", "KUBERNETES_SERVICE_PORT": port}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Cluster
+
+    def do_GET(self) -> None:
+        self._answer(200)
+
+    def do_PUT(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.conflicts:
+            self.server.conflicts -= 1
+            self._answer(409)
+            return
+        self.server.cron = body
+        self.server.updates += 1
+        self._answer(200)
+
+    def _answer(self, status: int) -> None:
+        allowed = self.path == PATH and self.headers["Authorization"] == f"Bearer {TOKEN}"
+        data = json.dumps(self.server.cron if allowed else {}).encode()
+        self.send_response(status if allowed else 403)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tls.Authority:
+    return tls.Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, authority: tls.Authority) -> Iterator[Cluster]:
+    with Cluster(tmp_path, authority.issue()) as server:
+        server.account.mkdir()
+        (server.account / "token").write_text(TOKEN)
+        (server.account / "ca.crt").write_text(authority.certificate.read_text())
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with contextlib.ExitStack() as stack:
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            yield server
+
+
+@pytest.fixture(scope="module")
+def pushed(
+    tmp_path_factory: pytest.TempPathFactory, authority: tls.Authority
+) -> Iterator[tuple[registries.Registry, str]]:
+    directory = tmp_path_factory.mktemp("registry")
+    with registries.registry(directory, authority=authority, password=True) as registry:
+        image = containers.Image((containers.layer(*containers.disk(bytes(512))),))
+        yield registry, registry.push("fedora", image)
+
+
+def poll(cluster: Cluster, registry: registries.Registry, **env: str) -> worker.Done:
+    assert registry.authority
+    certificates = cluster.account.parent / "certs"
+    certificates.mkdir(exist_ok=True)
+    (certificates / "ca.crt").write_text(registry.authority.certificate.read_text())
+    keys = {"IMPORTER_ACCESS_KEY_ID": registries.USER, "IMPORTER_SECRET_KEY": registries.PASSWORD}
+    arguments = ["-ns", "images", "-cron", "fedora", "-url", registry.reference("fedora")]
+    arguments += ["-certdir", str(certificates), "--account", str(cluster.account)]
+    return worker.run("cdi-source-update-poller", *arguments, env={**cluster.env, **keys, **env})
+
+
+def test_a_new_digest_is_asked_for_once(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
+    registry, digest = pushed
+    cluster.conflicts = 1
+    assert poll(cluster, registry).output == f"wanted: {digest}\n"
+    assert cluster.cron["metadata"]["annotations"] == {DESIRED: digest}
+    assert poll(cluster, registry).output == f"known: {digest}\n"
+    assert cluster.updates == 1
+
+
+def test_an_imported_digest_is_known(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
+    registry, digest = pushed
+    cluster.cron["status"] = {"currentImportDigest": digest}
+    assert poll(cluster, registry).output == f"known: {digest}\n"
+    assert cluster.updates == 0
+
+
+def test_no_right(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
+    (cluster.account / "token").write_text("another")
+    done = poll(cluster, pushed[0])
+    assert (done.status, "403" in done.complaint) == (3, True)
+    assert "another" not in done.errors
+
+
+def test_outside_of_a_cluster(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
+    done = poll(cluster, pushed[0], KUBERNETES_SERVICE_HOST="")
+    assert (done.status, "KUBERNETES_SERVICE_HOST" in done.complaint) == (2, True)
+
+
+def test_size_of_a_disk(tmp_path: Path) -> None:
+    """By the program's name, as the image has it: a link."""
+    disk, log = tmp_path / "disk.img", tmp_path / "log"
+    disk.write_bytes(b"QFI\xfb" + bytes(4096 - 4))
+    program = tmp_path / "cdi-image-size-detection"
+    script = tmp_path / "cdi-worker"
+    script.write_text("from importer import cli\ncli.main()\n")
+    program.symlink_to(script)
+    command = [worker.COMMAND[0], program, "-image-path", disk, f"--termination-log={log}"]
+    subprocess.run(command, env=worker.ENVIRONMENT, check=True)
+    assert log.read_text() == "4096"
+
+
+def test_size_of_no_disk(tmp_path: Path) -> None:
+    done = worker.run("cdi-image-size-detection", "-image-path", tmp_path / "none")
+    assert (done.status, "no such file" in done.complaint) == (6, True)

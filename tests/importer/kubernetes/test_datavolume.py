@@ -1,0 +1,252 @@
+"""What a manifest may say, and what is wrong with one: every fault at once, each with its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdi_worker import errors
+from cdi_worker.kubernetes import datavolume, documents
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "support/datavolumes").glob("*.yaml"))
+STORAGE = {"resources": {"requests": {"storage": "64Mi"}}}
+HTTP = {"http": {"url": "http://images.invalid/disk.img"}}
+IMAGEIO = {"url": "https://e.invalid/api", "diskId": "1", "secretRef": "s", "certConfigMap": "c"}
+
+
+def faults(spec: dict[str, Any] | None = None, **top: Any) -> list[str]:
+    """Return the faults of a DataVolume that is right but for what is given."""
+    content = {
+        "apiVersion": datavolume.API_VERSION,
+        "kind": "DataVolume",
+        "metadata": {"name": "x"},
+        "spec": {"source": HTTP, "storage": STORAGE} | (spec or {}),
+    }
+    found: list[str] = []
+    datavolume.parse(documents.Document("x", content | top), found)
+    return found
+
+
+def parse(name: str) -> datavolume.DataVolume:
+    found: list[str] = []
+    path = Path(__file__).parents[2] / "support/datavolumes" / f"{name}.yaml"
+    volume = datavolume.parse(datavolume.find(documents.read(str(path))), found)
+    assert found == []
+    return volume
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_documented_examples_have_no_faults(example: Path) -> None:
+    assert parse(example.stem).name == example.stem
+
+
+def test_values() -> None:
+    volume = parse("imageio")
+    assert volume.source.disk_id == "3406e724-7d02-4225-a620-3e6ef646c68c"
+    assert [bool(stage.previous) for stage in volume.checkpoints] == [False, True]
+    assert volume.claim.size == 32 << 30
+    assert not volume.final
+    assert parse("https").source.secret == "endpoint-secret"
+    assert parse("headers").source.secret_headers == ("first-secret", "second-secret")
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ({"source": {"ftp": {"url": "ftp://x/y"}}}, "spec.source.ftp: unknown source; one of http, s3,"),
+        ({"source": {**HTTP, "blank": {}}}, "spec.source: wants one source, found 2: http, blank"),
+        ({"source": {}}, "spec.source: missing"),
+        ({"source": None}, "spec.source: missing"),
+        ({"source": "http"}, "spec.source: is no mapping"),
+        ({"source": None, "sourceRef": {"kind": "DataSource"}}, "spec.sourceRef: refers to a DataSource"),
+        ({"source": {"http": {}}}, "spec.source.http.url: missing"),
+        ({"source": {"http": {"url": 7}}}, "spec.source.http.url: 7 is no text"),
+        ({"source": {"http": {"url": "ftp://x/y"}}}, "spec.source.http.url: is no address that begins with"),
+        ({"source": {"http": {"url": "http://[x/y"}}}, "spec.source.http.url: is no address"),
+        ({"source": {"http": {"uri": "x", **HTTP["http"]}}}, "spec.source.http.uri: unknown field"),
+        (
+            {"source": {"http": {**HTTP["http"], "extraHeaders": ["A: 1", "B"]}}},
+            "spec.source.http.extraHeaders[1]: malformed extra header",
+        ),
+        (
+            {"source": {"http": {**HTTP["http"], "secretExtraHeaders": ["../x"]}}},
+            "spec.source.http.secretExtraHeaders[0]: is no name",
+        ),
+        ({"source": {"http": {**HTTP["http"], "checksum": "crc:1"}}}, "spec.source.http.checksum: "),
+        (
+            {"source": {"http": {**HTTP["http"], "secretRef": "a/b"}}},
+            "spec.source.http.secretRef: 'a/b' is no",
+        ),
+        ({"source": {"registry": {}}}, "spec.source.registry.url: wants either url or imageStream"),
+        (
+            {"source": {"registry": {"imageStream": "s"}}},
+            "spec.source.registry.imageStream: needs pullMethod node",
+        ),
+        (
+            {"source": {"registry": {"url": "docker://r/x", "pullMethod": "push"}}},
+            "spec.source.registry.pullMethod: 'push' is none of pod, node",
+        ),
+        (
+            {"source": {"imageio": {**IMAGEIO, "certConfigMap": None}}},
+            "spec.source.imageio.certConfigMap: missing",
+        ),
+        ({"source": {"imageio": {**IMAGEIO, "diskId": ""}}}, "spec.source.imageio.diskId: missing"),
+        ({"source": {"vddk": {"url": "https://v.invalid"}}}, "spec.source.vddk.thumbprint: missing"),
+        ({"source": {"pvc": {"name": "a"}}, "pvc": None}, "spec.source.pvc.namespace: missing"),
+        ({"storage": {}}, "spec.storage.resources.requests.storage: missing"),
+        ({"storage": None}, "spec.storage: wants either spec.pvc or spec.storage, found neither"),
+        ({"pvc": STORAGE}, "spec.storage: wants either spec.pvc or spec.storage, found 2"),
+        ({"storage": None, "pvc": STORAGE}, "spec.pvc.accessModes: wants one access mode"),
+        (
+            {"storage": {"resources": {"requests": {"storage": "10GiB"}}}},
+            "spec.storage.resources.requests.storage: '10GiB' is not a quantity",
+        ),
+        (
+            {"storage": {"resources": {"requests": {"storage": True}}}},
+            "spec.storage.resources.requests.storage: bool is no quantity",
+        ),
+        (
+            {"storage": {"resources": {"requests": {"storage": 0}}}},
+            "spec.storage.resources.requests.storage: has to be more than 0",
+        ),
+        ({"storage": {**STORAGE, "accessModes": ["RWO"]}}, "spec.storage.accessModes[0]: 'RWO' is none of"),
+        ({"storage": {**STORAGE, "volumeMode": "block"}}, "spec.storage.volumeMode: 'block' is none of"),
+        ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: another source"),
+        (
+            {"checkpoints": [{"previous": "", "current": "a"}]},
+            "spec.checkpoints: source http has none, only imageio and vddk",
+        ),
+        (
+            {"source": {"imageio": IMAGEIO}, "checkpoints": [{"current": "a"}]},
+            "spec.checkpoints[0].previous: missing",
+        ),
+        (
+            {"source": {"imageio": IMAGEIO}, "checkpoints": [{"previous": "", "current": 5}]},
+            "spec.checkpoints[0].current: 5 is no text; put it in quotes",
+        ),
+        ({"source": {"imageio": IMAGEIO}, "checkpoints": {}}, "spec.checkpoints: is no list"),
+        ({"finalCheckpoint": "yes"}, "spec.finalCheckpoint: 'yes' is neither true nor false"),
+        ({"contentType": "tar"}, "spec.contentType: 'tar' is none of kubevirt, archive"),
+        (
+            {"source": {"blank": {}}, "contentType": "archive"},
+            "spec.contentType: source blank cannot give an archive",
+        ),
+        (
+            {"contentType": "archive", "storage": {**STORAGE, "volumeMode": "Block"}},
+            "spec.contentType: an archive needs a volume with a file system",
+        ),
+        ({"preallocation": "true"}, "spec.preallocation: 'true' is neither true nor false"),
+        ({"sauce": {}}, "spec.sauce: unknown field"),
+    ],
+)
+def test_bad_spec_is_named_by_its_path(spec: dict[str, Any], fault: str) -> None:
+    found = faults(spec)
+    assert any(one.startswith(fault) for one in found), found
+
+
+def test_bad_top_is_named_by_its_path() -> None:
+    assert faults(apiVersion="v1")[0].startswith("apiVersion: 'v1' is not cdi.kubevirt.io/v1beta1")
+    assert "metadata.name: missing" in faults(metadata={})
+    assert faults(metadata={"name": "A_b"})[0].startswith("metadata.name: 'A_b' is no name")
+    assert faults(metadata={"name": "x", "labels": {"a": 1}})[0].startswith(
+        "metadata.labels[a]: 1 is no text"
+    )
+    found: list[str] = []
+    datavolume.parse(documents.Document("x", {}), found)
+    assert "spec: missing" in found
+    assert "status" not in "".join(faults(status={"phase": "Succeeded"}))
+
+
+def test_an_annotation_names_no_path() -> None:
+    """`run` looks below --secrets for the ConfigMap that it names."""
+    name = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
+    metadata = {"name": "x", "annotations": {name: "../../etc"}}
+    found = faults({"source": {"vddk": {"url": "https://v.invalid"}}}, metadata=metadata)
+    assert any(one.startswith(f"metadata.annotations.{name}: '../../etc' is no name") for one in found), found
+
+
+def test_all_faults_at_once() -> None:
+    found = faults({"source": {"http": {"url": "x"}}, "storage": {}, "contentType": "tar", "extra": 1})
+    assert len(found) == 4
+
+
+def test_secrets_in_a_url_are_not_repeated() -> None:
+    assert "hunter2" not in "".join(faults({"source": {"http": {"url": "ftp://u:hunter2@x/y"}}}))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [1, 2", ", line "),
+        ("a: &x [1]\nb: *x\n", ", line 2, column 4: aliases"),
+        ("a: 1\nb: 2\na: 3\n", ", line 3, column 1: key 'a' is there twice"),
+        ("a: !!python/object/apply:os.system [x]\n", ", line 1, column 4: could not determine a constructor"),
+        ("[" * 100 + "]" * 100, ", line 1, column 65: nested deeper than 64 levels"),
+        ("- 1\n", ", document 1: is no object"),
+        ("kind: List\nitems: [1]\n", ", document 1: items[0]: is no object"),
+        ("a: \x07\n", ": malformed YAML: "),
+        ("? [a]\n: b\n", ", line 1, column 3: a key is no text"),
+        ("a: {? {b: c} : d}\n", ", line 1, column 7: a key is no text"),
+        ("a: !!bool maybe\n", ": malformed YAML: "),
+        ("a: !!int ''\n", ": malformed YAML: "),
+        ("a: !!timestamp x\n", ": malformed YAML: "),
+        ("a: !!map [b]\n", ": malformed YAML: "),
+        ("a: !!set [b]\n", ": malformed YAML: "),
+        (f"a: {'9' * 5000}\n", ": malformed YAML: "),
+        ("[" + "1," * 100_001 + "]", ", line 1, column "),
+        ("# " + "x" * documents.LIMIT, ": larger than 4194304 bytes"),
+    ],
+)
+def test_bad_yaml_is_named_by_its_line(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "dv.yaml"
+    path.write_text(text)
+    with pytest.raises(errors.RequestError) as caught:
+        documents.read(str(path))
+    assert str(caught.value).startswith(f"{path}{fault}")
+
+
+def test_bombs_are_not_built(tmp_path: Path) -> None:
+    """Nine levels of nine aliases stand for 3 billion values."""
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(errors.RequestError, match="aliases"):
+        documents.read(str(path))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(errors.RequestError, match="no such file"):
+        documents.read(str(tmp_path / "none"))
+    (tmp_path / "latin").write_bytes(b"a: \xe9\n")
+    with pytest.raises(errors.RequestError, match="is not UTF-8 at byte 3"):
+        documents.read(str(tmp_path / "latin"))
+
+
+def test_timestamps_stay_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("when: 2026-11-20\n---\n---\nkind: List\nitems:\n- {a: 1}\n- {a: 2}\n")
+    assert [dict(found.content) for found in documents.read(str(path))] == [
+        {"when": "2026-11-20"},
+        {"a": 1},
+        {"a": 2},
+    ]
+
+
+def test_one_data_volume(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump_all([{"kind": "Secret"}, {"kind": "Pod"}]))
+    with pytest.raises(errors.RequestError, match=r"wants one DataVolume, found 0 \(there is Secret, Pod\)"):
+        datavolume.find(documents.read(str(path)))
+
+
+def test_stages_that_follow() -> None:
+    volume = parse("vddk-stages")
+    assert [stage.current for stage in volume.stages_after("")] == ["snapshot-1", "snapshot-2"]
+    assert [stage.current for stage in volume.stages_after("snapshot-1")] == ["snapshot-2"]
+    with pytest.raises(errors.RequestError, match="nothing follows"):
+        volume.stages_after("snapshot-2")
+    with pytest.raises(errors.RequestError, match="none of them"):
+        volume.stages_after("snapshot-3")

@@ -1,0 +1,250 @@
+"""DataVolumes as plain objects: the documented examples against golden files and Kubernetes' models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdi_worker import contract
+from cdi_worker.kubernetes import datavolume, documents, manifest
+from cdi_worker.kubernetes import pod as datavolume_pod
+from cdi_worker.roles import importer
+from tests.support import disks as disks_module
+from tests.support import kubernetes_models, servers, worker
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "support/datavolumes").glob("*.yaml"))
+GOLDEN = Path(__file__).parents[2] / "support/golden"
+
+
+def parse(example: str | Path) -> datavolume.DataVolume:
+    path = (
+        example
+        if isinstance(example, Path)
+        else Path(__file__).parents[2] / "support/datavolumes" / f"{example}.yaml"
+    )
+    faults: list[str] = []
+    volume = datavolume.parse(datavolume.find(documents.read(str(path))), faults)
+    assert faults == []
+    return volume
+
+
+def text(example: str | Path, **settings: Any) -> str:
+    """Return what is printed for an example."""
+    volume = parse(example)
+    given = {"image": "cdi-worker", "overhead": Fraction("0.06"), **settings}
+    return manifest.dump(manifest.objects(volume, datavolume_pod.Settings(**given)))
+
+
+def made(example: str | Path, **settings: Any) -> list[dict[str, Any]]:
+    """Return the objects that are printed for an example."""
+    return list(yaml.safe_load_all(text(example, **settings)))
+
+
+def job(objects: list[dict[str, Any]]) -> Any:
+    return next(item for item in objects if item["kind"] == "Job")["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_documented_examples(example: Path) -> None:
+    """What is printed is what it was, and well-formed for Kubernetes. REGOLD=1 writes the files anew."""
+    printed = text(example)
+    for item in yaml.safe_load_all(printed):
+        assert kubernetes_models.faults(item) == []
+    golden = GOLDEN / example.name
+    if os.environ.get("REGOLD"):
+        golden.write_text(printed)
+    assert printed == golden.read_text()
+
+
+def test_models_are_strict() -> None:
+    """The check would notice an unknown field, a missing one, and one of another type."""
+    wrong = {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"image": 1, "x": "y"}]}}}}
+    path = "Job.spec.template.spec.containers[0]"
+    said = kubernetes_models.faults(wrong)
+    assert f"{path}.x: unknown field of V1Container" in said
+    assert f"{path}.image: 1 is no str" in said
+    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in said)
+
+
+@pytest.mark.parametrize(
+    ("example", "size"),
+    [("http", "68Mi"), ("block", "64Mi"), ("gcs", "500Mi"), ("imageio", "34735Mi")],
+)
+def test_overhead_is_counted_in_for_storage_with_a_file_system(example: str, size: str) -> None:
+    claim = made(example)[0]
+    assert claim["spec"]["resources"]["requests"]["storage"] == size
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_worker_understands_the_environment(example: Path, tmp_path: Path) -> None:
+    """As the contract's reader does in the pod; what comes from Secrets stands for itself."""
+    objects = [item for item in made(example) if item["kind"] == "Job"]
+    volume = parse(example)
+    for spec in (item["spec"]["template"]["spec"] for item in objects):
+        for container in spec["containers"] + spec.get("initContainers", []):
+            values = {item["name"]: item.get("value", "x") for item in container.get("env", [])}
+            env = {name: value.replace("$$", "$") for name, value in values.items()}
+            if contract.role(env) == "importer":
+                request = importer.read(env, contract.Paths(data=str(tmp_path)))
+                assert request.content_type == volume.content_type
+                assert request.preallocation == volume.preallocation
+                assert request.checksum == (volume.source.checksum or None)
+                assert (request.image_size or 0) >= (volume.claim.size or 0)
+                shown = volume.source.headers
+                assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
+            elif env:
+                assert contract.role(env) == "uploadserver"
+
+
+def test_block_volumes_are_devices() -> None:
+    main = job(made("block"))["containers"][0]
+    assert main["volumeDevices"] == [{"name": "data", "devicePath": "/dev/cdi-block-volume"}]
+    assert "/data" not in {mount["mountPath"] for mount in main["volumeMounts"]}
+    assert {"name": "FILESYSTEM_OVERHEAD", "value": "0"} in main["env"]
+
+
+@pytest.mark.parametrize(
+    ("example", "wanted", "has_scratch"),
+    [
+        ("http", None, True),
+        ("http", False, False),
+        ("archive", None, False),
+        ("blank", None, False),
+        ("vddk-stages", None, False),
+        ("imageio", None, True),
+        ("registry", None, True),
+    ],
+)
+def test_scratch_unless_none_can_be_needed(example: str, wanted: bool | None, has_scratch: bool) -> None:
+    volumes = {volume["name"] for volume in job(made(example, scratch=wanted))["volumes"]}
+    assert ("scratch" in volumes) == has_scratch
+
+
+def test_secrets_are_referenced_not_copied() -> None:
+    for example in EXAMPLES:
+        for secret in ("YWRtaW4=", "admin", "c2VjcmV0", "6789", "service_account"):
+            assert secret not in text(example)
+
+
+def test_restricted_containers_with_limits() -> None:
+    """The Pod Security Standards' restricted profile, in every container of every example."""
+    for example in EXAMPLES:
+        for item in made(example):
+            if item["kind"] != "Job":
+                continue
+            spec = item["spec"]["template"]["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in spec["containers"] + spec.get("initContainers", []):
+                context = container["securityContext"]
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert context["readOnlyRootFilesystem"] is True
+                assert container["resources"]["limits"] == {"cpu": "750m", "memory": "600M"}
+
+
+def test_annotations_and_labels_are_passed_on() -> None:
+    claim, item = made("blank")
+    assert claim["metadata"]["labels"] == item["metadata"]["labels"] == {"team": "storage"}
+    assert claim["metadata"]["namespace"] == item["metadata"]["namespace"] == "images"
+    pod = item["spec"]["template"]["metadata"]
+    assert pod["labels"] == {"team": "storage"}
+    assert pod["annotations"] == {
+        "v1.multus-cni.io/default-network": "bridge-network",
+        "sidecar.istio.io/inject": "true",
+        "linkerd.io/inject": "disabled",
+    }
+
+
+def test_a_clone_is_bound_at_once_only_where_that_is_requested() -> None:
+    assert [item["kind"] for item in made("pvc")] == ["PersistentVolumeClaim"]
+    assert [item["kind"] for item in made("snapshot")] == ["PersistentVolumeClaim", "Job"]
+
+
+def test_stages_run_one_after_the_other() -> None:
+    spec = job(made("vddk-stages"))
+    names = [container["name"] for container in spec["initContainers"] + spec["containers"]]
+    assert names == ["vddk", "stage-1", "importer"]
+    env = {item["name"]: item.get("value") for item in spec["containers"][0]["env"]}
+    assert env["IMPORTER_FINAL_CHECKPOINT"] == "true"
+    assert env["IMPORTER_PREVIOUS_CHECKPOINT"].endswith("63/4")
+    later = job(made("vddk-stages", after="snapshot-1"))
+    assert [container["name"] for container in later["initContainers"]] == ["vddk"]
+
+
+@pytest.mark.parametrize(("example", "again"), [("http", False), ("registry-node", True), ("imageio", True)])
+def test_what_failed_is_started_again_in_its_pod_only_where_it_has_to_be(example: str, again: bool) -> None:
+    """A policy for exit codes is not allowed there; elsewhere it ends what cannot succeed."""
+    item = made(example)[1]
+    assert item["spec"]["template"]["spec"]["restartPolicy"] == ("OnFailure" if again else "Never")
+    assert ("podFailurePolicy" in item["spec"]) != again
+
+
+def test_a_dollar_in_a_header_is_no_variable() -> None:
+    env = {item["name"]: item.get("value") for item in job(made("headers"))["containers"][0]["env"]}
+    assert env["IMPORTER_EXTRA_HEADER_1"] == "X-Another-Header: costs $$5"
+
+
+def test_command() -> None:
+    """The options arrive; a Job can be told to wait."""
+    done = worker.run("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
+    assert done.status == 0, done.errors
+    item = list(yaml.safe_load_all(done.output))[1]
+    assert item["spec"]["suspend"] is True
+    assert item["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/x:1"
+
+
+@pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vmdk", False), ("vhdx", True)])
+def test_contact_tells_whether_scratch_is_needed(
+    tmp_path: Path, disks: disks_module.Disks, variant: str, has_scratch: bool
+) -> None:
+    """The server gives no ranges, so that qemu-img has to wait for the whole image."""
+    example = (Path(__file__).parents[2] / "support/datavolumes/http.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx")) as web:
+        path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image(variant))))
+        done = worker.run("manifest", path, "--contact")
+    assert done.status == 0, done.errors
+    volumes = {volume["name"] for volume in job(list(yaml.safe_load_all(done.output)))["volumes"]}
+    assert ("scratch" in volumes) == has_scratch
+
+
+def test_a_pod_of_a_job_fails_where_a_controller_would_read_the_message(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"}
+    assert worker.run(*pod.arguments, env=env).status == 0
+    assert worker.run(*pod.arguments, "--strict-exit-status", env=env).status == 5
+    assert "checksum mismatch" in pod.told["message"]
+
+
+def test_standard_input() -> None:
+    command = [*worker.COMMAND, "manifest", "-"]
+    example = (Path(__file__).parents[2] / "support/datavolumes/pvc.yaml").read_bytes()
+    done = subprocess.run(command, env=worker.ENVIRONMENT, input=example, capture_output=True, check=True)
+    assert done.stdout.decode() == (GOLDEN / "pvc.yaml").read_text()
+
+
+def test_library_that_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise ImportError")
+    path = f"{tmp_path}:{worker.ROOT}"
+    done = worker.run("manifest", EXAMPLES[0], env={"PYTHONPATH": path})
+    assert done.status == 2
+    assert done.complaint == (
+        "reading manifests needs the Python package PyYAML: pip install 'cdi-worker[kubernetes]'"
+    )
+
+
+def test_what_only_controllers_can_do_is_said(tmp_path: Path) -> None:
+    example = (Path(__file__).parents[2] / "support/datavolumes/pvc.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    path.write_text(example.replace("  name: pvc\n", "  name: pvc\n  namespace: other\n"))
+    done = worker.run("manifest", path)
+    assert done.status == 2
+    assert done.complaint.startswith("spec.source.pvc.namespace: ")

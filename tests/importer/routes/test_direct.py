@@ -1,0 +1,88 @@
+"""What each route leaves on a target, where the source or the storage is not as one would like."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, misbehave, processes
+
+MIB = 1 << 20
+NOISE = random.Random(3).randbytes(2 * MIB + 100)
+
+
+def wanted(url: str, target: Path) -> cdi_worker.Request:
+    return cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target))
+
+
+@pytest.mark.parametrize("size", [2 * MIB + 100, MIB + 1])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_odd_size_ends_in_zeros(server: misbehave.Server, tmp_path: Path, size: int, ranges: bool) -> None:
+    """The last sector holds nothing of what was on the device before."""
+    url = server.serve("/disk", misbehave.Page(NOISE[:size], ranges=ranges))
+    with devices.loop(tmp_path, 4 * MIB) as device:
+        cdi_worker.run(wanted(url, device))
+        there = device.read_bytes()
+    padding = -size % 512
+    assert there == NOISE[:size] + bytes(padding) + devices.DIRT * (4 * MIB - size - padding)
+
+
+def test_a_disk_that_changes_its_size_between_two_looks(server: misbehave.Server, tmp_path: Path) -> None:
+    """A server without an identity: what was looked at first is not what is placed then."""
+    larger, smaller = (
+        qcow2_of(tmp_path / name, size) for name, size in (("larger", 4 * MIB), ("smaller", 2 * MIB))
+    )
+    length = max(len(larger), len(smaller))
+    first, then = (
+        misbehave.Page(body.ljust(length, b"\0"), etag=None, modified=None) for body in (larger, smaller)
+    )
+    # The head and the last sector are looked at before the plan is made.
+    url = server.serve("/disk", (first, 2), then)
+    with devices.loop(tmp_path, 4 * MIB) as device:
+        with pytest.raises(errors.SourceChanged, match="virtual size"):
+            cdi_worker.run(wanted(url, device))
+        assert not any(device.read_bytes()[:MIB])
+
+
+def qcow2_of(path: Path, size: int) -> bytes:
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", path, str(size))
+    return path.read_bytes()
+
+
+def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
+    """A pod has 30 seconds from SIGTERM to its end."""
+    cancel = threading.Event()
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
+        request = cdi_worker.Request(
+            source="none",
+            location=cdi_worker.Location(""),
+            target=str(device),
+            preallocation=True,
+            direct=True,
+        )
+        threading.Timer(1, cancel.set).start()
+        started = time.monotonic()
+        with pytest.raises(errors.Cancelled):
+            cdi_worker.run(request, cancel=cancel)
+        assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_cancel_within_one_huge_hole(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+    cancel = threading.Event()
+    empty = qcow2_of(tmp_path / "empty", 600 * MIB)
+    url = server.serve("/disk", misbehave.Page(empty, ranges=ranges))
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
+        request = dataclasses.replace(wanted(url, device), preallocation=True)
+        threading.Timer(1, cancel.set).start()
+        started = time.monotonic()
+        with pytest.raises(errors.Cancelled):
+            cdi_worker.run(request, cancel=cancel)
+        assert time.monotonic() - started < 8  # all of it takes 15

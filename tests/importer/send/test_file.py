@@ -1,0 +1,201 @@
+"""The command that uploads a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, errors, progress
+from cdi_worker.send import file
+from tests.support import devices, oracle, processes, upload_relay, uploads
+
+MIB = uploads.MIB
+PLACE = uploads.RESUMABLE
+DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)
+TUS = uploads.TUS
+MORE = uploads.MORE
+server = uploads.server
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "image").write_bytes(DATA)
+    return tmp_path / "image"
+
+
+def wanted(server: uploads.Server, image: Path, **more: object) -> file.Wanted:
+    made = server.certificates
+    found = {
+        "path": str(image),
+        "url": f"https://localhost:{server.port}",
+        "ca_file": str(made.authority.certificate),
+        "certificate": str(made.client.certificate),
+        "key": str(made.client.key),
+        "stall": 20.0,
+        **more,
+    }
+    return file.Wanted(**found)  # type: ignore[arg-type]
+
+
+def test_command(server: uploads.Server, image: Path, disk: Path) -> None:
+    made = server.certificates
+    argv = [sys.executable, "-m", "cdi_worker", "upload", image, server.url(""), "--progress", "lines"]
+    argv += ["--ca-file", made.authority.certificate, "--cert", made.client.certificate]
+    argv += ["--key", made.client.key, "--checksum", f"sha256:{hashlib.sha256(DATA).hexdigest()}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "100.0% done" in done.stderr
+    assert disk.read_bytes() == DATA
+
+
+def test_the_command_says_what_the_server_says(server: uploads.Server, image: Path) -> None:
+    with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
+        file.send(
+            wanted(server, image, checksum="md5:" + "0" * 32), progress.NullProgress(), threading.Event()
+        )
+    with pytest.raises(errors.UploadFailed, match="401"):
+        file.send(wanted(server, image, certificate="", key=""), progress.NullProgress(), threading.Event())
+    with pytest.raises(errors.Unreachable, match="certificate"):
+        file.send(wanted(server, image, ca_file=""), progress.NullProgress(), threading.Event())
+
+
+def test_a_server_that_knows_only_one_request(image: Path) -> None:
+    """Such as CDI's upload proxy, which wants a token."""
+    with uploads.OneRequest.serving() as port:
+        url = f"http://127.0.0.1:{port}"
+        file.send(file.Wanted(str(image), url, token="secret"), progress.NullProgress(), threading.Event())
+    seen = uploads.OneRequest.seen
+    assert [(method, path) for method, path, _, _ in seen] == [
+        ("HEAD", PLACE),
+        ("POST", PLACE),
+        ("POST", "/v1beta1/upload"),
+    ]
+    assert {headers["Authorization"] for _, _, headers, _ in seen} == {"Bearer secret"}
+    assert seen[-1][3] == DATA
+
+
+def test_a_server_silent_in_the_handshake_keeps_no_cancel_waiting(image: Path) -> None:
+    cancel, began = threading.Event(), time.monotonic()
+    threading.Timer(0.3, cancel.set).start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        wanted = file.Wanted(str(image), url, insecure=True)
+        with pytest.raises(errors.Cancelled):
+            file.send(wanted, progress.NullProgress(), cancel)
+    assert time.monotonic() - began < 10
+
+
+def test_a_checksum_that_only_we_compare(image: Path) -> None:
+    """A server that knows none never sees the end of what is not what was promised."""
+    right = f"SHA256:{hashlib.sha256(DATA).hexdigest()}"
+    with uploads.OneRequest.serving() as port:
+        made = file.Wanted(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
+        with pytest.raises(errors.ChecksumMismatch):
+            file.send(made, progress.NullProgress(), threading.Event())
+        made = dataclasses.replace(made, checksum=right)
+        file.send(made, progress.NullProgress(), threading.Event())
+        made = dataclasses.replace(made, checksum="md5:0")
+        with pytest.raises(errors.RequestError):
+            file.send(made, progress.NullProgress(), threading.Event())
+    bodies = [
+        body for method, path, _, body in uploads.OneRequest.seen if (method, path) == ("POST", uploads.SYNC)
+    ]
+    assert DATA in bodies
+    assert all(body == DATA or len(body) < len(DATA) for body in bodies)
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_the_command_goes_on_after_breaks(
+    server: uploads.Server, image: Path, disk: Path, tells: bool
+) -> None:
+    """Also when a proxy tells it what the server says to a request that was cut short."""
+    with upload_relay.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, tells=tells) as relay:
+        meter = progress.Meter()
+        url = f"https://localhost:{relay.port}"
+        file.send(wanted(server, image, url=url), meter, threading.Event())
+        assert relay.sent < len(DATA) + 4 * relay.RECORD + 10 * relay.REQUEST
+    assert (meter.finished, meter.count) == (True, len(DATA))
+    assert disk.read_bytes() == DATA
+
+
+def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) -> None:
+    cancel = threading.Event()
+
+    class Stop(progress.NullProgress):
+        def advance(self, count: int) -> None:
+            processes.wait_for(lambda: server.received > 100_000, "the first bytes")
+            cancel.set()
+
+    with pytest.raises(errors.Cancelled):
+        file.send(wanted(server, image), Stop(), cancel)
+    begun = server.offset()
+    assert begun > 0
+    with upload_relay.Relay(server.port) as relay:
+        url = f"https://localhost:{relay.port}"
+        file.send(wanted(server, image, url=url), progress.NullProgress(), threading.Event())
+        assert relay.sent < len(DATA) - begun + 100_000
+    assert disk.read_bytes() == DATA
+
+
+def test_another_run_that_wants_more(server: uploads.Server, image: Path, disk: Path) -> None:
+    """What was begun without a checksum is no part of an upload that is to be verified."""
+    cancel = threading.Event()
+
+    class Stop(progress.NullProgress):
+        def advance(self, count: int) -> None:
+            cancel.set()
+
+    with pytest.raises(errors.Cancelled):
+        file.send(wanted(server, image), Stop(), cancel)
+    assert server.ask("HEAD", PLACE).status == 200
+    wrong = wanted(server, image, checksum="md5:" + "0" * 32)
+    with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
+        file.send(wrong, progress.NullProgress(), threading.Event())
+    oracle.unusable(disk)
+
+
+def test_the_server_is_started_anew(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    image = tmp_path / "noise"
+    image.write_bytes(random.Random(2).randbytes(24 * MIB))
+    with devices.slow(tmp_path, 24 * MIB, bytes_per_second=16 * MIB) as target:
+        env = {"DESTINATION": str(target)}
+        first = uploads.Server(certificates, env, paths)
+        ended: list[BaseException | None] = []
+        meter = progress.Meter()
+
+        def send() -> None:
+            try:
+                file.send(wanted(first, image), meter, threading.Event())
+                ended.append(None)
+            except errors.Error as err:
+                ended.append(err)
+
+        argv = [sys.executable, "-m", "cdi_worker", "-v=3", "--termination-log=/dev/null"]
+        log = tmp_path / "log"
+        ready = functools.partial(processes.answers, first.port)
+        with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
+            client = threading.Thread(target=send)
+            client.start()
+            processes.wait_for(lambda: meter.count > 12 * MIB, "half of the disk")
+            pod.send_signal(signal.SIGKILL)
+        second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
+        second.port = first.port
+        with second:
+            client.join(processes.PATIENCE)
+            assert ended == [None]
+            assert second.result().status == 0
+        oracle.same(target, image)

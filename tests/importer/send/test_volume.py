@@ -1,0 +1,209 @@
+"""Clones from volume to volume, both ends ours."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, errors, progress
+from cdi_worker.send import volume
+from tests.support import clones, devices, oracle, tls, upload_relay, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+SIZE = clones.SIZE
+DONE = clones.DONE
+server = uploads.server
+
+
+@pytest.mark.parametrize("preallocation", ["false", "true"])
+def test_file_system_to_file_system(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, preallocation: str
+) -> None:
+    env = {"PREALLOCATION": preallocation}
+    with uploads.Server(certificates, env, paths) as server:
+        said = clones.play(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
+        ended = json.loads(server.result().message)
+    clones.same_tree(folder, paths.data)
+    copied = Path(paths.data, "disk.img").stat()
+    assert not Path(paths.data, "lost+found").exists()
+    assert copied.st_mode & 0o777 == 0o660
+    if preallocation == "true":
+        assert said == "Clone Complete, Preallocation applied"
+        assert copied.st_blocks * 512 >= SIZE
+    else:
+        assert said == "Clone Complete"
+        assert copied.st_blocks * 512 < SIZE // 2
+    assert ended == {"preallocationApplied": preallocation == "true", "message": "Clone Complete"}
+
+
+@pytest.mark.parametrize("sector", [512, 4096])
+@pytest.mark.parametrize("preallocation", ["false", "true"])
+def test_block_to_block(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    sector: int,
+    preallocation: str,
+) -> None:
+    with (
+        devices.loop(tmp_path, SIZE, sector=sector) as source,
+        devices.loop(tmp_path, SIZE + MIB, sector=4608 - sector) as target,
+    ):
+        clones.content(source)
+        env = {"DESTINATION": str(target), "PREALLOCATION": preallocation}
+        with uploads.Server(certificates, env, paths) as server:
+            clones.play(clones.environment(server, "block", source, PREALLOCATION=preallocation))
+            assert server.result().status == 0
+        oracle.same(target, clones.content(tmp_path / "expected"), beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("preallocation", ["false", "true"])
+def test_file_system_to_block(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path, preallocation: str
+) -> None:
+    env = {"DESTINATION": str(block), "PREALLOCATION": preallocation}
+    with uploads.Server(certificates, env, paths) as server:
+        clones.play(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
+        assert server.result().message == DONE.replace("false", preallocation)
+    oracle.same(block, folder / "disk.img", beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("preallocation", ["false", "true"])
+def test_block_to_file_system(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, preallocation: str
+) -> None:
+    env = {"UPLOAD_IMAGE_SIZE": "32Mi", "PREALLOCATION": preallocation}
+    target = Path(paths.data, "disk.img")
+    target.write_bytes(b"an older disk")
+    with devices.loop(tmp_path, SIZE) as source:
+        clones.content(source)
+        with uploads.Server(certificates, env, paths) as server:
+            clones.play(clones.environment(server, "block", source, PREALLOCATION=preallocation))
+            assert server.result().message == DONE.replace("false", preallocation)
+    oracle.same(target, clones.content(tmp_path / "expected"))
+    found = target.stat()
+    assert found.st_size == 32 * MIB
+    if preallocation == "true":
+        assert found.st_blocks * 512 >= 32 * MIB
+    else:
+        assert found.st_blocks * 512 < SIZE // 2
+
+
+def test_an_empty_volume(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "lost+found").mkdir(parents=True)
+    clones.play(clones.environment(server, "filesystem", tmp_path / "empty"))
+    assert not list(Path(paths.data).iterdir())
+
+
+def test_a_volume_too_small(
+    certificates: uploads.Certificates, paths: contract.Paths, original: Path
+) -> None:
+    with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "8Mi"}, paths) as server:
+        with pytest.raises(errors.Error, match=r"400|reset|broken") as caught:
+            clones.play(clones.environment(server, "block", original))
+        assert caught.value.status == 3
+        oracle.unusable(Path(paths.data, "disk.img"))
+
+
+def test_a_file_system_without_a_disk(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
+) -> None:
+    (folder / "disk.img").unlink()
+    with (
+        uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server,
+        pytest.raises(errors.UploadFailed, match="no file named"),
+    ):
+        clones.play(clones.environment(server, "filesystem", folder))
+    oracle.unusable(block)
+
+
+def test_a_client_of_another_name(server: uploads.Server, original: Path) -> None:
+    other = server.certificates.authority.issue(common_name="somebody", client=True)
+    keys = {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()}
+    with pytest.raises(errors.Error, match=r"401|reset|broken"):
+        clones.play({**clones.environment(server, "block", original), **keys})
+
+
+def test_a_server_of_another_authority(server: uploads.Server, original: Path, tmp_path: Path) -> None:
+    other = tls.Authority(tmp_path / "other").certificate.read_text()
+    with pytest.raises(errors.Unreachable, match="certificate"):
+        clones.play({**clones.environment(server, "block", original), "SERVER_CA_CERT": other})
+
+
+def test_faults_of_the_environment_come_together() -> None:
+    with pytest.raises(errors.RequestError) as caught:
+        volume.read({"UPLOAD_URL": "https://x/v1beta1/upload", "VOLUME_MODE": "tape", "PREALLOCATION": "1"})
+    for name in (
+        "MOUNT_POINT",
+        "CLIENT_KEY",
+        "CLIENT_CERT",
+        "SERVER_CA_CERT",
+        "VOLUME_MODE",
+        "PREALLOCATION",
+    ):
+        assert name in str(caught.value)
+
+
+def test_progress_never_falls_and_ends_at_100(
+    server: uploads.Server, original: Path, paths: contract.Paths
+) -> None:
+    meter = progress.Meter()
+    volume.send(volume.read(clones.environment(server, "block", original)), meter, threading.Event())
+    assert meter.finished
+    assert meter.count == SIZE
+
+
+def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
+    with devices.loop(tmp_path, SIZE, dirt=b"\0") as source, upload_relay.Relay(server.port) as relay:
+        clones.play(
+            clones.environment(server, "block", source, UPLOAD_URL=f"https://localhost:{relay.port}{SYNC}")
+        )
+        assert relay.sent < 20_000
+    found = Path(paths.data, "disk.img").stat()
+    assert (found.st_size, found.st_blocks) == (SIZE, 0)
+
+
+def test_an_empty_device_takes_seconds(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """Seconds of the processor, of both ends: by the clock, the machine's other work would be tested."""
+    size = 100 << 30
+    backing = [tmp_path / "source", tmp_path / "target"]
+    for path in backing:
+        with path.open("wb") as stream:
+            stream.truncate(size)
+    with (
+        devices.attached(backing[0]) as source,
+        devices.attached(backing[1]) as target,
+        uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
+    ):
+        started = time.process_time()
+        clones.play(clones.environment(server, "block", source))
+        assert time.process_time() - started < 30
+        assert server.result().message == DONE
+    assert all(path.stat().st_blocks * 512 < 2 * MIB for path in backing)
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_a_clone_goes_on_after_breaks(
+    server: uploads.Server, paths: contract.Paths, tmp_path: Path, mode: str
+) -> None:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    noise = folder / "disk.img"
+    noise.write_bytes(random.Random(6).randbytes(8 * MIB))
+    meter = progress.Meter()
+    with upload_relay.Relay(server.port, None, 1000, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
+        url = f"https://localhost:{relay.port}{SYNC}"
+        place = noise if mode == "block" else folder
+        settings = volume.read(clones.environment(server, mode, place, UPLOAD_URL=url))
+        volume.send(settings, meter, threading.Event())
+        assert relay.sent < 8 * MIB + 5 * relay.RECORD + 12 * relay.REQUEST
+    assert meter.finished
+    assert Path(paths.data, "disk.img").read_bytes() == noise.read_bytes()

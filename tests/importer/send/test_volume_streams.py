@@ -1,0 +1,220 @@
+"""What a clone's ends say: to each other, and to and from upstream's."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import cramjam
+import pytest
+
+from cdi_worker import contract, progress
+from cdi_worker.formats import clone as extents
+from cdi_worker.formats import readers
+from cdi_worker.formats.compressed import snappy
+from cdi_worker.images import volume
+from cdi_worker.images.engine import ahead
+from cdi_worker.send import extents as clone_stream
+from cdi_worker.send import volume as clone
+from tests.formats.compressed.test_snappy import plain as plain_chunk
+from tests.support import clones, devices, disks, oracle, processes, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+SIZE = clones.SIZE
+DONE = clones.DONE
+server = uploads.server
+
+
+# -- the other end is upstream's
+
+
+def test_frames_for_a_server_that_offers_nothing(original: Path, server: uploads.Server) -> None:
+    with uploads.OneRequest.serving() as port:
+        env = clones.environment(
+            server, "block", original, UPLOAD_URL=f"http://127.0.0.1:{port}/v1beta1/upload"
+        )
+        assert clones.play(env) == "Clone Complete"
+    (probe, _, _, _), (method, path, headers, body) = uploads.OneRequest.seen
+    assert (probe, method, path) == ("HEAD", "POST", SYNC)
+    assert headers["x-cdi-content-type"] == "blockdevice-clone"
+    # The library's own reader of whole streams.
+    assert bytes(cramjam.snappy.decompress(body)) == original.read_bytes()
+    assert body.startswith(snappy.IDENTIFIER)
+    assert len(body) < SIZE // 5
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_tar_for_a_server_that_offers_nothing(
+    folder: Path, server: uploads.Server, tmp_path: Path, sparse: bool
+) -> None:
+    preallocation = str(not sparse).lower()
+    with uploads.OneRequest.serving() as port:
+        url = f"http://127.0.0.1:{port}/v1beta1/upload"
+        clones.play(
+            clones.environment(server, "filesystem", folder, UPLOAD_URL=url, PREALLOCATION=preallocation)
+        )
+    (*_, (_, _, headers, body)) = uploads.OneRequest.seen
+    assert headers["x-cdi-content-type"] == "filesystem-clone"
+    archive = tmp_path / "archive"
+    archive.write_bytes(cramjam.snappy.decompress(body))
+    assert (archive.stat().st_size < SIZE) is sparse
+    (tmp_path / "unpacked").mkdir()
+    processes.run("tar", "--extract", f"--file={archive}", f"--directory={tmp_path / 'unpacked'}")
+    clones.same_tree(folder, tmp_path / "unpacked")
+    listed = processes.run("tar", "--list", f"--file={archive}").stdout.splitlines()
+    assert listed == ["-dash", "disk.img", "more/", "more/deep/", "more/deep/file", "more/empty", "more/link"]
+
+
+# -- the other end's streams
+
+
+def recorded(data: bytes) -> bytes:
+    """Make a stream as another implementation may: plain chunks, padding, identifiers in between."""
+    stream = snappy.IDENTIFIER
+    for start in range(0, len(data), 65_536):
+        piece = data[start : start + 65_536]
+        stream += b"".join(snappy.frames([memoryview(piece)])) if start % 3 else b"\xfe\x02\x00\x00xx"
+        stream += b"" if start % 3 else plain_chunk(piece)
+    return stream
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_device_from_upstream(
+    server: uploads.Server, paths: contract.Paths, disks: disks.Disks, chunked: bool
+) -> None:
+    # A qcow2 image inside the device is content, not a format.
+    data = disks.image("qcow2").read_bytes()[: 3 * 65_536]
+    stream = recorded(data)
+    body = [stream[start : start + 10_001] for start in range(0, len(stream), 10_001)] if chunked else stream
+    headers = {"x-cdi-content-type": "blockdevice-clone"}
+    assert server.ask("POST", SYNC, body, headers).status == 200
+    assert server.result().message == DONE
+    assert Path(paths.data, "disk.img").read_bytes() == data
+
+
+@pytest.mark.parametrize("names", [[b"disk.img"], [b"./"], [b"./disk.img", b"./more"]])
+def test_a_tar_from_upstream(
+    server: uploads.Server, paths: contract.Paths, folder: Path, names: list[bytes]
+) -> None:
+    (folder / "lost+found" / "secret").unlink()
+    made = subprocess.run(
+        ["tar", "--create", "--sparse", "--file=-", *names], cwd=folder, check=True, capture_output=True
+    )
+    headers = {"x-cdi-content-type": "filesystem-clone"}
+    assert server.ask("POST", SYNC, recorded(made.stdout), headers).status == 200
+    assert server.result().message == DONE
+    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
+
+
+@pytest.mark.parametrize("kind", ["blockdevice-clone", "filesystem-clone"])
+@pytest.mark.parametrize("path", ["upload-archive", "upload-async"])
+def test_a_clone_is_one_on_every_path(
+    server: uploads.Server, paths: contract.Paths, folder: Path, kind: str, path: str
+) -> None:
+    """What the header says counts, as with CDI; nothing gets beside the volume."""
+    beside = set(Path(paths.data).parent.iterdir())
+    settings = clone.Settings("", kind, str(folder if kind == "filesystem-clone" else folder / "disk.img"))
+    with clone.plain(settings, progress.NullProgress()) as pieces:
+        body = b"".join(bytes(part) for part in snappy.frames(pieces))
+    answer = server.ask("POST", f"/v1beta1/{path}", body, {"x-cdi-content-type": kind})
+    assert answer.status == 200, answer.text
+    assert server.result().message == DONE
+    assert set(Path(paths.data).parent.iterdir()) == beside
+    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
+
+
+@pytest.mark.parametrize("fault", ["cut", "changed", "no snappy"])
+def test_a_broken_stream(server: uploads.Server, paths: contract.Paths, original: Path, fault: str) -> None:
+    stream = bytearray(recorded(original.read_bytes()[: 2 * MIB]))
+    if fault == "cut":
+        del stream[-5:]
+    elif fault == "changed":
+        stream[1_000_000] ^= 1
+    else:
+        stream[0] = 0
+    for kind in ("blockdevice-clone", "filesystem-clone"):
+        answer = server.ask("POST", SYNC, bytes(stream), {"x-cdi-content-type": kind})
+        assert answer.status == 500
+    assert not list(Path(paths.data).iterdir())
+
+
+# -- ours
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("to", ["file system", "device"])
+def test_a_checksum_of_what_is_sent(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    folder: Path,
+    block: Path,
+    mode: str,
+    ours: bool,
+    to: str,
+) -> None:
+    """Asked for with a clone, it is verified as with every upload."""
+    place = str(folder / "disk.img" if mode == "block" else folder)
+    shown = progress.NullProgress()
+    settings = clone.Settings("", clone.MODES[mode], place)
+    with clone.plain(settings, shown) as pieces, volume.Volume(str(folder / "disk.img")) as device:
+        if not ours:
+            parts = snappy.frames(pieces)
+        elif mode == "block":
+            parts = clone_stream.Device(device, shown).wire(0)
+        else:
+            parts = clone_stream.Directory(place, shown, sparse=True).wire(0)
+        body = b"".join(bytes(part) for part in parts)
+    headers = {"x-cdi-content-type": settings.kind}
+    headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
+    env = {"DESTINATION": str(block)} if to == "device" else {}
+    with uploads.Server(certificates, env, paths) as server:
+        answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})
+        assert (answer.status, "checksum mismatch" in answer.text) == (500, True)
+        oracle.unusable(block if env else Path(paths.data, "disk.img"))
+        right = hashlib.sha256(body).hexdigest()
+        assert server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{right}"}).status == 200
+        assert server.result().message == DONE
+    oracle.same(
+        block if env else Path(paths.data, "disk.img"),
+        folder / "disk.img",
+        beyond=devices.DIRT if env else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("packed", "packing", "sending", "pays"),
+    [
+        (0.3, 1.0, 3.0, True),  # a slow network, or a slow volume at the other end
+        (0.3, 1.0, 0.1, False),  # a fast one
+        (1.0, 1.0, 9.0, False),  # nothing saved
+    ],
+)
+def test_compression_goes_on_where_it_pays(packed: float, packing: float, sending: float, pays: bool) -> None:
+    decision = clone_stream.Pays()
+    decision.encoded(1000, 1000, 0.0)
+    assert decision.decide() == clone_stream.TRIED, "too little to tell"
+    decision.encoded(clone_stream.STEP, int(packed * clone_stream.STEP), packing)
+    decision.sent(int(packed * clone_stream.STEP), sending)
+    assert decision.decide() == int(pays)
+    later = [decision.decide() for _ in range(clone_stream.PAUSE)]
+    assert later[-1] == (1 if pays else clone_stream.TRIED), "never tried again"
+    assert all(later) is pays
+
+
+@pytest.mark.parametrize("sending", [0.0, 1e9])
+def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: float) -> None:
+    """Whatever was decided for what was not received, the other end reads one whole stream."""
+    with volume.Volume(str(original)) as device:
+        stream = clone_stream.Device(device, progress.NullProgress())
+        stream.step = 2 * MIB
+        first = b"".join(bytes(part) for part in stream.wire(0))
+        for cut in (0, 15, 16, 17, *range(1, len(first), 250_007), len(first)):
+            stream._pays.encoded(clone_stream.STEP, 0, 1.0)
+            stream._pays.sent(1, sending)
+            rest = b"".join(bytes(part) for part in stream.wire(cut))
+            runs = extents.Decoder(readers.Bytes(first[:cut] + rest), ahead.buffers(extents.LONGEST))
+            assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
+            first = first[:cut] + rest

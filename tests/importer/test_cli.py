@@ -1,0 +1,277 @@
+"""The command line as people and their programs use it: what it prints, where, and with which status."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import devices, misbehave, oracle, servers, tls, worker
+from tests.support import disks as disks_module
+
+MiB = 1 << 20
+REQUEST, SOURCE, TARGET, SCRATCH = 2, 3, 6, 7
+
+
+def told(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
+    """Run a command and return the JSON that it prints, which is one line."""
+    done = worker.run(*arguments, "--json", env=env)
+    assert done.status == status, done.errors
+    (line,) = done.output.splitlines()
+    return dict(json.loads(line))
+
+
+# -- the program itself -----------------------------------------------------------------------
+
+
+def test_the_version(tmp_path: Path) -> None:
+    """A checkout runs as it is: in a folder with all packages, but for what an installation says of ours."""
+    packages = [Path(path) for path in sys.path if path.endswith("-packages")]
+    found = {path.name: path for folder in packages for path in folder.iterdir() if "cdi" not in path.name}
+    subprocess.run([worker.ROOT / "tools/tree", tmp_path / "tree"], check=True)
+    for name, path in (found | {"cdi_worker": tmp_path / "tree/cdi_worker"}).items():
+        (tmp_path / name).symlink_to(path)
+    argv = [sys.executable, "-S", "-m", "cdi_worker", "--version"]
+    env = {**worker.ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+
+    def told() -> str:
+        return subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+
+    assert told() == "cdi-worker, version unknown (not installed)\n"
+    (tmp_path / "cdi_worker-1.2.dist-info").mkdir()
+    (tmp_path / "cdi_worker-1.2.dist-info/METADATA").write_text("Name: cdi-worker\nVersion: 1.2\n")
+    assert told() == "cdi-worker, version 1.2\n"
+
+
+#: What no start needs, and what an import of a disk that comes as it is has no use for either.
+OTHERS = {"cdi_worker.kubernetes.commands", "cdi_worker.kubernetes.cron", "cdi_worker.metrics_server", "rich"}
+ROUTES = {"cdi_worker.routes.place", "cdi_worker.routes.convert", "cdi_worker.routes.unpack", "subprocess"}
+CLONE = {"UPLOAD_URL": "https://127.0.0.1:1/"}
+SERVER = {"CLIENT_NAME": "client"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "loaded", "unwanted"),
+    [
+        (
+            ("--version",),
+            {},
+            "cdi_worker.commands.group",
+            {"cdi_worker.commands.disk", "cdi_worker.execute", "fractions"},
+        ),
+        (
+            (),
+            CLONE,
+            "cdi_worker.send.volume",
+            {"cdi_worker.execute", "cdi_worker.commands.options", "cdi_worker.sources", "fractions"},
+        ),
+        (
+            (),
+            SERVER,
+            "cdi_worker.upload.settings",
+            {"cdi_worker.send.volume", "cdi_worker.commands.options", "requests", *ROUTES},
+        ),
+        (
+            (),
+            {"IMPORTER_SOURCE": "none"},
+            "cdi_worker.routes.direct",
+            {"cdi_worker.commands.options", "requests", "ssl", *ROUTES},
+        ),
+        (("blank", "disk.img", "1Mi"), {}, "cdi_worker.routes.direct", {"requests", "ssl", *ROUTES}),
+        (
+            ("import", "{web}", "disk.img"),
+            {},
+            "cdi_worker.sources.web.http",
+            {"botocore", "oslo_utils", *ROUTES},
+        ),
+    ],
+)
+def test_a_start_loads_what_it_needs(
+    web: servers.Web,
+    disks: disks_module.Disks,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    env: dict[str, str],
+    loaded: str,
+    unwanted: set[str],
+) -> None:
+    """Start-up is part of every import. Python itself tells what was loaded until the program's end."""
+    url = web.url(disks.image("raw"))
+    pod = {"data-dir": "", "block-device": "none", "termination-log": "log", "metrics-port": None}
+    places = [f"--{name}={0 if place is None else tmp_path / place}" for name, place in pod.items()]
+    given = [part.replace("{web}", url).replace("disk.img", f"{tmp_path}/disk.img") for part in arguments]
+    done = worker.run(*(places if not given else []), *given, env={**env, "PYTHONVERBOSE": "1"})
+    found = set(re.findall(r"^import '?([\w.]+)'? #", done.errors, re.MULTILINE))
+    assert loaded in found, done.errors
+    assert not found & (OTHERS | unwanted)
+
+
+# -- import ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx", None)])
+def test_import_as_json(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str, compression: str | None
+) -> None:
+    target = tmp_path / "disk.img"
+    url = web.url(disks.wrapped(variant, compression))
+    said = told("import", url, target, "--sha256")
+    assert (said["source"], said["target"], said["format"]) == (url, str(target), variant)
+    assert said["compression"] == ([compression] if compression else [])
+    assert said["size"] == target.stat().st_size == disks.expected(variant).stat().st_size
+    assert said["sha256"] == disks_module.digest(disks.expected(variant), "sha256")
+    assert said["route"] in {"stream", "place", "convert"}
+    assert said["reason"]
+    assert 0 < said["read"] < 12 * MiB
+
+
+def test_import_for_people(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+    url = web.url(disks.wrapped("raw", "xz"))
+    done = worker.run("import", url, tmp_path)
+    assert done.status == 0
+    oracle.same(tmp_path / "disk.img", disks.raw())
+    rows = dict(line.strip().split("  ", 1) for line in done.output.splitlines())
+    assert rows["imported"] == f"{url} -> {tmp_path}/disk.img"
+    assert rows["format"] == "raw in xz"
+    assert rows["disk"].startswith(f"{8 * MiB} bytes (8.0 MiB)")
+    assert rows["route"].startswith("stream: ")
+    lines = done.errors.splitlines()
+    assert any("transfer" in line for line in lines)
+    assert lines[-1] == "100.0% done"
+
+
+def test_progress_that_a_program_reads(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
+    done = worker.run("import", url, tmp_path, "--json", "--progress=json")
+    assert done.status == 0
+    seen = [json.loads(line) for line in done.errors.splitlines()]
+    assert [each["phase"] for each in seen if each["phase"] == "done"] == ["done"]
+    assert {"connect", "transfer", "sync"} < {each["phase"] for each in seen}
+    percents = [each["percent"] for each in seen]
+    assert percents == sorted(percents)
+    assert (percents[0], percents[-1]) == (0, 100)
+    assert worker.run("import", url, tmp_path, "--json", "--progress=none").errors == ""
+
+
+def test_dry_run_changes_nothing(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, device: Path
+) -> None:
+    data = disks.image("vhdx").read_bytes()
+    url = server.serve("/disk", misbehave.Page(data))
+    (tmp_path / "volume").mkdir()
+    for target in (tmp_path / "volume", device):
+        said = told("import", url, target, "--dry-run")
+        assert (said["format"], said["route"], said["obstacle"]) == ("vhdx", "convert", None)
+        assert said["virtualSize"] == 8 * MiB
+    said = told("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TARGET)
+    assert "A larger PVC is required" in said["obstacle"]
+    url = server.serve("/disk", misbehave.Page(data, ranges=False))
+    said = told("import", url, device, "--dry-run", status=SCRATCH)
+    assert said["obstacle"].startswith("scratch space required")
+    assert not [*(tmp_path / "volume").iterdir()]
+    assert device.read_bytes() == devices.DIRT * 16 * MiB
+
+
+def test_ways_to_give_secrets(disks: disks_module.Disks, tmp_path: Path) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "one").write_text("X-One: hush\n")
+    (tmp_path / "password").write_text("s3cret\n")
+    page = misbehave.Page(disks.raw().read_bytes(), password="me:s3cret")
+    with misbehave.Server(authority.issue()) as server:
+        url = server.serve("/disk", page)
+        headers = ("--header=X-Two: 2", f"--header-dir={tmp_path / 'headers'}")
+        for trust in (f"--ca-file={authority.certificate}", f"--ca-dir={tmp_path / 'ca'}", "--insecure"):
+            for secret, env in (((f"--password-file={tmp_path / 'password'}",), {}), ((), ENVIRONMENT)):
+                arguments = (url, tmp_path, "--user=me", trust, *headers, *secret)
+                done = worker.run("import", *arguments, env=env)
+                assert done.status == 0, done.errors
+                assert "hush" not in done.errors + done.output
+                assert "s3cret" not in done.errors + done.output
+        assert all(
+            (seen.headers["x-one"], seen.headers["x-two"]) == ("hush", "2") for seen in server.requests
+        )
+        assert worker.run("import", url, tmp_path, "--user=me").status == SOURCE
+
+
+ENVIRONMENT = {"IMPORTER_SECRET_KEY": "s3cret"}
+
+
+# -- inspect, blank ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", disks_module.COMMON)
+def test_inspect(web: servers.Web, disks: disks_module.Disks, variant: str) -> None:
+    image = disks.image(variant)
+    said = told("inspect", web.url(image))
+    size = disks.expected(variant).stat().st_size
+    assert (said["virtualSize"], said["size"], said["obstacle"]) == (size, image.stat().st_size, None)
+    # 6 % for the file system, in whole MiB: the smallest volume on which the disk can be.
+    assert said["volumeSize"] % MiB == 0
+    assert size * 1.06 <= said["volumeSize"] < size * 1.06 + 3 * MiB
+    assert (said["overhead"], said["ranges"], said["scratch"]) == (0.06, True, False)
+    assert said["identity"]
+    done = worker.run("inspect", web.url(image))
+    assert f"{size} bytes" in done.output
+    assert f"route  {said['route']}: " in done.output
+
+
+def test_inspect_what_is_no_disk(server: misbehave.Server) -> None:
+    url = server.serve("/page", misbehave.Page(b"<!DOCTYPE html><html>Sign in</html>"))
+    assert "HTML" in told("inspect", url, status=4)["obstacle"]
+    assert worker.run("inspect", server.url("/missing")).status == SOURCE
+
+
+def test_blank(tmp_path: Path, device: Path) -> None:
+    said = told("blank", tmp_path / "disk.img", "3000000")
+    assert said["size"] == 3 * MiB
+    assert (tmp_path / "disk.img").read_bytes() == bytes(3 * MiB)
+    assert (tmp_path / "disk.img").stat().st_blocks == 0
+    told("blank", tmp_path / "full.img", "3Mi", "--preallocate")
+    assert (tmp_path / "full.img").stat().st_blocks * 512 >= 3 * MiB
+    told("blank", device, "4Mi", "--preallocate")
+    assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
+    done = worker.run("blank", device, "17Mi")
+    assert (done.status, "larger than the reported available" in done.complaint) == (TARGET, True)
+    done = worker.run("blank", tmp_path / "none.img", "4Ei")
+    assert (done.status, (tmp_path / "none.img").exists()) == (TARGET, False)
+
+
+# -- all commands ------------------------------------------------------------------------------
+
+
+def test_without_a_command_or_a_role() -> None:
+    done = worker.run()
+    assert (done.status, done.output.startswith("Usage: cdi-worker ")) == (REQUEST, True)
+    assert (worker.run("--help").status, worker.run("import", "-h").status) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("destroy", "x"),
+        ("import", "http://h/x"),
+        ("import", "http://h/x", "y", "--nonsense"),
+        ("import", "http://h/x", "y", "--connections=0"),
+        ("import", "http://h/x", "y", "--content-type=floppy"),
+        ("import", "http://h/x", "y", "--password-file=/missing"),
+        ("inspect", "gopher://h/x"),
+        ("blank", "y", "-1"),
+        ("digest", "http://h/x"),
+        ("upload", __file__, "https://h:port/"),
+        ("upload", __file__, "ftp://h/"),
+    ],
+)
+def test_what_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    target = str(tmp_path / "y")
+    done = worker.run(*(target if argument == "y" else argument for argument in arguments))
+    assert (done.status, done.output) == (REQUEST, "")
+    assert "Traceback" not in done.errors
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,274 @@
+"""The environment and the mounts of a pod, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, errors
+from cdi_worker.roles import importer
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> contract.Paths:
+    return contract.Paths(
+        data=str(tmp_path),
+        block=str(tmp_path / "no-device"),
+        scratch=str(tmp_path / "scratch"),
+        termination_log=str(tmp_path / "log"),
+        extra_headers=str(tmp_path / "headers"),
+    )
+
+
+HTTP = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": "http://host/disk"}
+
+
+@pytest.mark.parametrize(
+    ("env", "role"),
+    [
+        ({"IMPORTER_SOURCE": "http"}, "importer"),
+        ({"CLIENT_NAME": "x"}, "uploadserver"),
+        ({"TLS_CERT_FILE": "x"}, "uploadserver"),
+        ({"UPLOAD_URL": "x"}, "cloner"),
+        ({"IMPORTER_SOURCE": "", "HOME": "/"}, None),
+        ({}, None),
+    ],
+)
+def test_role(env: dict[str, str], role: str | None) -> None:
+    assert contract.role(env) == role
+
+
+def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    made = importer.read(
+        {
+            **HTTP,
+            "IMPORTER_CONTENTTYPE": "",
+            "IMPORTER_IMAGE_SIZE": "10Gi",
+            "FILESYSTEM_OVERHEAD": "0.06",
+            "PREALLOCATION": "true",
+            "CACHE_MODE": "TRYNONE",
+            "OWNER_UID": "uid",
+            "IMPORTER_ACCESS_KEY_ID": "me",
+            "IMPORTER_SECRET_KEY": "secret",
+            "IMPORTER_CHECKSUM": "MD5:" + "A" * 32,
+            "INSECURE_TLS": "true",
+            "HTTPS_PROXY": "http://proxy:1",
+            "http_proxy": "",
+            "no_proxy": "a,b",
+        },
+        paths,
+    )
+    assert made.target == f"{tmp_path}/disk.img"
+    assert made.scratch == f"{tmp_path}/scratch"
+    assert (made.image_size, made.overhead) == (10 << 30, Fraction("0.06"))
+    assert made.preallocation
+    assert made.direct
+    assert made.owner_uid == "uid"
+    access = made.location.access
+    assert (access.user, access.password, access.insecure) == ("me", "secret", True)
+    assert (access.http_proxy, access.https_proxy, access.no_proxy) == ("", "http://proxy:1", "a,b")
+    assert "secret" not in repr(made)
+    assert "proxy:1" not in repr(made)
+
+
+def test_everything_said_of_the_source(paths: contract.Paths) -> None:
+    said = {
+        "IMPORTER_REGISTRY_IMAGE_ARCHITECTURE": "s390x",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/google/credentials.json",
+        "IMPORTER_DISK_ID": "disk",
+        "IMPORTER_UUID": "uuid",
+        "IMPORTER_BACKING_FILE": "[datastore] vm/disk.vmdk",
+        "IMPORTER_THUMBPRINT": "AB:CD",
+        "IMPORTER_PREVIOUS_CHECKPOINT": "one",
+        "IMPORTER_CURRENT_CHECKPOINT": "two",
+    }
+    made = importer.read({**HTTP, **said, "IMPORTER_FINAL_CHECKPOINT": "true"}, paths)
+    fields = (
+        "architecture",
+        "credentials_file",
+        "disk_id",
+        "uuid",
+        "backing_file",
+        "thumbprint",
+        "previous",
+        "current",
+    )
+    assert [getattr(made.location, name) for name in fields] == list(said.values())
+    assert made.location.final
+    assert made.is_delta
+    assert not importer.read(HTTP, paths).location.final
+
+
+def test_the_mounts_of_a_pod() -> None:
+    """What controllers mount there, nobody can configure."""
+    assert contract.Paths() == contract.Paths(
+        data="/data",
+        block="/dev/cdi-block-volume",
+        scratch="/scratch",
+        termination_log="/dev/termination-log",
+        extra_headers="/extraheaders",
+        metrics_port=8443,
+        vddk_libdir="/opt/vmware-vix-disklib-distrib",
+        vddk_config="/vddk-args/vddk-config-file",
+    )
+
+
+def test_all_faults_at_once(paths: contract.Paths) -> None:
+    with pytest.raises(errors.RequestError) as caught:
+        importer.read(
+            {
+                "IMPORTER_SOURCE": "http",
+                "IMPORTER_CONTENTTYPE": "iso",
+                "IMPORTER_IMAGE_SIZE": "10Gx",
+                "FILESYSTEM_OVERHEAD": "6%",
+                "PREALLOCATION": "yes",
+                "IMPORTER_CHECKSUM": "sha256:abc",
+                "IMPORTER_PULL_METHOD": "push",
+                "IMPORTER_EXTRA_HEADER_0": "secret without a colon",
+            },
+            paths,
+        )
+    said = str(caught.value)
+    for words in (
+        "'iso'",
+        "10Gx",
+        "6%",
+        "PREALLOCATION='yes'",
+        "sha256",
+        "push",
+        "EXTRA_HEADER_0",
+        "endpoint",
+    ):
+        assert words in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("value", ["TRUE", "1", "", "no"])
+def test_preallocation_is_true_or_false(paths: contract.Paths, value: str) -> None:
+    with pytest.raises(errors.RequestError):
+        importer.read({**HTTP, "PREALLOCATION": value}, paths)
+
+
+@pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "1e-2", "0,06"])
+def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
+    with pytest.raises(errors.RequestError):
+        importer.read({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
+
+
+def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
+    with pytest.raises(errors.RequestError, match="previous checkpoint without a current one"):
+        importer.read({**HTTP, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
+
+
+def test_blank_archive(paths: contract.Paths) -> None:
+    env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
+    with pytest.raises(errors.RequestError, match="blank"):
+        importer.read(env, paths)
+
+
+@pytest.mark.parametrize("source", ["registry", "imageio", "s3", "gcs", "vddk"])
+def test_sources_without_archives(paths: contract.Paths, source: str) -> None:
+    env = {**HTTP, "IMPORTER_SOURCE": source, "IMPORTER_CONTENTTYPE": "archive"}
+    with pytest.raises(errors.RequestError, match="archive"):
+        importer.read(env, paths)
+
+
+def test_archives_go_to_the_volume_itself(paths: contract.Paths) -> None:
+    assert importer.read({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
+
+
+def test_a_device_that_is_there_is_the_target(paths: contract.Paths) -> None:
+    Path(paths.block).touch()
+    assert importer.read(HTTP, paths).target == paths.block
+
+
+def test_node_pull_needs_its_files(paths: contract.Paths) -> None:
+    with pytest.raises(errors.RequestError, match=r"IMPORTER_READY_FILE.*IMPORTER_DONE_FILE"):
+        importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
+    files = {"IMPORTER_READY_FILE": "/r", "IMPORTER_DONE_FILE": "/d"}
+    made = importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths)
+    assert (made.location.ready_file, made.location.done_file) == ("/r", "/d")
+    assert importer.read({**HTTP, "IMPORTER_PULL_METHOD": "pod", **files}, paths).location.ready_file == ""
+
+
+def mounted_secret(directory: Path, name: str, text: bytes) -> None:
+    """Lay a key of a Secret out as the kubelet does: through links into ``..data``."""
+    data = directory / "..2026_11_20"
+    data.mkdir(parents=True, exist_ok=True)
+    (data / name).write_bytes(text)
+    if not (directory / "..data").is_symlink():
+        (directory / "..data").symlink_to(data.name)
+    (directory / name).symlink_to(f"..data/{name}")
+
+
+def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) -> None:
+    mounted_secret(Path(paths.extra_headers, "one"), "token", b"Authorization: Bearer x\n")
+    mounted_secret(Path(paths.extra_headers, "two"), "other", b"X-Two:2")
+    env = {**HTTP, "IMPORTER_EXTRA_HEADER_10": "X-Ten: 10", "IMPORTER_EXTRA_HEADER_2": "X-B: a: b"}
+    assert importer.read(env, paths).location.access.headers == (
+        ("X-B", "a: b"),
+        ("X-Ten", "10"),
+        ("Authorization", "Bearer x"),
+        ("X-Two", "2"),
+    )
+
+
+@pytest.mark.parametrize("text", [b"none", b"a b: c", b": c", b"X: a\nY: b", b"X: \xff\xfe", b"X: a\x00b"])
+def test_malformed_secret_header(paths: contract.Paths, text: bytes) -> None:
+    mounted_secret(Path(paths.extra_headers), "key", text)
+    with pytest.raises(errors.RequestError, match="key: malformed extra header"):
+        importer.read(HTTP, paths)
+
+
+def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) -> None:
+    mounted_secret(tmp_path, "ca.pem", PEM)
+    mounted_secret(tmp_path, "bundle", b"# Some CA\n" + PEM)
+    (tmp_path / ".hidden").write_bytes(PEM)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    names = ("bundle", "ca.pem")
+    assert contract.certificate_files(str(tmp_path)) == tuple(str(tmp_path / name) for name in names)
+    assert contract.certificate_files("") == ()
+    assert contract.certificate_files(str(tmp_path / "missing")) == ()
+
+
+def test_certificates_beside_something_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ConfigMaps hold more than certificates, and keys; a worker of upstream's only warns."""
+    others = {"README": b"the CA of the lab", "tls.key": b"-----BEGIN PRIVATE KEY-----\n", "empty": b""}
+    for name, text in others.items():
+        mounted_secret(tmp_path, name, text)
+    mounted_secret(tmp_path, "ca.crt", PEM)
+    assert contract.certificate_files(str(tmp_path)) == (str(tmp_path / "ca.crt"),)
+    assert [name for name in sorted(others) if f"/{name}'" in caplog.text] == sorted(others)
+
+
+def test_certificates_of_a_registry_have_their_endings(paths: contract.Paths, tmp_path: Path) -> None:
+    """Other files of such a folder are a client's (containers-certs.d(5))."""
+    (tmp_path / "certs").mkdir()
+    for name in ("a.crt", "b.pem", "client.cert", "client.key"):
+        (tmp_path / "certs" / name).write_bytes(PEM)
+    env = {"IMPORTER_ENDPOINT": "docker://host/disk", "IMPORTER_CERT_DIR": str(tmp_path / "certs")}
+    for source, count in (("registry", 2), ("http", 4)):
+        made = importer.read({**env, "IMPORTER_SOURCE": source}, paths)
+        files = made.location.access.ca_files
+        assert [Path(path).name for path in files] == ["a.crt", "b.pem", "client.cert", "client.key"][:count]
+
+
+PEM = b"-----BEGIN CERTIFICATE-----\n"
+
+
+def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> None:
+    paths = contract.Paths()
+    assert paths.vddk_libdir == "/opt/vmware-vix-disklib-distrib"
+    assert paths.vddk_config == "/vddk-args/vddk-config-file"
+    env = {"IMPORTER_SOURCE": "vddk", "IMPORTER_ENDPOINT": "https://v"}
+    config = tmp_path / "config"
+    paths = contract.Paths(data=str(tmp_path), vddk_libdir="/library", vddk_config=str(config))
+    assert importer.read(env, paths).location.vddk_config == ""
+    config.touch()
+    location = importer.read(env, paths).location
+    assert (location.vddk_libdir, location.vddk_config) == ("/library", str(config))

@@ -1,0 +1,158 @@
+"""``import importer``: the small surface that other programs stand on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import disks as disks_module
+from tests.support import misbehave, processes, servers
+
+ROOT = Path(__file__).parents[2]
+
+
+class Recorder(cdi_worker.NullProgress):
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, int | None]] = []
+        self.bytes = 0
+        self.finished = False
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, total: int | None) -> None:
+        self.phases.append((name, total))
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+    def done(self) -> None:
+        self.finished = True
+
+
+def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
+    return cdi_worker.Request(
+        source="http",
+        location=cdi_worker.Location(url),
+        target=str(target),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", cdi_worker.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    assert getattr(cdi_worker, name).__doc__
+
+
+def test_unknown_names_are_no_names() -> None:
+    with pytest.raises(AttributeError):
+        _ = cdi_worker.nothing  # type: ignore[attr-defined]
+
+
+def test_importing_is_light() -> None:
+    """Nothing heavy is loaded before a source needs it, and no logging is set up."""
+    heavy = "{'boto3', 'google', 'pyVmomi', 'ovirtsdk4', 'ovirt_imageio', 'h11', 'rich'}"
+    code = f"""
+import sys, logging, importer, cdi_worker.execute
+assert not {heavy} & set(sys.modules)
+assert not logging.getLogger().handlers
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_page_of_the_library_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    """The code of docs/library.md is run, with addresses of this machine put in."""
+    page = (ROOT / "docs" / "library.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
+    code = code.replace("/var/lib/images/disk.img", str(tmp_path / "disk.img"))
+    code = code.replace(', cdi_worker.Access(ca_files=("ca.pem",))', "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "qcow2" in done.stdout
+    assert "place" in done.stdout
+    processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
+
+
+def test_several_at_once_in_one_process(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    forms = ["raw", "qcow2", "vmdk", "vhdx"]
+    wanted = [request(web.url(disks.image(form)), tmp_path / f"{form}.img") for form in forms]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        results = list(pool.map(cdi_worker.run, wanted))
+    assert [result.format for result in results] == forms
+    for form in forms:
+        processes.run("cmp", tmp_path / f"{form}.img", disks.image("raw"))
+
+
+def test_progress_counts_every_byte_and_ends_once(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    for form in ("raw", "qcow2", "vmdk", "vhdx"):
+        recorder = Recorder()
+        result = cdi_worker.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), recorder)
+        names = [name for name, _ in recorder.phases]
+        assert names == ["connect", "transfer", "sync"]
+        assert recorder.bytes == dict(recorder.phases)["transfer"] == result.size
+        assert recorder.finished
+
+
+def test_a_failure_is_not_done(tmp_path: Path, web: servers.Web) -> None:
+    recorder = Recorder()
+    with pytest.raises(cdi_worker.Error) as caught:
+        cdi_worker.run(request(web.url("missing"), tmp_path / "disk.img"), recorder)
+    assert not recorder.finished
+    assert (caught.value.status, caught.value.retryable) == (3, False)
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"cut": 0}])
+def test_a_source_that_never_answers_well_is_out_of_reach(
+    server: misbehave.Server, tmp_path: Path, fault: dict[str, int]
+) -> None:
+    """It was tried again for a while; controllers tell this from a transfer that broke."""
+    url = server.serve("/disk", misbehave.Page(bytes(4096), **fault))  # type: ignore[arg-type]
+    with pytest.raises(errors.Unreachable):
+        cdi_worker.run(request(url, tmp_path / "disk.img", connect_patience=0.5))
+    assert len(server.requests) > 1
+
+
+def test_inspect_reads_little_and_changes_nothing(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    for form in ("raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
+        before = len(web.requests())
+        seen = cdi_worker.inspect(request(web.url(disks.image(form)), tmp_path / "disk.img"))
+        assert seen.plan is not None
+        processes.wait_for(lambda before=before: len(web.requests()) > before, "the log")
+        assert sum(int(one["bytes"]) for one in web.requests()[before:]) < 1 << 20
+    assert not list(tmp_path.iterdir())
+
+
+def test_cancelled_before_it_began(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    for form in ("raw", "qcow2", "vmdk", "vhdx"):
+        with pytest.raises(cdi_worker.Error, match="cancelled"):
+            cdi_worker.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), cancel=cancel)
+    assert not (tmp_path / "disk.img").exists()
+
+
+def test_log_lines_hold_no_secrets(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = web.url(disks.image("raw")).replace("://", "://me:hush@") + "?token=hush"
+    cdi_worker.run(request(url, tmp_path / "disk.img"))
+    assert caplog.records
+    ours = [record for record in caplog.records if not record.name.startswith("urllib3")]
+    assert not [record for record in ours if "hush" in record.getMessage()]

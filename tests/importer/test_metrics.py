@@ -1,0 +1,228 @@
+"""The metrics page: scraped over HTTPS while an import runs, as a controller does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from prometheus_client import parser
+
+from cdi_worker import errors, metrics, progress
+from tests.support import misbehave, processes, worker
+
+MiB = 1 << 20
+UID = "6a1f8a3e-77d7-4f0c-9a2b-0f7c1d1f4a11"
+LABELS = {"ownerUID": UID}
+#: How CDI's controllers find the number (pkg/util/prometheus).
+CONTROLLER = re.compile(r'kubevirt_cdi_import_progress_total\{ownerUID="' + UID + r'"\} (\d{1,3}\.?\d*)')
+
+
+def scrape(port: int, path: str = "/metrics", accept: str = "text/plain") -> str:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        return str(answer.read().decode())
+
+
+def samples(page: str) -> dict[tuple[str, str], float]:
+    """Return the numbers of a page by name and the label besides the owner's."""
+    found = {}
+    for family in parser.text_string_to_metric_families(page):
+        for sample in family.samples:
+            rest = {key: value for key, value in sample.labels.items() if key != "ownerUID"}
+            assert sample.labels["ownerUID"] == UID
+            found[sample.name, "".join(rest.values())] = sample.value
+    return found
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> worker.Pod:
+    env = {"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0", "OWNER_UID": UID}
+    return worker.Pod(tmp_path / "pod", env=env, metrics_port=processes.free_port())
+
+
+@contextlib.contextmanager
+def importing(pod: worker.Pod, url: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the pod and wait for its page."""
+    with worker.started(*pod.arguments, env={**pod.env, "IMPORTER_ENDPOINT": url}) as process:
+        processes.wait_for(lambda: processes.answers(pod.metrics_port), "the metrics port")
+        yield process
+
+
+def test_page_of_a_running_import(pod: worker.Pod, server: misbehave.Server) -> None:
+    data = os.urandom(8 * MiB)
+    page = misbehave.Page(data, ranges=False, drip=(64 << 10, 0.03))
+    seen, text = [], ""
+    with importing(pod, server.serve("/disk.img", page)) as process:
+        while process.poll() is None:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                text = scrape(pod.metrics_port)
+                found = CONTROLLER.search(text)
+                assert found, text
+                seen.append(float(found[1]))
+            time.sleep(0.1)
+        assert process.returncode == 0
+    assert len(seen) > 5
+    assert seen == sorted(seen)
+    assert 0 < seen[-1] <= 100
+    assert len(set(seen)) > 3
+    numbers = samples(text)
+    assert 0 < numbers["cdi_worker_read_bytes_total", ""] <= 8 * MiB
+    assert numbers["cdi_worker_written_bytes_total", ""] > 0
+    assert numbers["cdi_worker_retries_total", ""] == 0
+    assert next(key for key in numbers if key[0] == "cdi_worker_phase")[1] in {"transfer", "sync", "done"}
+
+
+def test_failures_are_counted_by_kind(pod: worker.Pod, server: misbehave.Server) -> None:
+    page = misbehave.Page(os.urandom(2 * MiB), status=503)
+    with importing(pod, server.serve("/disk.img", page)):
+        processes.wait_for(
+            lambda: samples(scrape(pod.metrics_port))["cdi_worker_retries_total", ""] >= 2, "two retries"
+        )
+        numbers = samples(scrape(pod.metrics_port))
+    kinds = {key[1]: value for key, value in numbers.items() if key[0] == "cdi_worker_errors_total"}
+    assert sum(kinds.values()) == numbers["cdi_worker_retries_total", ""]
+    assert [key[1] for key in numbers if key[0] == "cdi_worker_phase"] == ["connect"]
+
+
+def test_busy_port_is_a_warning(pod: worker.Pod, server: misbehave.Server) -> None:
+    with socket.create_server(("127.0.0.1", pod.metrics_port)):
+        page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
+        done = pod.run(IMPORTER_ENDPOINT=server.serve("/disk.img", page))
+    assert done.status == 0
+    assert f"no metrics port={pod.metrics_port} error=Address already in use" in done.errors
+    assert "Traceback" not in done.errors
+
+
+def test_missing_library_is_a_warning(pod: worker.Pod, server: misbehave.Server, tmp_path: Path) -> None:
+    (tmp_path / "prometheus_client.py").write_text("raise ImportError")
+    page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
+    url = server.serve("/disk.img", page)
+    done = pod.run(IMPORTER_ENDPOINT=url, PYTHONPATH=f"{tmp_path}:{worker.ROOT}")
+    assert done.status == 0
+    assert "pip install 'cdi-worker[metrics]'" in done.errors
+
+
+def test_port_0_is_nowhere() -> None:
+    with metrics.exposed("importer", UID, 0) as told:
+        assert isinstance(told, progress.NullProgress)
+        assert not isinstance(told, metrics.Metrics)
+
+
+# -- the page by itself ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[metrics.Metrics, int]]:
+    port = processes.free_port()
+    with metrics.exposed("cloner", UID, port) as running:
+        processes.wait_for(lambda: processes.answers(port), "the metrics port")
+        assert isinstance(running, metrics.Metrics)
+        yield running, port
+
+
+def test_100_only_when_done(told: tuple[metrics.Metrics, int]) -> None:
+    running, port = told
+    name = "kubevirt_cdi_clone_progress_total"
+    running.phase("transfer", 1000)
+    running.advance(500)
+    assert 49 < samples(scrape(port))[name, ""] < 51
+    running.advance(500)
+    running.phase("sync", None)
+    assert 99 < samples(scrape(port))[name, ""] < 100
+    running.phase("transfer", 1000)  # another route after all
+    running.advance(100)
+    assert 99 < samples(scrape(port))[name, ""] < 100
+    running.done()
+    assert samples(scrape(port))[name, ""] == 100
+
+
+def test_a_percentage_is_never_written_with_an_exponent(told: tuple[metrics.Metrics, int]) -> None:
+    running, port = told
+    running.phase("transfer", 10**15)
+    running.advance(1)
+    assert f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}} 0.0\n' in scrape(port)
+
+
+def test_failures_of_libraries_are_told_apart(told: tuple[metrics.Metrics, int]) -> None:
+    running, port = told
+    reset = errors.Transient(url="x", reason="reset")
+    reset.__cause__ = ConnectionResetError()
+    for failure in (reset, reset, errors.Transient(url="x", reason="503")):
+        running.retry(failure)
+    numbers = samples(scrape(port))
+    assert numbers["cdi_worker_errors_total", "ConnectionResetError"] == 2
+    assert numbers["cdi_worker_errors_total", "Transient"] == 1
+    assert numbers["cdi_worker_retries_total", ""] == 3
+
+
+def test_the_key_is_one_that_is_made_at_once(told: tuple[metrics.Metrics, int]) -> None:
+    """To look for the primes of RSA takes a good part of a small import."""
+    text = ssl.get_server_certificate(("127.0.0.1", told[1]))
+    certificate = x509.load_pem_x509_certificate(text.encode())
+    assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
+    assert certificate.issuer == certificate.subject
+
+
+def test_only_one_path(told: tuple[metrics.Metrics, int]) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+        scrape(told[1], "/")
+    caught.value.close()
+
+
+def test_open_metrics_where_asked_for(told: tuple[metrics.Metrics, int]) -> None:
+    assert scrape(told[1], accept="application/openmetrics-text;version=1.0.0").endswith("# EOF\n")
+
+
+def test_silent_clients_keep_nobody_waiting(told: tuple[metrics.Metrics, int]) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", told[1]))))
+        assert UID in scrape(told[1])
+
+
+def test_written_bytes_of_programs_count_while_they_run(tmp_path: Path) -> None:
+    running = metrics.Metrics("x", UID)
+    before = running.bytes_written
+    if before is None:
+        pytest.skip("needs a kernel that counts I/O (/proc/self/io)")
+    program = f"open({str(tmp_path / 'file')!r}, 'wb').write(bytes({MiB})); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert running.bytes_written >= before + MiB
+    assert running.bytes_written >= before + MiB
+
+
+@pytest.mark.parametrize("milliseconds", range(250, 650, 50))
+def test_an_end_at_any_moment_of_the_start(milliseconds: int) -> None:
+    """Threads that Python has to end itself may crash it."""
+    script = (
+        "import time; from importer import metrics\n"
+        f"with metrics.exposed('importer', 'x', {processes.free_port()}): time.sleep({milliseconds / 1000})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=worker.ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,177 @@
+"""The routing table: every row is one decision and the words that explain it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from cdi_worker import errors, plan
+from cdi_worker.plan import Content, Offer, Route, Space
+from cdi_worker.request import Request
+from cdi_worker.sources import base
+
+GIB = 1 << 30
+WANTED = Request(source="http", location=base.Location("http://x/"), target="disk.img")
+RANGES = Offer(size=GIB, identity="etag x", ranges=True)
+STREAM = Offer(size=GIB)
+EXTENTS = Offer(size=GIB, ranges=True, extents=True)
+FILE = Space(block=False, available=10 * GIB, usable=9 * GIB)
+BLOCK = Space(block=True, available=10 * GIB, usable=10 * GIB)
+DELTA = {"location": base.Location("https://v/", previous="one", current="two")}
+CHECKED = {"checksum": "md5:" + "0" * 32}
+GZ = ("gz",)
+
+
+def disk(form: str, *compressions: str, size: int | None = GIB, unplaceable: str = "") -> Content:
+    return Content(form, compressions, size, unplaceable)
+
+
+ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
+    (RANGES, disk("raw"), {}, Route.STREAM, True, "parallel ranges"),
+    (RANGES, disk("iso"), {}, Route.STREAM, True, "parallel ranges"),
+    (RANGES, disk("raw"), CHECKED, Route.STREAM, False, "checksum"),
+    (RANGES, disk("raw", "gz", size=None), {}, Route.STREAM, False, "compressed with gz"),
+    (STREAM, disk("raw"), {}, Route.STREAM, False, "no byte ranges"),
+    (EXTENTS, disk("raw"), {}, Route.EXTENTS, True, "only data moves"),
+    (EXTENTS, disk("raw"), CHECKED, Route.STREAM, False, "checksum"),
+    (EXTENTS, disk("raw", "xz", size=None), {}, Route.STREAM, False, "compressed with xz"),
+    (RANGES, disk("qcow2"), {}, Route.PLACE, True, "fetched by range"),
+    (RANGES, disk("qcow2"), CHECKED, Route.PLACE, False, "checksum"),
+    (RANGES, disk("qcow2", "gz"), {}, Route.PLACE, False, "compressed with gz"),
+    (STREAM, disk("qcow2"), {}, Route.PLACE, False, "no byte ranges"),
+    (RANGES, disk("vmdk"), {}, Route.PLACE, True, "vmdk grains fetched by range"),
+    (RANGES, disk("vmdk"), CHECKED, Route.PLACE, False, "checksum"),
+    (STREAM, disk("vmdk", "gz"), {}, Route.PLACE, False, "vmdk grains put where they belong"),
+    (RANGES, disk("vmdk", unplaceable="long grains"), {}, Route.CONVERT, True, "long grains"),
+    (RANGES, disk("qcow2", unplaceable="extended L2"), {}, Route.CONVERT, True, "extended L2"),
+    (STREAM, disk("qcow2", unplaceable="extended L2"), {}, Route.SPOOL, False, "extended L2"),
+    *[(RANGES, disk(form), {}, Route.CONVERT, True, form) for form in ("vdi", "vhd", "vhdx")],
+    (RANGES, disk("vdi"), CHECKED, Route.SPOOL, False, "checksum"),
+    (RANGES, disk("vdi", "gz", "xz"), {}, Route.SPOOL, False, "gz, then xz"),
+    (STREAM, disk("vhdx"), {}, Route.SPOOL, False, "no byte ranges"),
+    (EXTENTS, disk("raw"), DELTA, Route.UPDATE, True, "in place"),
+]
+
+
+@pytest.mark.parametrize(("offer", "content", "changes", "route", "random", "words"), ROWS)
+def test_route(
+    offer: Offer, content: Content, changes: dict[str, Any], route: Route, random: bool, words: str
+) -> None:
+    wanted = dataclasses.replace(WANTED, **changes)
+    made = plan.plan(wanted, offer, content, FILE, 20 * GIB)
+    assert (made.route, made.random) == (route, random)
+    assert words in made.reason
+    assert made.describe().startswith(f"{route}: ")
+
+
+def test_scratch_is_asked_for_only_by_what_needs_it() -> None:
+    for offer, content, changes, route, _, _ in ROWS:
+        wanted = dataclasses.replace(WANTED, **changes)
+        if route is Route.SPOOL:
+            with pytest.raises(errors.ScratchRequired):
+                plan.plan(wanted, offer, content, FILE, None)
+        else:
+            assert not plan.plan(wanted, offer, content, FILE, None).scratch
+
+
+def test_an_upload_that_might_have_to_come_again() -> None:
+    """It cannot: whatever may be too much to be placed goes through scratch where there is some."""
+    upload = dataclasses.replace(WANTED, source="upload")
+    content = dataclasses.replace(disk("vmdk"), crowded=True)
+    for wanted, scratch, route in (
+        (upload, GIB, Route.SPOOL),
+        (upload, GIB - 1, Route.PLACE),
+        (upload, None, Route.PLACE),
+        (WANTED, GIB, Route.PLACE),
+    ):
+        assert plan.plan(wanted, STREAM, content, FILE, scratch).route is route
+    assert plan.plan(upload, STREAM, disk("vmdk"), FILE, GIB).route is Route.PLACE
+
+
+def test_scratch_too_small_is_found_before_the_transfer() -> None:
+    with pytest.raises(errors.ScratchTooSmall, match="no space left on device"):
+        plan.plan(WANTED, STREAM, disk("vdi"), FILE, GIB - 1)
+
+
+@pytest.mark.parametrize("space", [FILE, BLOCK])
+def test_image_larger_than_the_volume(space: Space) -> None:
+    plan.plan(WANTED, RANGES, disk("qcow2", size=10 * GIB), space, None)
+    with pytest.raises(
+        errors.TooLarge,
+        match=(
+            f"virtual image size {10 * GIB + 1} is larger than the reported available storage {10 * GIB}. "
+            "A larger PVC is required"
+        ),
+    ):
+        plan.plan(WANTED, RANGES, disk("qcow2", size=10 * GIB + 1), space, None)
+
+
+@pytest.mark.parametrize(
+    ("space", "wanted", "grown"),
+    [(FILE, None, 0), (FILE, 2 * GIB, 2 * GIB), (FILE, 20 * GIB, 9 * GIB), (BLOCK, 2 * GIB, 0)],
+)
+def test_growth(space: Space, wanted: int | None, grown: int) -> None:
+    made = plan.plan(dataclasses.replace(WANTED, image_size=wanted), RANGES, disk("raw"), space, None)
+    assert made.grow_to == grown
+
+
+@pytest.mark.parametrize(
+    ("space", "wanted", "size"),
+    [(FILE, None, 9 * GIB), (FILE, GIB, 9 * GIB), (BLOCK, GIB, GIB), (BLOCK, None, 10 * GIB)],
+)
+def test_blank(space: Space, wanted: int | None, size: int) -> None:
+    request = dataclasses.replace(WANTED, source="none", image_size=wanted)
+    made = plan.plan(request, Offer(), Content(), space, None)
+    assert (made.route, made.virtual_size) == (Route.BLANK, size)
+
+
+def test_blank_larger_than_the_device() -> None:
+    with pytest.raises(errors.TooLarge):
+        plan.plan(
+            dataclasses.replace(WANTED, source="none", image_size=11 * GIB), Offer(), Content(), BLOCK, None
+        )
+
+
+def test_a_delta_is_merged_and_grows_nothing() -> None:
+    location = base.Location("https://x/", disk_id="d", current="two", previous="one")
+    wanted = dataclasses.replace(WANTED, source="imageio", location=location, image_size=5 * GIB)
+    made = plan.plan(wanted, RANGES, disk("qcow2"), FILE, 20 * GIB)
+    assert (made.route, made.scratch, made.grow_to) == (Route.MERGE, True, 0)
+    assert "since checkpoint one" in made.reason
+    with pytest.raises(errors.ScratchRequired):
+        plan.plan(wanted, RANGES, disk("qcow2"), FILE, None)
+    with pytest.raises(errors.ScratchTooSmall):
+        plan.plan(wanted, RANGES, disk("qcow2"), FILE, GIB - 1)
+
+
+@pytest.mark.parametrize("form", ["html", "empty", "luks", "zip"])
+def test_what_is_no_disk(form: str) -> None:
+    with pytest.raises(errors.Unsupported):
+        plan.plan(WANTED, RANGES, disk(form), FILE, 20 * GIB)
+
+
+def test_archives() -> None:
+    archive = dataclasses.replace(WANTED, content_type="archive")
+    assert plan.plan(archive, STREAM, disk("tar", "gz", size=None), FILE, None).route is Route.UNPACK
+    with pytest.raises(errors.Unsupported, match="content type archive"):
+        plan.plan(WANTED, STREAM, disk("tar", size=None), FILE, None)
+    with pytest.raises(errors.Unsupported, match="this is qcow2"):
+        plan.plan(archive, STREAM, disk("qcow2"), FILE, None)
+    with pytest.raises(errors.RequestError, match="file system"):
+        plan.plan(archive, STREAM, disk("tar", size=None), BLOCK, None)
+
+
+@pytest.mark.parametrize("offer", [RANGES, STREAM, dataclasses.replace(EXTENTS, ranges=False)])
+@pytest.mark.parametrize("form", ["raw", "vmdk"])
+def test_a_delta_is_never_taken_for_a_disk(offer: Offer, form: str) -> None:
+    with pytest.raises(errors.Unsupported, match="no difference"):
+        plan.plan(dataclasses.replace(WANTED, **DELTA), offer, disk(form), FILE, GIB)
+
+
+def test_a_delta_does_not_grow_the_disk_and_has_no_checksum() -> None:
+    wanted = dataclasses.replace(WANTED, **DELTA, image_size=2 * GIB)
+    assert plan.plan(wanted, EXTENTS, disk("raw"), FILE, None).grow_to == 0
+    with pytest.raises(errors.Unsupported, match="no difference"):
+        plan.plan(dataclasses.replace(wanted, **CHECKED), EXTENTS, disk("raw"), FILE, None)

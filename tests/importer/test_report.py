@@ -1,0 +1,123 @@
+"""Termination messages, compared as strings: controllers do the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors, report
+
+
+def test_complete() -> None:
+    done = report.complete(blank=False, preallocated=False)
+    assert done == report.Report(
+        '{"scratchSpaceRequired":false,"preallocationApplied":false,"message":"Import Complete"}', 0
+    )
+
+
+def test_blank() -> None:
+    done = report.complete(blank=True, preallocated=True)
+    assert done.message == '{"preallocationApplied":true,"message":"Import Complete"}'
+
+
+def test_labels_and_vddk() -> None:
+    done = report.complete(
+        blank=False,
+        preallocated=False,
+        labels={"kubevirt.io/a": "b"},
+        vddk_info={"Version": "8", "Host": "esx"},
+    )
+    said = json.loads(done.message)
+    assert said["labels"] == {"kubevirt.io/a": "b"}
+    assert said["vddkInfo"] == {"Version": "8", "Host": "esx"}
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "status"),
+    [
+        (
+            errors.ScratchRequired(reason="x"),
+            '{"scratchSpaceRequired":true,"preallocationApplied":false,"message":"Import Complete"}',
+            0,
+        ),
+        (
+            errors.ChecksumMismatch(algorithm="md5", expected="aa", calculated="bb"),
+            '{"message":"Unable to process data: checksum mismatch: expected md5:aa, calculated md5:bb"}',
+            0,
+        ),
+        (
+            errors.Unreachable(url="http://h/d", reason="connection\nrefused"),
+            "Unable to connect to http data source: http://h/d: connection refused",
+            1,
+        ),
+        (
+            errors.TransferFailed(url="http://h/d", offset=7, reason="reset"),
+            "Unable to process data: failed to pull image: http://h/d: transfer failed at byte 7: reset",
+            1,
+        ),
+        (
+            errors.TooLarge(virtual_size=2, available=1),
+            (
+                "Unable to process data: virtual image size 2 is larger than the reported available "
+                "storage 1. "
+                "A larger PVC is required"
+            ),
+            1,
+        ),
+        (
+            errors.target_error("/data/disk.img", OSError(28, "")),
+            "Unable to process data: /data/disk.img: write: no space left on device",
+            1,
+        ),
+        (
+            errors.target_error("/data/disk.img", OSError(122, "")),
+            "Unable to process data: /data/disk.img: write: disk quota exceeded",
+            1,
+        ),
+    ],
+)
+def test_failure(error: errors.Error, message: str, status: int) -> None:
+    assert report.failure(error, "http") == report.Report(message, status)
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "é" * 10_000, '"' * 10_000])
+def test_at_most_4096_bytes(text: str) -> None:
+    plain = report.failure(errors.ImageError(reason=text), "http")
+    assert len(plain.message.encode()) <= report.LIMIT
+    final = report.failure(errors.ChecksumMismatch(algorithm=text, expected="", calculated=""), "http")
+    assert len(final.message.encode()) <= report.LIMIT
+    assert json.loads(final.message)["message"].startswith("Unable to process data: checksum mismatch")
+
+
+def test_written_in_one_line(tmp_path: Path) -> None:
+    report.write(report.Report("said", 0), str(tmp_path / "log"))
+    assert (tmp_path / "log").read_text() == "said"
+    report.write(report.Report("said", 0), str(tmp_path / "missing" / "log"))
+
+
+def test_words_of_others_are_one_line_and_steer_no_terminal() -> None:
+    """Names of images and archives are in messages: a line break would make a line of ours of them."""
+    error = errors.Refused(format="tar", rule="link", reason="\x1b[2Ja  b\nDone.\u202e\udcff\t…é")
+    assert str(error) == "tar image refused (link): \ufffd[2Ja  b Done.\ufffd\ufffd …é"
+    assert str(errors.RequestError("a\r\nb", "c")) == "a  b; c"
+    assert report.internal(ValueError("\x1b[2J")).message.endswith(": \ufffd[2J")
+
+
+def test_words_that_are_no_text() -> None:
+    """JSON of a server may hold half a character; it must not cost the report."""
+    assert report.failure(errors.ImageError(reason="\ud800"), "http").message.endswith(": \ufffd")
+    assert report.internal(ValueError("\udcff")).message.endswith(": \ufffd")
+    labels = {"kubevirt.io/a": "\ud800"}
+    told = json.loads(report.complete(blank=False, preallocated=False, labels=labels).message)
+    assert told["labels"] == {"kubevirt.io/a": "?"}
+
+
+def test_labels_beyond_the_limit_are_left_out() -> None:
+    labels = {f"kubevirt.io/{number}": "é" * 1000 for number in range(5)}
+    message = report.complete(blank=False, preallocated=True, labels=labels).message
+    assert len(message.encode()) <= report.LIMIT
+    told = json.loads(message)
+    assert told["message"] == "Import Complete"
+    assert list(told["labels"]) == ["kubevirt.io/0"]

@@ -1,0 +1,106 @@
+"""Clients of the upload server that break off, fall silent, or speak nonsense."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract
+from tests.support import oracle, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+DATA = uploads.DATA
+DONE = uploads.DONE
+server = uploads.server
+
+
+@pytest.mark.parametrize("sent", [0, 1000, MIB, len(DATA) - 1])
+def test_a_client_that_disappears(server: uploads.Server, disk: Path, sent: int) -> None:
+    with server.connect() as connection:
+        server.begin(connection, SYNC, len(DATA))
+        connection.send(DATA[:sent])
+    uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
+    assert disk.read_bytes() == DATA
+
+
+def test_a_chunked_body_that_breaks_off(server: uploads.Server, disk: Path) -> None:
+    with server.connect() as connection:
+        connection.putrequest("POST", SYNC)
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        connection.send(b"100000\r\n" + DATA[:MIB] + b"\r\n200000\r\n" + DATA[:1000])
+    uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
+    assert disk.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("fault", ["malformed", "silent"])
+def test_a_body_that_stops(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path, fault: str
+) -> None:
+    with (
+        uploads.Server(certificates, {}, paths).impatient() as server,
+        server.connect() as connection,
+    ):
+        connection.putrequest("POST", SYNC)
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        connection.send(b"100000\r\n" + DATA[:MIB] + b"\r\n" + b"zzz\r\nzz" * (fault == "malformed"))
+        assert connection.sock.recv(12) == b"HTTP/1.1 500"
+        oracle.unusable(disk)
+        uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
+
+
+def test_headers_that_never_end(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    with (
+        uploads.Server(certificates, {}, paths).impatient() as server,
+        server.connect(None) as connection,
+    ):
+        connection.connect()
+        for letter in b"GET /healthz HTTP/1.1\r\nHo":
+            connection.sock.sendall(bytes([letter]))
+        assert connection.sock.recv(100) == b""
+
+
+def test_a_body_longer_than_promised(server: uploads.Server, disk: Path) -> None:
+    with server.connect() as connection:
+        server.begin(connection, SYNC, len(DATA))
+        connection.send(DATA + b"and more\r\n\r\n")
+        assert connection.getresponse().status == 200
+    assert disk.read_bytes() == DATA
+    assert server.result().status == 0
+
+
+def test_ten_clients_at_once(server: uploads.Server, disk: Path) -> None:
+    found: list[int] = []
+    gate = threading.Barrier(10)
+
+    def send() -> None:
+        with server.connect() as connection:
+            connection.connect()
+            gate.wait(20)
+            try:
+                connection.request("POST", SYNC, DATA)
+                found.append(connection.getresponse().status)
+            except ConnectionError:
+                found.append(503)  # refused while it was still sending
+
+    threads = [threading.Thread(target=send) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found.count(200) == 1
+    assert set(found) <= {200, 503, 409}
+    assert disk.read_bytes() == DATA
+    assert server.result().status == 0
+
+
+def test_garbage_instead_of_tls(server: uploads.Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+        plain.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        plain.recv(1000)
+    assert server.ask("GET", "/healthz", client=None).status == 200

@@ -1,0 +1,211 @@
+"""One connection by itself: real TLS over a pair of sockets, and the bodies that are read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cdi_worker.upload import connection as upload_connection
+from cdi_worker.upload import http, tls
+from cdi_worker.upload.connection import Connection
+from tests.support import processes, uploads
+
+
+class Pair:
+    """Both ends."""
+
+    def __init__(self, server: Connection, client: ssl.SSLSocket) -> None:
+        self.server = server
+        self.client = client
+        self._ended = False
+
+    def leave(self) -> None:
+        """Say that nothing more comes."""
+        self.client.setblocking(False)
+        with contextlib.suppress(OSError):
+            self.client.unwrap()
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.client.close()
+            self.server.close()
+
+    def sends(self, data: bytes) -> threading.Thread:
+        """Send beside the test, until it is all out or the other end is gone."""
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                self.client.sendall(data)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        return thread
+
+
+def contexts(certificates: uploads.Certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    made = certificates.server
+    files = tls.Server(str(made.certificate), str(made.key), str(certificates.authority.certificate))
+    return files.context(), certificates.context(certificates.client)
+
+
+@pytest.fixture
+def pair(certificates: uploads.Certificates) -> Iterator[Pair]:
+    of_server, of_client = contexts(certificates)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    server = Connection(here, of_server)
+    client = of_client.wrap_socket(there, server_hostname="localhost", do_handshake_on_connect=False)
+    shaking = threading.Thread(target=client.do_handshake)
+    shaking.start()
+    server.shake_hands(10)
+    shaking.join()
+    client.settimeout(10)
+    made = Pair(server, client)
+    yield made
+    made.end()
+
+
+def read(connection: Connection, size: int = 100, limit: float = 5) -> bytes:
+    into = memoryview(bytearray(size))
+    return bytes(into[: connection.readinto(into, limit)])
+
+
+def test_what_has_come_is_handed_on(pair: Pair) -> None:
+    assert pair.server.client_name == uploads.CLIENT
+    pair.client.sendall(b"one")
+    assert read(pair.server) == b"one"
+    with pytest.raises(TimeoutError):
+        read(pair.server, limit=0.01)
+    pair.server.put_back(b"zero")
+    assert read(pair.server, 2) == b"ze"
+    pair.client.sendall(b"three")
+    assert read(pair.server, 2) + read(pair.server) == b"rothree"
+    pair.leave()
+    assert read(pair.server) == b""
+    assert read(pair.server) == b""
+
+
+def test_what_came_before_a_break_is_good(pair: Pair) -> None:
+    pair.client.sendall(b"one")
+    socket.socket.shutdown(pair.client, socket.SHUT_WR)
+    assert read(pair.server) == b"one"
+    assert read(pair.server) == b""
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_lines(pair: Pair, cut: int) -> None:
+    """Of up to five bytes, whatever comes together."""
+    stream = b"12345\r\nx"
+    pair.client.sendall(stream[:cut])
+    with contextlib.suppress(TimeoutError):
+        assert cut >= 7 or pair.server.line(5, 0.01) is None
+    if cut < 7:
+        pair.client.sendall(stream[cut:])
+        assert pair.server.line(5, 5) == b"12345"
+        assert read(pair.server) == b"x"
+
+
+@pytest.mark.parametrize("stream", [b"123456\r\n", b"1234567", b"12345x\r"])
+def test_a_line_too_long(pair: Pair, stream: bytes) -> None:
+    pair.client.sendall(stream)
+    with pytest.raises(ConnectionError, match="longer than 5 bytes"):
+        pair.server.line(5, 5)
+
+
+def test_an_interruption_wakes_who_waits(pair: Pair) -> None:
+    threading.Timer(0.1, pair.server.interrupt).start()
+    begun = time.monotonic()
+    with pytest.raises(upload_connection.Interrupted):
+        read(pair.server)
+    assert time.monotonic() - begun < 2
+    pair.server.send(b"an answer all the same")
+    assert pair.client.recv(100) == b"an answer all the same"
+
+
+def test_an_interruption_of_a_client_that_is_never_silent(pair: Pair) -> None:
+    sending = pair.sends(bytes(64 << 20))
+    assert read(pair.server, 1 << 20)
+    pair.server.interrupt()
+    with pytest.raises(upload_connection.Interrupted):
+        read(pair.server, 1 << 20)
+    with pytest.raises(upload_connection.Interrupted):
+        pair.server.some(5)
+    pair.server.drain(0.1)
+    socket.socket.shutdown(pair.client, socket.SHUT_RDWR)
+    sending.join(processes.PATIENCE)
+
+
+def test_an_interruption_after_the_end(pair: Pair) -> None:
+    pair.end()
+    pair.server.interrupt()
+    assert pair.server.interrupted
+
+
+def test_an_interruption_of_a_wait_for_many_bytes(pair: Pair) -> None:
+    """What is read after it, if only to throw it away, is not waited for in such numbers."""
+    # As ``interrupt`` does it, in the moment between the look at whether it was called and the wait.
+    os.eventfd_write(pair.server._event, 1)
+    with pytest.raises(upload_connection.Interrupted):
+        read(pair.server, 1 << 20)
+    assert pair.server._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+
+
+# -- bodies
+
+HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def body(pair: Pair, head: bytes, patience: float) -> http.Chunked:
+    pair.client.sendall(head)
+    request = http.Exchange(pair.server, 5, patience).receive()
+    assert request is not None
+    return request.content
+
+
+def taken(content: http.Chunked, size: int = 100) -> bytes:
+    into = memoryview(bytearray(size))
+    return bytes(into[: content.readinto(into)])
+
+
+def test_silence_before_the_end_of_the_trailers(pair: Pair) -> None:
+    """What comes after it is no chunk."""
+    content = body(pair, HEAD + b"3\r\nabc\r\n0\r\nA: b\r\n", 0.1)
+    assert taken(content) == b"abc"
+    with pytest.raises(TimeoutError):
+        taken(content)
+    pair.client.sendall(b"3\r\ndef\r\n0\r\n\r\n")
+    assert taken(content) == b""
+    assert content.at_end
+
+
+def test_silence_within_a_chunk(pair: Pair) -> None:
+    content = body(pair, HEAD + b"6\r\nabc", 0.1)
+    assert taken(content) == b"abc"
+    with pytest.raises(TimeoutError):
+        taken(content)
+    pair.client.sendall(b"def\r")
+    assert taken(content) == b"def"
+    pair.client.sendall(b"\n0\r\n\r\n")
+    assert taken(content) == b""
+    assert content.at_end
+
+
+@pytest.mark.parametrize("tail", [b"", b"3\r\nab", b"3\r\nabc", b"3\r\nabc\r\n0\r\n"])
+def test_a_client_that_goes(pair: Pair, tail: bytes) -> None:
+    content = body(pair, HEAD + b"3\r\nabc\r\n" + tail, 5)
+    pair.leave()
+    whole = b"abc" + tail[3:6]
+    assert b"".join(taken(content, 1) for _ in whole) == whole
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="gone"):
+            taken(content)
+    assert not content.at_end

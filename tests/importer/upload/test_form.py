@@ -1,0 +1,163 @@
+"""Uploads as browsers make them: a file within a form."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from cdi_worker.upload import form as upload_form
+from tests.support import oracle, upload_wire, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+DATA = uploads.DATA
+DONE = uploads.DONE
+server = uploads.server
+
+
+@pytest.mark.parametrize("suffix", ["", "-async"])
+def test_form(server: uploads.Server, disk: Path, suffix: str) -> None:
+    body = b"".join(
+        [part("note", b"hello"), part("file", DATA, name="disk.img"), part("more", b"x" * 100_000), END]
+    )
+    assert server.ask("POST", f"/v1beta1/upload-form{suffix}", body, FORM).status == 200
+    assert server.result().status == 0
+    assert disk.read_bytes() == DATA
+
+
+BOUNDARY = "------------------------d74496d66958873e"
+FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+END = f"--{BOUNDARY}--\r\n".encode()
+
+
+def part(field: str, data: bytes, name: str | None = None) -> bytes:
+    file = f'; filename="{name}"' if name else ""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"{file}\r\n\r\n'
+    return head.encode() + data + b"\r\n"
+
+
+BAD_FORMS = {
+    "no file": part("other", DATA) + END,
+    "cut short": part("file", DATA)[:-5000],
+    "no end": part("file", DATA),
+    "no boundary": DATA,
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FORMS)
+def test_a_bad_form_leaves_the_server_ready(server: uploads.Server, disk: Path, fault: str) -> None:
+    answer = server.ask("POST", "/v1beta1/upload-form", BAD_FORMS[fault], FORM)
+    assert answer.status in {400, 500}
+    assert answer.text.startswith("Saving stream failed")
+    oracle.unusable(disk)
+    assert server.ask("POST", "/v1beta1/upload-form", b"no form", {}).status == 400
+    assert server.ask("POST", SYNC, DATA).status == 200
+
+
+# -- forms that come in pieces, and odd ones: nothing is written, the server tells what it has read
+
+WRONG = {"x-cdi-checksum": f"sha256:{'0' * 64}"}
+
+
+def digest(server: uploads.Server, body: bytes, kind: str = FORM["Content-Type"]) -> str:
+    answer = server.ask("POST", "/v1beta1/upload-form", body, {**WRONG, "Content-Type": kind})
+    found = re.search(r"calculated sha256:([0-9a-f]{64})", answer.text)
+    assert found, answer.text
+    return found[1]
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+LURE = f"\r\n--{BOUNDARY[:-1]}\r\n-\r\r\n--".encode()
+
+
+def test_a_form_split_everywhere(server: uploads.Server) -> None:
+    """Around the boundaries, in records of their own and in chunks of their own."""
+    file = b"ab" + LURE
+    form = part("x", b"y") + part("file", file) + part("z", b"") + END
+    head = f"POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\n{upload_wire.WRONG}"
+    head += f"Content-Type: {FORM['Content-Type']}\r\n"
+    with upload_wire.connected(server) as wire:
+        for at in range(1, len(form), 5):
+            chunks = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (at, form[:at], len(form) - at, form[at:])
+            assert wire.digest(f"{head}Transfer-Encoding: chunked\r\n\r\n", chunks) == sha(file)
+
+
+@pytest.mark.parametrize("size", range(upload_form.PIECE - 140, upload_form.PIECE, 7))
+def test_a_boundary_between_two_pieces(server: uploads.Server, size: int) -> None:
+    file = random.Random(size).randbytes(size)
+    assert digest(server, part("file", file) + part("z", b"z") + END) == sha(file)
+
+
+NESTED = b'--inner\r\nContent-Disposition: form-data; name="file"\r\n\r\nno\r\n--inner--\r\n'
+FORMS = {
+    "first": part("file", b"disk") + part("x", b"y") + END,
+    "last": part("x", b"y") + part("file", b"disk") + END,
+    "twice": part("file", b"disk") + part("file", b"another") + END,
+    "a preamble": b"This is a form.\r\n" + part("file", b"disk") + END,
+    "an empty line before": b"\r\n" + part("file", b"disk") + END,
+    "an epilogue": part("file", b"disk") + END + b"That was a form." * 50_000,
+    "another form behind": part("file", b"disk") + END + part("file", b"no") + END,
+    "many parts": part("x", b"y") * 5000 + part("file", b"disk") + part("x", b"y") * 5000 + END,
+    "a large part": part("x", bytes(1 << 20)) + part("file", b"disk") + END,
+    "a form in a part": part("x", NESTED) + part("file", b"disk") + END,
+    "its name as another's": part("files", b"no") + part("FILE", b"no") + part("file", b"disk") + END,
+    "more headers": part("file", b"disk").replace(b"\r\n\r\n", b"\r\nContent-Type: x/y\r\n\r\n", 1) + END,
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_odd_forms(server: uploads.Server, name: str) -> None:
+    assert digest(server, FORMS[name]) == sha(b"disk")
+
+
+def test_a_form_in_a_file(server: uploads.Server) -> None:
+    assert digest(server, part("file", NESTED) + END) == sha(NESTED)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        'multipart/form-data; boundary="a b"',
+        'Multipart/Form-Data; charset=utf-8; Boundary="a b"; x=y',
+    ],
+)
+def test_a_quoted_boundary(server: uploads.Server, kind: str) -> None:
+    body = part("file", b"disk") + END
+    assert digest(server, body.replace(BOUNDARY.encode(), b"a b"), kind) == sha(b"disk")
+
+
+HEAD_OF_A_PART = b'Content-Disposition: form-data; name="file"'
+REFUSED = {
+    "a header of 1 MiB": part("file", b"disk").replace(b"\r\n\r\n", b"\r\nX: " + b"y" * MIB + b"\r\n\r\n"),
+    "a header without end": f"--{BOUNDARY}\r\nX: ".encode() + b"y" * MIB,
+    "1000 headers": part("file", b"disk").replace(b"\r\n\r\n", b"\r\n" + b"X: y\r\n" * 1000 + b"\r\n", 1),
+    "no name": part("file", b"disk").replace(b'; name="file"', b""),
+    "no disposition": part("file", b"disk").replace(HEAD_OF_A_PART, b"X: y"),
+    "another kind of part": part("file", b"disk").replace(b"form-data;", b"attachment;"),
+    "more behind a boundary": part("file", b"disk") + f"--{BOUNDARY}x".encode() + END,
+    "lone LFs": (part("file", b"disk") + END).replace(b"\r", b""),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_forms_that_are_none(server: uploads.Server, disk: Path, fault: str) -> None:
+    answer = server.ask("POST", "/v1beta1/upload-form", REFUSED[fault] + END, FORM)
+    assert answer.status == 400, answer.text
+    assert answer.text.startswith("Saving stream failed: ")
+    assert len(answer.text) < 500
+    oracle.unusable(disk)
+    assert digest(server, part("file", b"disk") + END) == sha(b"disk")
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data", "multipart/mixed; boundary=x"])
+def test_other_content(server: uploads.Server, kind: str) -> None:
+    answer = server.ask("POST", "/v1beta1/upload-form", END, {"Content-Type": kind})
+    assert (answer.status, "multipart/form-data" in answer.text) == (400, True)

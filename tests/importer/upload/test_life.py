@@ -1,0 +1,235 @@
+"""The life of the upload server, and of its pod."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, errors, report
+from cdi_worker.upload import role, settings
+from tests.support import devices, disks, oracle, processes, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+DATA = uploads.DATA
+DONE = uploads.DONE
+paths = uploads.with_scratch
+server = uploads.server
+
+
+def test_deadline(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    now = dt.datetime.now(dt.UTC).isoformat()
+    with uploads.Server(certificates, {"DEADLINE": now}, paths) as server:
+        ended = server.result()
+    assert ended.status == 0
+    assert json.loads(ended.message) == {
+        "preallocationApplied": False,
+        "deadlinePassed": True,
+        "message": "Deadline Passed",
+    }
+
+
+def test_a_deadline_waits_for_an_upload(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path
+) -> None:
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1.5)
+    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
+        with server.connect() as connection:
+            server.begin(connection, SYNC, len(DATA))
+            connection.send(DATA[:1000])
+            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > deadline, "the deadline")
+            assert server.ask("POST", SYNC, b"x").status == 503
+            connection.send(DATA[1000:])
+            assert connection.getresponse().status == 200
+        assert server.result().message == DONE
+    assert disk.read_bytes() == DATA
+
+
+def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
+    with server.connect() as connection:
+        server.begin(connection, SYNC, len(DATA))
+        connection.send(DATA[:MIB])
+        server.wait_until_busy()
+        server.cancel.set()
+        with pytest.raises(errors.Cancelled):
+            server.result()
+    oracle.unusable(disk)
+    assert not list(disk.parent.iterdir())
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.005, 0.02, 0.1])
+def test_stopped_at_the_last_byte(server: uploads.Server, disk: Path, moment: float) -> None:
+    """Whichever is first: the client, the message and the volume say the same."""
+    with server.connect() as connection:
+        server.begin(connection, SYNC, len(DATA))
+        connection.send(DATA[:-1])
+        threading.Timer(moment, server.cancel.set).start()
+        connection.send(DATA[-1:])
+        good = connection.getresponse().status == 200
+    agree(server, disk, good)
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.15, 0.2])
+@pytest.mark.parametrize("path", [SYNC, uploads.RESUMABLE])
+def test_an_upload_as_the_deadline_passes(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path, path: str, moment: float
+) -> None:
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
+    good = False
+    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
+        time.sleep(max(0.0, (deadline - dt.datetime.now(dt.UTC)).total_seconds()) + moment)
+        with contextlib.suppress(OSError):
+            if path == SYNC:
+                good = server.ask("POST", path, DATA).status == 200
+            else:
+                made = {**uploads.TUS, "Upload-Length": str(len(DATA))}
+                server.ask("POST", path, b"", made)
+                good = server.ask("PATCH", path, DATA, {**uploads.MORE, "Upload-Offset": "0"}).status == 204
+        agree(server, disk, good)
+
+
+def agree(server: uploads.Server, disk: Path, good: bool) -> None:
+    """Check that the server and the volume know of a success, or neither does."""
+    said = ""
+    with contextlib.suppress(errors.Cancelled):
+        said = server.result().message
+    assert (said == DONE, disk.exists()) == (good, good)
+    assert not [path for path in disk.parent.iterdir() if path != disk]
+
+
+class Ending(uploads.Server):
+    """Is about to end: what was under way has been let go, connections are still there."""
+
+    def _serve(self) -> report.Report:
+        self._face = role.make(self.settings, self.cancel)
+        with self._face.listening():
+            self._face._end()
+            self.cancel.wait()
+        return report.deadline_passed()
+
+
+def test_no_upload_begins_while_the_server_ends(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path
+) -> None:
+    with Ending(certificates, {}, paths) as server:
+        assert server.ask("POST", SYNC, DATA).status == 503
+        create = {**uploads.TUS, "Upload-Length": "5"}
+        assert server.ask("POST", uploads.RESUMABLE, b"", create).status == 503
+        assert server.ask("GET", "/healthz").status == 200
+    assert not disk.exists()
+
+
+@pytest.mark.parametrize("variant", ["raw", "vhdx", "qcow2"])
+def test_stopped_while_processing(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    disks: disks.Disks,
+    variant: str,
+) -> None:
+    """What is left of the conversion, or of bytes that wait for the device, is left undone."""
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=2 * MIB) as target:
+        server = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
+        wanted = dataclasses.replace(server.settings.wanted, direct=True)
+        server.settings = dataclasses.replace(server.settings, wanted=wanted)
+        body = disks.image(variant, "dense").read_bytes()
+        with server, server.connect() as connection:
+            connection.request("POST", SYNC, body)
+            processes.wait_for(lambda: server.received == len(body), "all bytes")
+            begun = time.monotonic()
+            server.cancel.set()
+            with pytest.raises(errors.Cancelled):
+                server.result()
+            assert time.monotonic() - begun < 6
+        oracle.unusable(target)
+
+
+@pytest.mark.parametrize("variant", ["raw", "vhdx"])
+def test_async_answers_before_the_processing(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    disks: disks.Disks,
+    variant: str,
+) -> None:
+    """The disk is larger than what may wait on the way to the device, and the device is slow."""
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=5 * MIB) as target:
+        with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
+            body = disks.image(variant, "dense").read_bytes()
+            assert server.ask("POST", "/v1beta1/upload-async", body).status == 200
+            if variant == "vhdx":
+                assert server.ask("POST", SYNC, b"x").status == 503
+            assert server.result().message == DONE
+        oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)
+
+
+def test_memory_is_bounded_and_a_slow_volume_slows_the_client(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """What the client may be ahead of the device: 8 MiB that wait, and what the kernel keeps of sockets."""
+    size = 96 * MIB
+    with devices.slow(tmp_path, size, bytes_per_second=24 * MIB) as target:
+        made = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
+        argv = [sys.executable, "-m", "cdi_worker", f"--termination-log={paths.termination_log}"]
+        ready = functools.partial(processes.answers, made.port)
+        with processes.running(
+            argv, log=tmp_path / "log", ready=ready, env={**os.environ, **made.env}
+        ) as pod:
+            started = time.monotonic()
+            with made.connect() as connection:
+                made.begin(connection, SYNC, size)
+                for _ in range(size // MIB):
+                    connection.send(DATA[:MIB])
+                assert time.monotonic() - started > 1
+                lines = Path(f"/proc/{pod.pid}/status").read_text().splitlines()
+                assert connection.getresponse().status == 200
+            (peak,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+            assert peak < 160 * MIB
+            assert pod.wait(20) == 0
+
+
+def test_faults_of_the_environment_come_together(paths: contract.Paths) -> None:
+    env = {"CLIENT_NAME": "x", "LISTEN_PORT": "many", "DEADLINE": "soon", "PREALLOCATION": "maybe"}
+    with pytest.raises(errors.RequestError) as caught:
+        settings.read(env, paths)
+    for name in ("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "LISTEN_PORT", "DEADLINE", "PREALLOC"):
+        assert name in str(caught.value)
+
+
+def test_a_busy_port(server: uploads.Server, paths: contract.Paths) -> None:
+    other = uploads.Server(server.certificates, {"LISTEN_PORT": str(server.port)}, paths)
+    other.port = server.port
+    with other, pytest.raises(errors.RequestError, match="cannot listen"):
+        other.result()
+
+
+@pytest.mark.parametrize("end", ["success", "SIGTERM"])
+def test_pod(certificates: uploads.Certificates, paths: contract.Paths, disk: Path, end: str) -> None:
+    server = uploads.Server(certificates, {}, paths)
+    argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--data-dir={paths.data}"]
+    argv += [f"--block-device={paths.block}", f"--termination-log={paths.termination_log}"]
+    with subprocess.Popen(argv, env={**os.environ, **server.env}) as process:
+        processes.wait_for(lambda: processes.answers(server.port), "the pod")
+        if end == "success":
+            assert server.ask("POST", SYNC, DATA).status == 200
+        else:
+            process.send_signal(signal.SIGTERM)
+        status = process.wait(20)
+    message = Path(paths.termination_log).read_text()
+    if end == "success":
+        assert (status, message) == (0, DONE)
+        assert disk.read_bytes() == DATA
+    else:
+        assert (status, message) == (1, "Unable to process data: cancelled")

@@ -1,0 +1,216 @@
+"""Many connections to the upload server, silent and slow ones, and what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract, errors
+from cdi_worker.upload import listener
+from tests.support import processes, upload_wire, uploads
+
+SYNC = uploads.SYNC
+DATA = uploads.DATA
+MANY = 300
+server = uploads.server
+
+
+def held() -> tuple[int, int]:
+    """Return how many threads and descriptors this process has."""
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def healthy(server: uploads.Server, seconds: float = 5) -> bool:
+    begun = time.monotonic()
+    answer = server.ask("GET", "/healthz", client=None)
+    return (answer.status, time.monotonic() - begun < seconds) == (200, True)
+
+
+@pytest.mark.parametrize("address", ["", "0.0.0.0", "::", "127.0.0.1"])
+def test_addresses(certificates: uploads.Certificates, paths: contract.Paths, address: str) -> None:
+    """Every address is one of IPv6 too, as for CDI's server: the pods of a cluster may have no other."""
+    known = Path("/proc/net/if_inet6")
+    has_six = known.exists() and "0" * 31 + "1" in known.read_text()
+    with uploads.Server(certificates, {"LISTEN_ADDRESS": address}, paths) as server:
+        for local in ("127.0.0.1", *(["::1"] if has_six else [])):
+            if address == "127.0.0.1" != local:
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection((local, server.port), timeout=20)
+            else:
+                socket.create_connection((local, server.port), timeout=20).close()
+        assert healthy(server)
+
+
+@pytest.mark.parametrize("connect", [upload_wire.plain, upload_wire.secure])
+def test_silent_connections(
+    server: uploads.Server, disk: Path, connect: Callable[[uploads.Server], socket.socket]
+) -> None:
+    """More than there is room for: the oldest go, and nobody else notices."""
+    before = held()
+    with contextlib.ExitStack() as stack:
+        for _ in range(MANY):
+            stack.enter_context(connect(server))
+        assert healthy(server)
+        answer = server.ask("POST", SYNC, DATA, {"x-cdi-checksum": f"sha256:{'0' * 64}"})
+        assert "checksum mismatch" in answer.text
+        threads, _ = held()
+        assert threads - before[0] <= listener.MOST + listener.LEAVING + 1
+    processes.wait_for(lambda: held() <= before, "threads and descriptors")
+    assert server.ask("POST", SYNC, DATA).status == 200
+    assert disk.read_bytes() == DATA
+
+
+def test_a_flood(server: uploads.Server) -> None:
+    """Faster than silent ones can be let go."""
+    before = held()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * listener.MOST):
+            stack.enter_context(upload_wire.plain(server))
+        assert held()[0] - before[0] <= listener.MOST + listener.LEAVING + 1
+        assert healthy(server)
+    processes.wait_for(lambda: held() <= before, "threads and descriptors")
+
+
+def test_no_descriptor_is_left(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """Until clients go; then all is well again."""
+    processes.need("prlimit")
+    made = uploads.Server(certificates, {}, paths)
+    log = tmp_path / "log"
+    argv = ["prlimit", "--nofile=48", sys.executable, "-m", "cdi_worker", f"--data-dir={paths.data}"]
+    argv += [f"--block-device={paths.block}", f"--termination-log={tmp_path / 'message'}", "-v=3"]
+    ready = functools.partial(processes.answers, made.port)
+    with processes.running(argv, log=log, ready=ready, env={**os.environ, **made.env}) as pod:
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(upload_wire.plain(made))
+            processes.wait_for(lambda: "no connection taken" in log.read_text(), "the last descriptor")
+        assert healthy(made)
+        assert made.ask("POST", SYNC, DATA).status == 200
+        assert pod.wait(processes.PATIENCE) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_clients_that_are_slow_on_purpose(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    """In the handshake, in the head: each is cut off, however often it says a little."""
+    with uploads.Server(certificates, {}, paths).impatient(0.25) as server:
+        with upload_wire.connected(server) as wire:
+            begun = time.monotonic()
+            with contextlib.suppress(OSError):
+                for letter in b"GET /healthz HTTP/1.1\r\n" + b"X: y\r\n" * 100:
+                    wire.send(bytes([letter]))
+                    time.sleep(0.02)
+            assert 0.9 < time.monotonic() - begun < 5
+            assert healthy(server)
+        with upload_wire.plain(server) as plain:
+            plain.sendall(b"\x16\x03\x01\x02\x00")
+            assert healthy(server)
+
+
+def test_slow_chunk_lines_end_with_their_length(
+    certificates: uploads.Certificates, paths: contract.Paths
+) -> None:
+    """Each byte is progress, but there is no chunk line of 4 KiB."""
+    with (
+        uploads.Server(certificates, {}, paths).impatient(3) as server,
+        upload_wire.connected(server) as wire,
+    ):
+        wire.send(f"POST {SYNC} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;")
+        for _ in range(5):
+            wire.send(b"x")
+            time.sleep(0.05)
+            assert server.ask("POST", SYNC, b"x").status == 503
+        wire.send(b"x" * 5000)
+        assert wire.answer().status == 500
+        assert server.ask("POST", SYNC, DATA).status == 200
+
+
+def test_an_answer_that_nobody_reads(server: uploads.Server) -> None:
+    """Requests without end, one behind the other."""
+    with upload_wire.connected(server, None) as wire:
+        wire.sock.settimeout(1)
+        with contextlib.suppress(TimeoutError, OSError):
+            for _ in range(20_000):
+                wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        assert healthy(server)
+
+
+# -- the end of the server
+
+WAITING: dict[str, tuple[bool, bytes]] = {
+    "before its handshake": (False, b""),
+    "within its handshake": (False, b"\x16\x03\x01\x02\x00\x01\x00"),
+    "idle": (True, b""),
+    "within a head": (True, b"POST /v1beta1/upload HTTP/1.1\r\nHo"),
+    "before its body": (True, b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"),
+    "within a body": (
+        True,
+        b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n" + DATA[:3_000_000],
+    ),
+    "within a form": (
+        True,
+        (
+            b"POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n"
+            b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+        ),
+    ),
+    "within a clone": (
+        True,
+        (
+            b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n"
+            b"x-cdi-content-type: filesystem-clone\r\n\r\n"
+        ),
+    ),
+    "within a chunk": (
+        True,
+        b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
+    ),
+    "refused": (True, b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"),
+    "between two requests": (
+        True,
+        b"POST /v1beta1/upload-resumable HTTP/1.1\r\nHost: x\r\nUpload-Length: 5\r\n\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", WAITING)
+def test_stopped_while_a_client_is(server: uploads.Server, disk: Path, state: str) -> None:
+    secure, said = WAITING[state]
+    with (upload_wire.secure if secure else upload_wire.plain)(server) as sock:
+        sock.sendall(said)
+        if said.startswith(b"POST") and b"\r\n\r\n" in said:
+            server.wait_until_busy()
+        else:
+            assert healthy(server)
+        begun = time.monotonic()
+        server.cancel.set()
+        with pytest.raises(errors.Cancelled):
+            server.result()
+        assert time.monotonic() - begun < 6
+    assert not [*disk.parent.iterdir()]
+    assert not processes.answers(server.port)
+
+
+def test_done_while_clients_are_silent(server: uploads.Server) -> None:
+    """Those that keep their connections do not keep the server, nor does the one that was served."""
+    with (
+        upload_wire.plain(server),
+        upload_wire.secure(server),
+        upload_wire.connected(server) as wire,
+    ):
+        assert wire.is_in_step()
+        request = f"POST {SYNC} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(DATA)}\r\n\r\n".encode()
+        begun = time.monotonic()
+        assert wire.ask(request + DATA).status == 200
+        assert server.result().status == 0
+        assert time.monotonic() - begun < 6

@@ -1,0 +1,106 @@
+"""Versions and ciphers of the upload server, as the environment words them."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+
+import pytest
+
+from cdi_worker import contract, errors
+from cdi_worker.send import client as upload_client
+from cdi_worker.upload import tls
+from tests.support import uploads
+
+NAMES = {
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA": "DES-CBC3-SHA",
+    "ECDHE-RSA-AES128-GCM-SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_ciphers(name: str) -> None:
+    assert tls.openssl_name(name) == NAMES[name]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "offered", "taken"),
+    [
+        ("", ssl.TLSVersion.TLSv1_2, True),
+        ("VersionTLS12", ssl.TLSVersion.TLSv1_2, True),
+        ("VersionTLS13", ssl.TLSVersion.TLSv1_2, False),
+        ("VersionTLS13", ssl.TLSVersion.TLSv1_3, True),
+        ("", ssl.TLSVersion.TLSv1_1, False),
+        ("VersionTLS11", ssl.TLSVersion.TLSv1, False),
+        ("VersionTLS11", ssl.TLSVersion.TLSv1_1, True),
+        ("VersionTLS10", ssl.TLSVersion.TLSv1, True),
+        ("VersionTLS10", ssl.TLSVersion.TLSv1_2, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "ciphers", ["", "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,ECDHE-ECDSA-AES128-GCM-SHA256"]
+)
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
+def test_versions(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    minimum: str,
+    offered: ssl.TLSVersion,
+    taken: bool,
+    ciphers: str,
+) -> None:
+    """Also those that OpenSSL thinks too old, if asked for: as in OpenShift's profile of that name."""
+    env = {"TLS_MIN_VERSION": minimum, "TLS_CIPHERS": ciphers}
+    with uploads.Server(certificates, env, paths) as server:
+        context = certificates.context(None)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.minimum_version = context.maximum_version = offered
+        if taken:
+            assert shake_hands(server, context)[1] == offered.name.replace("_", ".")
+        else:
+            with pytest.raises(ssl.SSLError):
+                shake_hands(server, context)
+
+
+def test_ciphers(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    wanted = "TLS_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, nonsense"
+    with uploads.Server(certificates, {"TLS_CIPHERS": wanted}, paths) as server:
+        context = certificates.context(None)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert shake_hands(server, context)[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
+        context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        with pytest.raises(ssl.SSLError):
+            shake_hands(server, context)
+
+
+def shake_hands(server: uploads.Server, context: ssl.SSLContext) -> tuple[str, str]:
+    """Return the cipher and the version that both ends agreed on."""
+    client = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=10)
+    try:
+        client.connect()
+        found = client.sock.cipher()
+        return found[0], client.sock.version()
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "env", [{"TLS_CIPHERS": "nonsense"}, {"TLS_MIN_VERSION": "1.2"}, {"TLS_CERT_FILE": "/missing"}]
+)
+def test_what_makes_no_sense(
+    certificates: uploads.Certificates, paths: contract.Paths, env: dict[str, str]
+) -> None:
+    with uploads.Server(certificates, env, paths) as server, pytest.raises(errors.RequestError):
+        server.result()
+
+
+def test_a_client_with_texts_that_are_no_certificates() -> None:
+    with pytest.raises(errors.RequestError):
+        upload_client.context("no PEM")

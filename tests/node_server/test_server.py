@@ -1,0 +1,231 @@
+"""The server of node pull: in an empty container without a library, as the importer asks it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import node_servers, oracle, processes, worker
+
+
+def test_hand_shake(node: node_servers.Container) -> None:
+    assert node.process is not None
+    assert node.ready.read_text() == "disk.img"
+    assert [path.name for path in node.ready.parent.iterdir()] == ["ready"]
+    assert node_servers.ask(node.port, "/disk.img").body == node_servers.DATA
+    node.done.touch()
+    assert node.process.wait(processes.PATIENCE) == 0
+
+
+def test_the_program_is_static(node_program: Path) -> None:
+    assert b"/ld-linux" not in node_program.read_bytes()
+    assert node_program.stat().st_size < 2 << 20
+
+
+@pytest.mark.parametrize("flags", ["-p={}", "--p={}"])
+def test_flags_as_go_reads_them(empty_node: node_servers.Container, flags: str) -> None:
+    empty_node.put("disk.img")
+    empty_node.start(
+        flags.format(empty_node.port),
+        "--image-dir=/disk",
+        "-ready-file=/shared/ready",
+        "-done-file",
+        "/shared/done",
+    )
+    processes.wait_for(empty_node.ready.exists, "the ready file")
+    assert node_servers.ask(empty_node.port, "/disk.img").status == 200
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-x", "1"], ["-p"], ["p", "1"], ["-p", "no"], ["-p", "0"], ["---p=1"]]
+)
+def test_usage(empty_node: node_servers.Container, arguments: list[str]) -> None:
+    empty_node.put("disk.img")
+    process = empty_node.start(*arguments)
+    assert "usage:" in process.communicate(timeout=10)[1]
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "end"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=100-199", 100, 200),
+        ("bytes=300000-", 300_000, 300_001),
+        ("bytes=-1", 300_000, 300_001),
+        ("bytes=-999999999999999999999999", 0, 300_001),
+        ("bytes=5-99999999999999999999999", 5, 300_001),
+        ("Bytes=1-1", 1, 2),
+    ],
+)
+def test_ranges(node: node_servers.Container, asked: str, start: int, end: int) -> None:
+    answer = node_servers.ask(node.port, "/disk.img", Range=asked)
+    assert (answer.status, answer.body) == (206, node_servers.DATA[start:end])
+    assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/300001"
+
+
+@pytest.mark.parametrize("asked", ["bytes=300001-", "bytes=99999999999999999999-", "bytes=-0"])
+def test_ranges_behind_the_end(node: node_servers.Container, asked: str) -> None:
+    answer = node_servers.ask(node.port, "/disk.img", Range=asked)
+    assert answer.status == 416
+    assert answer.headers["content-range"] == "bytes */300001"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "bytes=1-0",
+        "bytes=0-0,2-3",
+        "bytes=-",
+        "bytes=",
+        "bytes=a-b",
+        "lines=0-1",
+        "bytes=1-2 ",
+        "bytes=0x1-2",
+    ],
+)
+def test_ranges_that_make_no_sense_are_ignored(node: node_servers.Container, asked: str) -> None:
+    answer = node_servers.ask(node.port, "/disk.img", Range=asked)
+    if asked.strip() == asked:
+        assert (answer.status, answer.body) == (200, node_servers.DATA)
+    else:
+        assert answer.body == node_servers.DATA[1:3]
+
+
+@pytest.mark.parametrize("second", ["bytes=7-x", "bytes=9-2", "lines=1-2"])
+def test_of_two_ranges_the_last_counts(node: node_servers.Container, second: str) -> None:
+    """Half of a second one must not be mixed with the first: a length below zero came of it."""
+    asked = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
+    answer = node_servers.say(node.port, asked.encode())
+    assert node_servers.status_of(answer) == 200
+    assert b"Content-Length: 300001\r\n" in answer
+    assert answer.endswith(node_servers.DATA)
+
+
+def test_head(node: node_servers.Container) -> None:
+    whole = node_servers.ask(node.port, "/disk.img", "HEAD")
+    assert (whole.status, whole.body, whole.headers["content-length"]) == (200, b"", "300001")
+    assert whole.headers["accept-ranges"] == "bytes"
+    part = node_servers.ask(node.port, "/disk.img", "HEAD", Range="bytes=0-9")
+    assert (part.status, part.body, part.headers["content-length"]) == (206, b"", "10")
+    assert (
+        node_servers.ask(node.port, "/x", "HEAD").status,
+        node_servers.ask(node.port, "/x", "HEAD").body,
+    ) == (404, b"")
+
+
+def test_conditions(node: node_servers.Container) -> None:
+    tag = node_servers.ask(node.port, "/disk.img").headers["etag"]
+    assert tag.startswith('"')
+    assert node_servers.ask(node.port, "/disk.img", Range="bytes=0-1", If_Range=tag).status == 206
+    assert node_servers.ask(node.port, "/disk.img", Range="bytes=0-1", If_Range='"other"').status == 200
+    assert node_servers.ask(node.port, "/disk.img", If_Match=tag).status == 200
+    assert node_servers.ask(node.port, "/disk.img", If_Match='"other"').status == 412
+
+
+def test_connections_are_kept(node: node_servers.Container) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", node.port, timeout=10)) as connection:
+        for first in range(5):
+            connection.request("GET", "/disk.img", headers={"Range": f"bytes={first}-{first}"})
+            assert connection.getresponse().read() == node_servers.DATA[first : first + 1]
+            held = connection.sock
+        assert held is connection.sock
+
+
+def test_requests_in_one_piece_are_answered_in_turn(node: node_servers.Container) -> None:
+    one = b"GET /disk.img HTTP/1.1\r\nHost: x\r\nRange: bytes=%d-%d\r\n\r\n"
+    answer = node_servers.say(node.port, one % (0, 9) + one % (10, 19))
+    assert answer.count(b"HTTP/1.1 206 ") == 2
+    assert node_servers.DATA[:10] in answer
+    assert answer.endswith(node_servers.DATA[10:20])
+
+
+def test_info(empty_node: node_servers.Container) -> None:
+    empty_node.put("disk.img")
+    odd = 'a"b\\c\td\x01é€😀'
+    empty_node.serve(KUBEVIRT_IO_FOO_BAR="1", ODD=odd, BAD="x\udcff\udcc3y")
+    answer = node_servers.ask(empty_node.port, "/info")
+    assert answer.headers["content-type"] == "application/json"
+    assert sorted(json.loads(answer.body)["env"]) == [
+        "BAD=x\ufffd\ufffdy",
+        "KUBEVIRT_IO_FOO_BAR=1",
+        f"ODD={odd}",
+    ]
+
+
+def test_names_that_need_escapes(empty_node: node_servers.Container) -> None:
+    empty_node.put("sub dir/ä%#?.qcow2")
+    empty_node.serve()
+    assert empty_node.ready.read_text() == "sub dir/ä%#?.qcow2"
+    assert node_servers.ask(empty_node.port, "/sub%20dir/%c3%A4%25%23%3F.qcow2").body == node_servers.DATA
+    assert node_servers.ask(empty_node.port, "/disk.img").status == 404
+
+
+def test_import_end_to_end(
+    empty_node: node_servers.Container, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    empty_node.put("fedora 1.qcow2", disks.image("qcow2").read_bytes())
+    server = empty_node.serve(KUBEVIRT_IO_FOO_BAR="1", INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE="fedora")
+    pod = worker.Pod(tmp_path / "pod")
+    done = pod.run(
+        IMPORTER_SOURCE="http",
+        IMPORTER_PULL_METHOD="node",
+        IMPORTER_ENDPOINT=f"http://localhost:{empty_node.port}/disk.img",
+        IMPORTER_READY_FILE=str(empty_node.ready),
+        IMPORTER_DONE_FILE=str(empty_node.done),
+        FILESYSTEM_OVERHEAD="0",
+    )
+    assert done.status == 0, done.errors
+    assert server.wait(processes.PATIENCE) == 0
+    assert pod.told["labels"] == {
+        "kubevirt.io/foo-bar": "1", "instancetype.kubevirt.io/default-preference": "fedora"
+    }  # fmt: skip
+    oracle.same(pod.disk, disks.expected("qcow2"))
+
+
+def test_many_at_once(node: node_servers.Container) -> None:
+    with contextlib.ExitStack() as stack:
+        held = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(64)]
+        for one in held:
+            stack.enter_context(one)
+        processes.wait_for(lambda: ask_status(node.port) == 503, "the 65th to be turned away")
+    processes.wait_for(lambda: ask_status(node.port) == 200, "room again")
+
+
+def ask_status(port: int) -> int:
+    with contextlib.suppress(ConnectionError, http.client.HTTPException):
+        return node_servers.ask(port, "/disk.img", Range="x").status
+    return 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped(node: node_servers.Container, number: signal.Signals) -> None:
+    assert node.process is not None
+    with socket.create_connection(("127.0.0.1", node.port)) as client:
+        client.sendall(b"GET ")
+        node.process.send_signal(number)
+        assert node.process.wait(processes.PATIENCE) == 128 + number
+
+
+def test_a_server_that_is_started_again(node: node_servers.Container) -> None:
+    node.close()
+    assert node.ready.exists()
+    server = node.start()
+    processes.wait_for(lambda: processes.answers(node.port), "the port")
+    assert node_servers.ask(node.port, "/disk.img").body == node_servers.DATA
+    node.done.touch()
+    assert server.wait(processes.PATIENCE) == 0
+    assert node.start().wait(processes.PATIENCE) == 0
+
+
+def test_a_ready_file_of_an_earlier_start_goes(node: node_servers.Container) -> None:
+    node.close()
+    node.put("other.img")
+    assert "more than one file" in node.refusal()

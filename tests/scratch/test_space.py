@@ -1,0 +1,89 @@
+"""Scratch is told, used and left as it was found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.scratch import space
+from tests.support import devices
+
+MiB = 1 << 20
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    with space.Scratch(tmp_path, "job") as scratch:
+        Path(scratch.path("spool")).write_bytes(b"x")
+        assert len(os.listdir(tmp_path)) == 1
+    scratch.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_left_overs_are_removed_before_anything_is_written(tmp_path: Path) -> None:
+    with space.Scratch(tmp_path, "job") as scratch:
+        Path(scratch.path("spool")).write_bytes(b"x")
+        scratch.keep()
+    with space.Scratch(tmp_path, "job") as scratch:
+        assert not Path(scratch.path("spool")).exists()
+
+
+def test_the_same_job_goes_on_and_another_is_not_disturbed(tmp_path: Path) -> None:
+    with space.Scratch(tmp_path, "job") as scratch:
+        Path(scratch.path("spool")).write_bytes(b"x")
+        scratch.keep()
+    with space.Scratch(tmp_path, "other"):
+        pass
+    with space.Scratch(tmp_path, "job", resume=True) as scratch:
+        assert Path(scratch.path("spool")).read_bytes() == b"x"
+
+
+def test_left_overs_count_as_free(tmp_path: Path) -> None:
+    with devices.filesystem("tmpfs", tmp_path) as point:
+        before = space.facts(point, "job")
+        with space.Scratch(point, "job") as scratch:
+            devices.fill(Path(scratch.path("spool")), 5 * MiB)
+            scratch.keep()
+        assert space.facts(point, "job") == before
+        assert os.listdir(point) != []
+        other = space.facts(point, "other")
+        assert other is not None
+        assert before is not None
+        assert other.available <= before.available - 5 * MiB
+
+
+def test_what_is_kept_for_root_is_not_available(tmp_path: Path) -> None:
+    with devices.filesystem("ext4", tmp_path) as point:
+        room = os.statvfs(point)
+        assert room.f_bavail < room.f_bfree
+        assert space.facts(point, "job") == space.ScratchFacts(room.f_bavail * room.f_frsize)
+
+
+def test_no_directory_no_scratch(tmp_path: Path) -> None:
+    assert space.facts(None, "job") is None
+    assert space.facts(tmp_path / "missing", "job") is None
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_another_planted_is_not_used(tmp_path: Path, resume: bool) -> None:
+    with space.Scratch(tmp_path, "job") as scratch:
+        folder = scratch.folder
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    folder.symlink_to(victim)
+    with space.Scratch(tmp_path, "job", resume=resume) as scratch:
+        assert not scratch.folder.is_symlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "spool").touch()
+    with space.Scratch(tmp_path, "job", resume=resume) as scratch:
+        assert os.listdir(scratch.folder) == []
+    assert (victim / "precious").exists()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(errors.TargetError, match="no such file or directory"):
+        space.Scratch(tmp_path / "missing", "job")

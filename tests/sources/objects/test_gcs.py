@@ -1,0 +1,240 @@
+"""The GCS source against an emulator, and against a server that misbehaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import gzip
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdi_worker import contract, errors
+from cdi_worker.roles import importer
+from cdi_worker.sources import base
+from cdi_worker.sources.web import session
+from tests.support import gcs_objects, misbehave, objectservers, proxy, reading, tls
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def store(emulator: objectservers.Emulator) -> objectservers.Emulator:
+    emulator.put("disk.img", gcs_objects.DATA)
+    return emulator
+
+
+def test_an_object_is_read_at_random_in_parallel_and_in_order(store: objectservers.Emulator) -> None:
+    with gcs_objects.opened(store.url("disk.img")) as source:
+        assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: 256 * 1024])
+        assert source.identity is not None
+        assert source.identity.startswith("generation 1")
+        assert reading.part(source, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
+        assert reading.part(source, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
+        assert reading.streamed(source) == gcs_objects.DATA
+        source.verify()
+    with gcs_objects.opened(store.url("disk.img")) as source:
+        assert reading.drained(source.stream()) == gcs_objects.DATA
+        source.verify()
+        assert reading.drained(source.stream(1000)) == gcs_objects.DATA[1000:]
+
+
+@pytest.mark.parametrize("name", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"])
+def test_any_name_is_found(store: objectservers.Emulator, name: str) -> None:
+    store.put(name, b"disk" * 1000)
+    with gcs_objects.opened(store.url(urllib.parse.quote(name))) as source:
+        assert source.head == b"disk" * 1000
+
+
+def test_what_is_stored_compressed_arrives_as_stored(store: objectservers.Emulator) -> None:
+    packed = gzip.compress(gcs_objects.DATA)
+    store.put("packed", packed, encoding="gzip")
+    with gcs_objects.opened(store.url("packed")) as source:
+        assert source.size == len(packed)
+        assert reading.streamed(source) == packed
+        source.verify()
+
+
+def test_compressed_answers_are_asked_for_and_left_alone(server: misbehave.Server) -> None:
+    packed = gzip.compress(gcs_objects.DATA)
+    page = gcs_objects.media(packed)
+    page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "gzip"})
+    with gcs_objects.opened(gcs_objects.serve(server, page, data=packed, contentEncoding="gzip")) as source:
+        assert reading.streamed(source) == packed
+        source.verify()
+    assert {seen.headers["accept-encoding"] for seen in server.gets(gcs_objects.MEDIA)} == {"gzip"}
+
+
+def test_an_empty_object(store: objectservers.Emulator) -> None:
+    store.put("empty", b"")
+    with gcs_objects.opened(store.url("empty")) as source:
+        assert (source.size, source.head, reading.drained(source.stream())) == (0, b"", b"")
+        source.verify()
+
+
+def test_only_the_generation_of_the_first_contact_is_read(server: misbehave.Server) -> None:
+    gone = misbehave.Page(b"No such object: b/o", status=404, content_type="text/html")
+    with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 2), gone)) as source:
+        assert source.identity is not None
+        assert source.identity.startswith("generation 7 crc32c ")
+        assert reading.part(source, 5, 10) == gcs_objects.DATA[5:15]
+        with pytest.raises(errors.SourceChanged, match="generation was 7, now replaced or deleted"):
+            reading.part(source, 5, 10)
+
+
+def test_new_metadata_is_no_new_object(server: misbehave.Server) -> None:
+    touched = gcs_objects.media(etag='"two"', modified="Wed, 04 Nov 2026 10:00:00 GMT")
+    with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), touched)) as source:
+        assert reading.streamed(source) == gcs_objects.DATA
+
+
+def test_another_generation_in_the_answer_is_noticed(server: misbehave.Server) -> None:
+    other = dataclasses.replace(gcs_objects.media(), headers={"x-goog-generation": "8"})
+    with (
+        gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), other)) as source,
+        pytest.raises(errors.SourceChanged),
+    ):
+        reading.part(source, 0, 10)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_bytes_that_are_not_the_stored_ones_are_noticed(server: misbehave.Server, ordered: bool) -> None:
+    url = gcs_objects.serve(
+        server, gcs_objects.media(gcs_objects.DATA[:-1] + b"?"), data=gcs_objects.DATA[:-1] + b"!"
+    )
+    with gcs_objects.opened(url) as source:
+        assert source.size is not None
+        source.verify()  # not all was read: nothing to say
+        reading.drained(source.stream()) if ordered else reading.streamed(source)
+        with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected crc32c:"):
+            source.verify()
+
+
+def test_a_reading_from_the_beginning_is_verified_anew(server: misbehave.Server) -> None:
+    """The fallback to one stream reads again what was read by ranges, and what it brings is written."""
+    url = gcs_objects.serve(server, (gcs_objects.media(), 2), gcs_objects.media(b"?" + gcs_objects.DATA[1:]))
+    with gcs_objects.opened(url) as source:
+        reading.part(source, 0, 1000)
+        reading.drained(source.stream())
+        with pytest.raises(errors.ChecksumMismatch):
+            source.verify()
+
+
+def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
+    busy = gcs_objects.error(429, "slow down", "rateLimitExceeded")
+    limited = gcs_objects.error(403, "too many", "userRateLimitExceeded")
+    torn = gcs_objects.media(cut=100_000)
+    url = gcs_objects.serve(
+        server,
+        (gcs_objects.media(), 1),
+        (busy, 2),
+        (torn, 5),
+        (limited, 1),
+        (gcs_objects.error(503, "later"), 1),
+        gcs_objects.media(),
+    )
+    with gcs_objects.opened(url) as source:
+        assert reading.streamed(source) == gcs_objects.DATA
+        source.verify()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>log in</html>",
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 100_000,
+        b"{}",
+        b'{"generation": "7"}',
+        b'{"generation": "new", "size": "1"}',
+        b'{"generation": {}, "size": []}',
+        b'{"generation": "7", "size": "1", "crc32c": "!!!"}',
+        b'{"generation": "' + b"9" * 5000 + b'", "size": "1"}',
+        b'{"generation": "7", "size": "1", "metadata": {"a": "' + b"a" * (2 << 20) + b'"}}',
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_an_answer_that_is_no_metadata_is_named(server: misbehave.Server, body: bytes) -> None:
+    server.serve(gcs_objects.METADATA, misbehave.Page(body, ranges=False))
+    gc.collect()  # finalizers find no room in a stack that is full of brackets
+    assert "the answer is no metadata of an object" in gcs_objects.refusal(server.url("/b/o"))
+
+
+@pytest.mark.parametrize("fault", [{"cut": 5}, {"missing": 5}])
+def test_metadata_that_breaks_off_is_asked_for_again(server: misbehave.Server, fault: dict[str, Any]) -> None:
+    url = gcs_objects.serve(server, gcs_objects.media())
+    whole, _ = server.turn(gcs_objects.METADATA, "HEAD")
+    server.serve(gcs_objects.METADATA, (dataclasses.replace(whole, **fault), 1), whole)
+    with pytest.raises(errors.Transient), gcs_objects.opened(url):
+        pass
+    with gcs_objects.opened(url) as source:
+        assert source.size == len(gcs_objects.DATA)
+
+
+def test_a_refusal_of_brackets_alone(server: misbehave.Server) -> None:
+    server.serve(gcs_objects.METADATA, misbehave.Page(b"[" * 60_000, status=403))
+    gc.collect()
+    assert "access denied" in gcs_objects.refusal(server.url("/b/o"))
+
+
+def test_a_refusal_names_its_cause(store: objectservers.Emulator, server: misbehave.Server) -> None:
+    assert "no such object 'nothing' in bucket 'images'" in gcs_objects.refusal(store.url("nothing"))
+    url = gcs_objects.serve(server, gcs_objects.media())
+    for page, cause in (
+        (gcs_objects.error(404, "The specified bucket does not exist."), "no such bucket 'b'"),
+        (gcs_objects.error(404, "No such object: b/o"), "no such object 'o' in bucket 'b'"),
+        (gcs_objects.error(403, "no permission"), "access denied without credentials: no permission"),
+        (gcs_objects.error(400, "User project specified is invalid."), "400 Bad Request: User project"),
+    ):
+        server.serve(gcs_objects.METADATA, page)
+        assert cause in gcs_objects.refusal(url)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["gs://bucket", "gs:///name", "http://host/bucket", "https://h/b/o?sig=1"]
+)
+def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(errors.RequestError) as caught:
+        gcs_objects.opened(endpoint)
+    assert "=1" not in str(caught.value)
+
+
+def test_an_address_of_google_goes_through_proxy_and_custom_ca(
+    server: misbehave.Server, tmp_path: Path
+) -> None:
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=server.url("")) as between:
+        access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
+        gcs_objects.serve(server, gcs_objects.media())
+        with gcs_objects.opened("gs://b/o", access) as source:
+            assert source.name == "gs://b/o"
+            assert reading.streamed(source) == gcs_objects.DATA
+    assert between.requests[0].target == "storage.googleapis.com:443"
+
+
+def test_the_emulator_of_the_environment_is_used() -> None:
+    paths = contract.Paths(data="/nowhere")
+    for host in ("http://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9/"):
+        env = {"IMPORTER_SOURCE": "gcs", "IMPORTER_ENDPOINT": "gs://b/o o", "STORAGE_EMULATOR_HOST": host}
+        assert importer.read(env, paths).location.endpoint == "http://127.0.0.1:9/b/o%20o"
+
+
+def test_no_limit_is_on_the_whole_of_a_transfer(server: misbehave.Server) -> None:
+    """Only on silence, here of half a second: Google's own library ends transfers after a fixed time."""
+    data, access = gcs_objects.DATA[:100_000], base.Access(patience=0.5)
+    slow = gcs_objects.media(data, drip=(5_000, 0.1))
+    url = gcs_objects.serve(server, (slow, 2), gcs_objects.media(data, stall=1000), data=data)
+    started = time.monotonic()
+    with gcs_objects.opened(url, access) as source:
+        assert source.head == data
+        assert reading.drained(source.stream()) == data
+        source.verify()
+        assert time.monotonic() - started > 6 * access.patience
+        with pytest.raises(errors.Transient, match="timed out"):
+            reading.drained(source.stream())
+    assert {seen.headers["user-agent"] for seen in server.gets(gcs_objects.MEDIA)} == {session.USER_AGENT}

@@ -1,0 +1,211 @@
+"""Credentials for Google: given in a file, of the surroundings, and whom they are shown to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import gcs
+from tests.support import gcs_objects, misbehave, objectservers, processes, proxy, reading, tls
+
+TOKEN = "ya29.a-token-of-the-tests"
+
+
+@pytest.fixture
+def guard(emulator: objectservers.Emulator) -> Iterator[objectservers.Service]:
+    emulator.put("disk.img", gcs_objects.DATA)
+    with objectservers.guarded(emulator, TOKEN) as running:
+        yield running
+
+
+# -- credentials ------------------------------------------------------------------------------------
+
+
+def service_account(directory: Path, token_uri: str) -> Path:
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file = directory / "credentials.json"
+    file.write_text(json.dumps({
+        "type": "service_account", "client_email": "importer@project.iam.gserviceaccount.com",
+        "private_key": key.decode(), "private_key_id": "1", "token_uri": token_uri,
+    }))  # fmt: skip
+    return file
+
+
+def external_account(directory: Path, token_url: str) -> Path:
+    (directory / "subject").write_text("a-token-of-the-cluster")
+    file = directory / "credentials.json"
+    file.write_text(json.dumps({
+        "type": "external_account", "token_url": token_url,
+        "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "credential_source": {"file": str(directory / "subject")},
+    }))  # fmt: skip
+    return file
+
+
+def test_a_service_account(guard: objectservers.Service, tmp_path: Path) -> None:
+    file = service_account(tmp_path, f"{guard.url}/token")
+    with gcs_objects.opened(f"{guard.url}/images/disk.img", None, file) as source:
+        assert reading.streamed(source) == gcs_objects.DATA
+        source.verify()
+    assert len(guard.asked) == 1
+    assert "assertion=" in guard.asked[0]
+
+
+def test_an_external_account(guard: objectservers.Service, tmp_path: Path) -> None:
+    file = external_account(tmp_path, "https://sts.googleapis.com/v1/token")
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=guard.url) as between:
+        access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
+        with gcs_objects.opened(f"{guard.url}/images/disk.img", access, file) as source:
+            assert reading.streamed(source) == gcs_objects.DATA
+    assert "subject_token=a-token-of-the-cluster" in guard.asked[0]
+    assert between.requests[0].target == "sts.googleapis.com:443"
+
+
+@pytest.mark.parametrize("field", ["token_url", "service_account_impersonation_url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://sts.googleapis.com/v1/token",
+        "https://evil.example/token",
+        "https://sts.googleapis.com.evil.example/",
+    ],
+)
+def test_a_file_sends_no_token_of_the_surroundings_elsewhere(tmp_path: Path, field: str, url: str) -> None:
+    """A file from others may name any file of this machine, or its metadata server, as what to exchange."""
+    file = external_account(tmp_path, "https://sts.googleapis.com/v1/token")
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: url}))
+    with pytest.raises(errors.RequestError, match=f"{field} is not at"):
+        gcs_objects.opened("gs://b/o", None, file)
+
+
+def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server, tmp_path: Path) -> None:
+    answer = {"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600}
+    with objectservers.answering(json.dumps(answer), "application/json") as service:
+        file = service_account(tmp_path, service.url)
+        url = gcs_objects.serve(
+            server,
+            (gcs_objects.media(), 1),
+            (gcs_objects.error(401, "Invalid Credentials"), 1),
+            gcs_objects.media(),
+        )
+        with gcs_objects.opened(url, None, file) as source:
+            assert reading.streamed(source) == gcs_objects.DATA
+    assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("server", "access"),
+    [
+        ("https://storage.example", base.Access()),
+        ("http://localhost:4443", base.Access()),
+        ("http://[::1]:4443", base.Access()),
+        ("http://storage.example", base.Access(insecure=True)),
+    ],
+)
+def test_no_token_goes_in_clear_beyond_this_machine(tmp_path: Path, server: str, access: base.Access) -> None:
+    """Whoever sees it pass may use it."""
+    file = service_account(tmp_path, "https://oauth2.googleapis.com/token")
+    assert gcs_objects.opened(f"{server}/b/o", access, file)
+    for elsewhere in ("http://storage.example", "http://10.0.0.1:4443", "http://localhost.example"):
+        assert gcs_objects.opened(f"{elsewhere}/b/o")
+        with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* token in clear; ask by https, give"):
+            gcs_objects.opened(f"{elsewhere}/b/o", None, file)
+
+
+def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp_path: Path) -> None:
+    file = service_account(tmp_path, "http://127.0.0.1:1/token")
+    with (
+        pytest.raises(errors.Transient, match=r"^Google's token service: connection refused$"),
+        gcs_objects.opened(f"{guard.url}/images/disk.img", None, file),
+    ):
+        pass
+
+
+def test_a_silent_token_service_keeps_no_cancel_waiting(tmp_path: Path) -> None:
+    cancel, began = threading.Event(), time.monotonic()
+    threading.Timer(0.3, cancel.set).start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file = service_account(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/token")
+        location = base.Location("gs://b/o", credentials_file=str(file))
+        with pytest.raises(errors.Cancelled):
+            gcs.source(location, cancel).__enter__()
+    assert time.monotonic() - began < 10
+
+
+def test_credentials_that_are_not_enough(guard: objectservers.Service, tmp_path: Path) -> None:
+    with objectservers.answering('{"error": "invalid_grant"}', "application/json", status=400) as service:
+        said = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
+    assert "Google credentials: invalid_grant" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("not json: s3cret", "not a usable Google credentials file"),
+        ("[]", "not a usable Google credentials file"),
+        ('{"type": "service_account", "private_key": "s3cret"}', "not a usable Google credentials file"),
+        ('{"type": "external_account", "credential_source": {"executable": {}}}', "are not supported"),
+        ('{"type": "odd"}', "of type 'odd' are not supported"),
+    ],
+)
+def test_an_unusable_credentials_file(tmp_path: Path, text: str, fault: str) -> None:
+    file = tmp_path / "credentials.json"
+    file.write_text(text)
+    with pytest.raises(errors.RequestError, match=fault) as caught:
+        gcs_objects.opened("gs://b/o", None, file)
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(errors.RequestError, match="no such file"):
+        gcs_objects.opened("gs://b/o", None, tmp_path / "nothing")
+
+
+READ = """
+import os, sys, threading, hashlib
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import gcs
+from cdi_worker.sources.web import session
+access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
+with gcs.source(base.Location(endpoint=sys.argv[1], access=access), threading.Event()) as source:
+    print(hashlib.sha256(source.head).hexdigest())
+"""
+
+
+def test_ambient_credentials_are_looked_for_where_anonymous_is_refused(
+    guard: objectservers.Service, tmp_path: Path
+) -> None:
+    file = service_account(tmp_path, f"{guard.url}/token")
+    authority = tls.Authority(tmp_path)
+    with proxy.Proxy(authority=authority, origin=guard.url) as between:
+        google = (READ, "gs://images/disk.img", str(authority.certificate))
+        done = processes.script(*google, PROXY=between.url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
+        assert done.stdout.strip() == hashlib.sha256(gcs_objects.DATA[: 256 * 1024]).hexdigest(), done.stderr
+        done = processes.script(*google, PROXY=between.url)
+        assert "access denied without credentials: Anonymous caller does not have access" in done.stderr
+
+
+def test_ambient_credentials_are_not_shown_to_others(guard: objectservers.Service, tmp_path: Path) -> None:
+    """A token is good for whoever has it: a server that refuses must not be given this machine's."""
+    file = service_account(tmp_path, f"{guard.url}/token")
+    done = processes.script(READ, f"{guard.url}/images/disk.img", GOOGLE_APPLICATION_CREDENTIALS=str(file))
+    assert "access denied without credentials" in done.stderr
+    assert not guard.asked
+
+
+def test_without_the_library_the_error_says_what_to_install() -> None:
+    done = processes.script(f"import sys; sys.modules['google.cloud.storage'] = None\n{READ}", "gs://b/o")
+    assert "the gcs source needs the Python package google-cloud-storage" in done.stderr
+    assert "pip install 'cdi-worker[gcs]'" in done.stderr

@@ -1,0 +1,223 @@
+"""The S3 source against SeaweedFS, against rclone, and against a server that misbehaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import hashlib
+import resource
+import subprocess
+import sys
+import threading
+import urllib.parse
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def store(seaweed: objectservers.Store) -> objectservers.Store:
+    seaweed.put("disk.img", s3_objects.DATA)
+    seaweed.put("empty", b"")
+    seaweed.client().put_object(Bucket="public", Key="disk.img", Body=s3_objects.DATA)
+    return seaweed
+
+
+@pytest.fixture(scope="module")
+def odd_store(rclone: objectservers.Store) -> objectservers.Store:
+    rclone.put("disk.img", s3_objects.DATA)
+    return rclone
+
+
+@pytest.mark.parametrize("tls_port", [False, True], ids=["http", "https"])
+def test_an_object_is_read_at_random_and_in_parallel(
+    store: objectservers.Store, certificates: uploads.Certificates, tls_port: bool
+) -> None:
+    access = dataclasses.replace(s3_objects.ADMIN, ca_files=(str(certificates.authority.certificate),))
+    with s3_objects.opened(store.url("disk.img", tls=tls_port), access) as source:
+        assert source.size == len(s3_objects.DATA)
+        assert source.head == s3_objects.DATA[: 256 * 1024]
+        assert source.identity is not None
+        assert hashlib.md5(s3_objects.DATA).hexdigest() in source.identity
+        assert reading.part(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
+        assert reading.part(source, len(s3_objects.DATA) - 5, 100) == s3_objects.DATA[-5:]
+        assert reading.streamed(source) == s3_objects.DATA
+
+
+def test_certificates_are_verified_unless_told_not_to(store: objectservers.Store) -> None:
+    url = store.url("disk.img", tls=True)
+    assert "certificate verify failed" in s3_objects.refusal(url)
+    with s3_objects.opened(url, dataclasses.replace(s3_objects.ADMIN, insecure=True)) as source:
+        assert source.size == len(s3_objects.DATA)
+
+
+def test_reading_takes_no_right_but_to_read(store: objectservers.Store) -> None:
+    with s3_objects.opened(store.url("disk.img"), s3_objects.READER) as source:
+        assert reading.part(source, 0, 100) == s3_objects.DATA[:100]
+
+
+@pytest.mark.parametrize("key", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z.img", "(a)!'*.img"])
+def test_any_key_can_be_signed(store: objectservers.Store, key: str) -> None:
+    store.put(key, b"disk" * 1000)
+    with s3_objects.opened(store.url(urllib.parse.quote(key))) as source:
+        assert source.head == b"disk" * 1000
+
+
+def test_given_keys_need_no_boto3(store: objectservers.Store) -> None:
+    """Its import takes longer than many an import of a disk waits for its first byte."""
+    store.put("some", b"x" * 1000)
+    script = (
+        "import sys\nfrom sources import base, s3\n"
+        "access = base.Access(user=sys.argv[2], password=sys.argv[3])\n"
+        "with s3.S3Source(base.Location(sys.argv[1], access)) as source: print(source.size)\n"
+        "assert 'botocore' in sys.modules and 'boto3' not in sys.modules"
+    )
+    keys = (objectservers.ACCESS_KEY, objectservers.SECRET_KEY)
+    argv = [sys.executable, "-c", script, store.url("some"), *keys]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "1000\n"
+
+
+def test_an_empty_object(store: objectservers.Store) -> None:
+    with s3_objects.opened(store.url("empty")) as source:
+        assert (source.size, source.head) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("key", "bucket", "keys", "cause"),
+    [
+        ("nothing", "images", s3_objects.ADMIN, "no such key 'nothing' in bucket 'images'"),
+        ("nothing", "nowhere", s3_objects.ADMIN, "no such bucket 'nowhere'"),
+        ("disk.img", "public", s3_objects.READER, "access denied"),
+        ("disk.img", "images", base.Access(), "access denied without credentials"),
+        (
+            "disk.img",
+            "images",
+            dataclasses.replace(s3_objects.ADMIN, password="not-the-secret"),
+            "wrong signature",
+        ),
+        ("disk.img", "images", base.Access(user="nobody", password="s3cret-x"), "unknown access key"),
+    ],
+)
+def test_a_refusal_names_its_cause(
+    store: objectservers.Store, key: str, bucket: str, keys: base.Access, cause: str
+) -> None:
+    said = s3_objects.refusal(store.url(key, bucket=bucket), keys)
+    assert cause in said
+    assert not keys.password or keys.password not in said
+
+
+def test_a_public_object_needs_no_keys(store: objectservers.Store) -> None:
+    with s3_objects.opened(store.url("disk.img", bucket="public"), base.Access()) as source:
+        assert reading.streamed(source) == s3_objects.DATA
+
+
+@pytest.mark.parametrize("kind", ["store", "odd_store"])
+def test_a_changed_object_is_noticed(kind: str, request: pytest.FixtureRequest) -> None:
+    server: objectservers.Store = request.getfixturevalue(kind)
+    server.put("fickle", s3_objects.DATA)
+    with s3_objects.opened(server.url("fickle")) as source:
+        assert reading.part(source, 0, 10) == s3_objects.DATA[:10]
+        server.put("fickle", s3_objects.DATA[::-1])
+        with pytest.raises(errors.SourceChanged):
+            reading.part(source, 0, 10)
+
+
+def test_a_server_that_answers_ranges_with_200(odd_store: objectservers.Store) -> None:
+    with s3_objects.opened(odd_store.url("disk.img")) as source:
+        assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: 256 * 1024])
+        assert reading.streamed(source) == s3_objects.DATA
+        assert reading.part(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
+    assert "no such key" in s3_objects.refusal(odd_store.url("nothing"))
+    assert "no such bucket" in s3_objects.refusal(odd_store.url("nothing", bucket="nowhere"))
+    assert "wrong signature" in s3_objects.refusal(
+        odd_store.url("disk.img"), dataclasses.replace(s3_objects.ADMIN, password="no")
+    )
+    assert "no keys were given" in s3_objects.refusal(odd_store.url("disk.img"), base.Access())
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["s3://bucket", "s3:///key", "http://host/bucket", "ftp://host/b/k", "https://h/b/k?X-Amz-Signature=1"],
+)
+def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(errors.RequestError) as caught:
+        s3_objects.opened(endpoint)
+    assert "=1" not in str(caught.value)
+
+
+def test_half_a_key_pair_is_refused() -> None:
+    with pytest.raises(errors.RequestError, match="belong together"):
+        s3_objects.opened("s3://b/k", base.Access(user="me"))
+
+
+def test_clock_skew_is_named(server: misbehave.Server) -> None:
+    theirs = (dt.datetime.now(dt.UTC) - dt.timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    page = misbehave.Page(s3_objects.document("RequestTimeTooSkewed", ServerTime=theirs), status=403)
+    said = s3_objects.refusal(server.serve("/b/k", page))
+    assert "clock skew" in said
+    assert " 720" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(503, "SlowDown"), (429, "TooManyRequests"), (500, "InternalError"), (400, "RequestTimeout")],
+)
+def test_trouble_that_passes_is_transient(server: misbehave.Server, status: int, code: str) -> None:
+    busy = misbehave.Page(s3_objects.document(code), status=status, headers={"Retry-After": "7"})
+    url = server.serve("/b/k", (misbehave.Page(s3_objects.DATA), 1), busy)
+    with s3_objects.opened(url) as source, pytest.raises(errors.Transient, match=code) as caught:
+        reading.part(source, 0, 10)
+    assert caught.value.retry_after == (None if status == 400 else 7.0)
+
+
+def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
+    good = misbehave.Page(s3_objects.DATA)
+    busy = misbehave.Page(s3_objects.document("SlowDown"), status=503)
+    torn = dataclasses.replace(good, cut=100_000)
+    url = server.serve("/b/k", (good, 1), (busy, 3), (torn, 5), (busy, 2), (torn, 3), good)
+    with s3_objects.opened(url) as source:
+        assert reading.streamed(source) == s3_objects.DATA
+
+
+def test_a_compressed_refusal_is_not_inflated_without_a_bound(server: misbehave.Server) -> None:
+    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    bomb = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
+    headers = {"Content-Encoding": "zstd"}
+    url = server.serve("/b/k", misbehave.Page(bomb, status=403, ranges=False, headers=headers))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "403" in s3_objects.refusal(url)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_an_unknown_failure_keeps_the_servers_words(server: misbehave.Server) -> None:
+    page = misbehave.Page(
+        s3_objects.document("Odd", Message="a &quot;b&quot;\n\x1b[31m" + "c" * 90), status=403
+    )
+    assert 'Odd: a "b"[31mc' in s3_objects.refusal(server.serve("/b/k", page))
+    assert "403" in s3_objects.refusal(server.serve("/b/l", misbehave.Page(b"", status=403)))
+
+
+def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None:
+    good = misbehave.Page(s3_objects.DATA)
+    url = server.serve("/b/k", (good, 1), dataclasses.replace(good, stall=1000))
+    source = s3_objects.opened(url)
+    source.__enter__()
+
+    def read() -> None:
+        with contextlib.suppress(errors.Error):
+            reading.part(source, 0, 1_000_000)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    processes.wait_for(lambda: server.sent("/b/k") > 1000 and len(server.gets("/b/k")) > 1, "the read")
+    source.close()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,0 +1,123 @@
+"""Credentials that an S3 request does not bring: each in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support import misbehave, objectservers, processes, s3_objects
+
+READ = """
+import sys, threading, hashlib
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import s3
+with s3.source(base.Location(endpoint=sys.argv[1]), threading.Event()) as source:
+    print(hashlib.sha256(source.head).hexdigest())
+"""
+
+
+def reads(url: str, **variables: str) -> None:
+    done = processes.script(READ, url, **variables)
+    assert done.stdout.strip() == hashlib.sha256(s3_objects.DATA[: 256 * 1024]).hexdigest(), done.stderr
+
+
+@pytest.fixture(scope="module")
+def stored(seaweed: objectservers.Store) -> objectservers.Store:
+    seaweed.put("disk.img", s3_objects.DATA)
+    return seaweed
+
+
+def test_credentials_of_the_environment(stored: objectservers.Store) -> None:
+    key, secret = objectservers.READER
+    keys = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+    reads(stored.url("disk.img"), **keys)
+
+
+def test_credentials_of_a_profile(stored: objectservers.Store, tmp_path: Path) -> None:
+    key, secret = objectservers.READER
+    file = tmp_path / "credentials"
+    file.write_text(f"[disks]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
+    reads(stored.url("disk.img"), AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="disks")
+
+
+def test_credentials_of_a_web_identity(server: misbehave.Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-service-account-token")
+    denied = misbehave.Page(s3_objects.document("AccessDenied"), status=403)
+    url = server.serve("/b/k", (denied, 1), misbehave.Page(s3_objects.DATA))
+    with objectservers.token_service(objectservers.READER) as service:
+        reads(
+            url,
+            AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
+            AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+            AWS_ENDPOINT_URL_STS=service.url,
+            AWS_REGION="us-east-1",
+        )
+    assert "WebIdentityToken=a-service-account-token" in service.asked[0]
+    anonymous, signed = server.gets("/b/k")
+    assert "authorization" not in anonymous.headers
+    assert f"Credential={objectservers.READER[0]}/" in signed.headers["authorization"]
+    assert signed.headers["x-amz-security-token"] == "a-session"
+
+
+STOPPED = """
+import sys, threading, time
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import s3
+cancel = threading.Event()
+threading.Timer(1, cancel.set).start()
+began = time.monotonic()
+try:
+    s3.source(base.Location(endpoint=sys.argv[1]), cancel).__enter__()
+except errors.Cancelled:
+    print(time.monotonic() - began, flush=True)
+    import os
+    os._exit(0)
+"""
+
+
+def test_a_silent_token_service_keeps_no_cancel_waiting(server: misbehave.Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-service-account-token")
+    url = server.serve("/b/k", misbehave.Page(s3_objects.document("AccessDenied"), status=403))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = processes.script(
+            STOPPED,
+            url,
+            AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
+            AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+            AWS_ENDPOINT_URL_STS=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            AWS_REGION="us-east-1",
+        )
+    assert float(done.stdout) < 10, done.stderr
+
+
+def test_ambient_credentials_that_fail_are_named(stored: objectservers.Store, tmp_path: Path) -> None:
+    done = processes.script(READ, stored.url("disk.img"), AWS_PROFILE="none")
+    assert "errors.Unreachable" in done.stderr
+    assert "ambient AWS credentials: The config profile (none) could not be found" in done.stderr
+
+
+def test_no_secret_is_logged(server: misbehave.Server) -> None:
+    script = """
+import logging, sys, threading
+logging.basicConfig(level=logging.DEBUG)
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import s3
+access = base.Access(user="AKID", password="the-secret", session_token="the-token")
+location = base.Location(endpoint=sys.argv[1], access=access)
+with s3.source(location, threading.Event()) as source:
+    print(location, source, source.name, file=sys.stderr)
+"""
+    done = processes.script(script, server.serve("/b/k", misbehave.Page(s3_objects.DATA)))
+    assert done.returncode == 0, done.stderr
+    assert "/b/k" in done.stderr
+    assert "the-secret" not in done.stderr
+    assert "the-token" not in done.stderr
+
+
+def test_without_boto3_the_error_says_what_to_install() -> None:
+    done = processes.script(f"import sys; sys.modules['boto3'] = None\n{READ}", "s3://b/k")
+    assert "s3 source needs the Python package boto3: pip install 'cdi-worker[s3]'" in done.stderr

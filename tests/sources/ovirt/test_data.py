@@ -1,0 +1,248 @@
+"""The connections to a ticket, against servers that the real daemon is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.ovirt import data as imageio_data
+from tests.support import threaded
+
+DATA = random.Random(1).randbytes(300_000)
+EXTENTS = [
+    {"start": 0, "length": 100_000, "zero": False},
+    {"start": 100_000, "length": 200_000, "zero": True},
+]
+
+
+@dataclasses.dataclass
+class Server:
+    """What a server answers. ``options`` None: it does not know that method, as in oVirt 4.2."""
+
+    options: dict[str, Any] | None
+    extents: str = json.dumps(EXTENTS)
+    status: int = 206
+    #: Cut an answer off after so many bytes.
+    cut: int = 1 << 20
+    #: Never answer a range.
+    stall: bool = False
+    busiest: int = 0
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/images/ticket"
+
+
+NEW = {"features": ["extents"], "max_readers": 2}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    served = Server(dict(NEW))
+    busy = 0
+    lock = threading.Lock()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_OPTIONS(self) -> None:
+            known = served.options is not None
+            self.answer(200 if known else 405, json.dumps(served.options).encode())
+
+        def do_GET(self) -> None:
+            nonlocal busy
+            if "extents" in self.path:
+                self.answer(200, served.extents.encode())
+                return
+            with lock:
+                busy += 1
+                served.busiest = max(served.busiest, busy)
+            time.sleep(0.01)
+            while served.stall:
+                time.sleep(0.01)
+            with lock:
+                busy -= 1
+            found = self.headers.get("Range", "")
+            first, last = map(int, found.removeprefix("bytes=").split("-")) if found else (0, len(DATA) - 1)
+            self.answer(served.status if found else 200, DATA[first : last + 1])
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.close_connection = len(body) > served.cut
+            self.wfile.write(body[: served.cut])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Threads(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """A client that goes away is no matter."""
+
+    with threaded.Threaded(Threads(("127.0.0.1", 0), Handler)) as running:
+        served.port = running.port
+        yield served
+
+
+@pytest.fixture
+def pool(server: Server) -> Iterator[imageio_data.Pool]:
+    made = imageio_data.Pool("disk", base.Access(connections=6), "")
+    yield made
+    made.close()
+
+
+def read(pool: imageio_data.Pool, offset: int = 0, length: int = len(DATA)) -> bytes:
+    data = bytearray(length)
+    return bytes(data[: pool.read(offset, memoryview(data))])
+
+
+def test_extents_and_ranges(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    assert pool.extents() == [base.Extent(0, 100_000, zero=False), base.Extent(100_000, 200_000, zero=True)]
+    assert read(pool, 1234, 5678) == DATA[1234 : 1234 + 5678]
+
+
+def test_an_old_server_is_read_without_extents(server: Server, pool: imageio_data.Pool) -> None:
+    server.options = None
+    pool.connect([server.url])
+    assert pool.extents() == [base.Extent(0, len(DATA), zero=False)]
+    assert read(pool) == DATA
+
+
+@pytest.mark.parametrize("options", [None, NEW, {**NEW, "max_readers": 20}])
+def test_no_more_connections_than_allowed(
+    server: Server, pool: imageio_data.Pool, options: dict[str, Any] | None
+) -> None:
+    server.options = options
+    pool.connect([server.url])
+    threads = [threading.Thread(target=read, args=(pool,)) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    allowed = 1 if options is None else min(6, int(options["max_readers"]))
+    assert server.busiest <= allowed
+
+
+def test_what_came_before_a_cut_counts(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    server.cut = 70_000
+    whole, done = bytearray(len(DATA)), 0
+    while done < len(DATA):
+        done += pool.read(done, memoryview(whole)[done:])
+    assert bytes(whole) == DATA
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (403, imageio_data.TicketRefused),
+        (503, errors.Transient),
+        (200, errors.NoRanges),
+        (400, errors.SourceError),
+    ],
+)
+def test_answers_that_are_no_range(
+    server: Server, pool: imageio_data.Pool, status: int, kind: type[errors.Error]
+) -> None:
+    pool.connect([server.url])
+    server.status = status
+    with pytest.raises(errors.Error) as caught:
+        read(pool, 0, 1000)
+    assert type(caught.value) is kind
+    server.status = 206
+    assert read(pool, 0, 1000) == DATA[:1000]
+
+
+@pytest.mark.parametrize(
+    ("extents", "words"),
+    [
+        ("<html>", "makes no sense"),
+        ("[{}]", "makes no sense"),
+        ('[{"start": 0, "length": 10, "zero": true}, {"start": 11, "length": 1, "zero": true}]', "gap"),
+        ('[{"start": 0, "length": -1, "zero": true}]', "gap"),
+    ],
+)
+def test_extents_that_make_no_sense(
+    server: Server, pool: imageio_data.Pool, extents: str, words: str
+) -> None:
+    server.extents = extents
+    pool.connect([server.url])
+    with pytest.raises(errors.SourceError, match=words):
+        pool.extents()
+
+
+def test_the_next_place_where_the_first_does_not_answer(server: Server, pool: imageio_data.Pool) -> None:
+    dead = "http://127.0.0.1:1/images/ticket"
+    with pytest.raises(errors.Unreachable, match="connection refused"):
+        pool.connect([dead, dead])
+    pool.connect([dead, server.url])
+    assert read(pool) == DATA
+    # A host that has answered before is being restarted.
+    with pytest.raises(errors.Transient, match="connection refused"):
+        pool.connect([dead])
+
+
+def test_reads_under_way_can_be_ended(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    server.stall = True
+    threading.Timer(0.3, pool.interrupt).start()
+    started = time.monotonic()
+    with pytest.raises(errors.Transient):
+        read(pool, 0, 1000)
+    assert time.monotonic() - started < 5
+    server.stall = False
+    assert read(pool, 0, 1000) == DATA[:1000]
+
+
+def test_ending_reads_that_end_by_themselves(server: Server, pool: imageio_data.Pool) -> None:
+    """Whatever a connection is doing at that moment, also closing."""
+    pool.connect([server.url])
+    server.cut = 500
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                read(pool, 0, 1000)
+            except errors.Transient:
+                continue
+            except BaseException as err:  # noqa: BLE001
+                failures.append(err)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        pool.interrupt()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_who_comes_after_the_end_connects_no_more(server: Server, pool: imageio_data.Pool) -> None:
+    """It would stay connected, and the ticket in use: the renewal may be late by an answer of the engine."""
+    pool.connect([server.url])
+    assert read(pool) == DATA
+    pool.close()
+    with pytest.raises(errors.Transient, match="closed"):
+        read(pool, 0, 1000)
+    pool.connect([server.url])
+    assert read(pool) == DATA

@@ -1,0 +1,172 @@
+"""OCI archives: the same images in a file, read where they lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+import random
+import resource
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.registry import source as registry
+from tests.support import containers, processes, reading, registries, tls, worker
+from tests.support.containers import Entry, Image
+
+DISK = random.Random(1).randbytes(2 << 20)
+OTHER = b"other" * 1000
+IMAGE = Image((containers.layer(*containers.disk(DISK)),))
+SECOND = Image((containers.titled(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
+
+
+def read(endpoint: str, **more: str) -> bytes:
+    with registry.source(base.Location(endpoint, **more), threading.Event()) as source:
+        data = reading.drained(source.stream())
+        source.verify()
+        return data
+
+
+def test_one_image(tmp_path: Path) -> None:
+    path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
+    assert read(f"oci-archive:{path}") == DISK
+    location = base.Location(f"oci-archive:{path}")
+    assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
+
+
+def test_tags(tmp_path: Path) -> None:
+    path = containers.archive(tmp_path / "a.tar", {"v1": IMAGE, "docker.io/library/x:v2": SECOND})
+    assert read(f"oci-archive:{path}:v1") == DISK
+    assert read(f"oci-archive:{path}:v2") == OTHER
+    assert read(f"oci-archive:{path}:v2#disk.img") == OTHER
+    for tag in ("", ":v3"):
+        with pytest.raises(errors.Unreachable, match="name one of: v1, docker"):
+            read(f"oci-archive:{path}{tag}")
+
+
+@pytest.mark.parametrize("tool", ["skopeo", "buildah"])
+def test_made_by_the_usual_tools(tool: str, tmp_path: Path) -> None:
+    processes.need(tool)
+    path = tmp_path / f"{tool}.tar"
+    if tool == "skopeo":
+        authority = tls.Authority(tmp_path / "ca")
+        with registries.registry(tmp_path / "registry", authority=authority) as served:
+            served.push("r", IMAGE)
+            source = f"docker://{served.host}/r"
+            processes.run("skopeo", "copy", "--src-tls-verify=false", source, f"oci-archive:{path}:v1")
+    else:
+        (tmp_path / "disk.img").write_bytes(DISK)
+        (tmp_path / "Containerfile").write_text("FROM scratch\nADD --chown=107:107 disk.img /disk/\n")
+        name = f"localhost/cdi-worker-test-{os.getpid()}"
+        storage = ("--root", tmp_path / "root", "--runroot", tmp_path / "run", "--storage-driver", "vfs")
+        processes.run("buildah", *storage, "bud", "--isolation", "chroot", "-t", name, tmp_path)
+        processes.run("buildah", *storage, "push", name, f"oci-archive:{path}:v1")
+    assert read(f"oci-archive:{path}:v1") == DISK
+    assert read(f"oci-archive:{path}") == DISK
+
+
+def test_platforms(tmp_path: Path) -> None:
+    images = {}
+    for architecture, data in (("amd64", DISK), ("arm64", OTHER)):
+        images[architecture] = Image(
+            (containers.layer(*containers.disk(data)),), containers.config(architecture)
+        )
+    index = containers.index(*(containers.on(image.manifest, name) for name, image in images.items()))
+    entries = [Entry("index.json", index.data)]
+    for image in images.values():
+        entries += [
+            Entry(f"./blobs/{blob.digest.replace(':', '/')}", blob.data)
+            for blob in (*image.blobs, image.manifest)
+        ]
+    path = tmp_path / "a.tar"
+    path.write_bytes(containers.tar(entries))
+    assert read(f"oci-archive:{path}", architecture="arm64") == OTHER
+    with pytest.raises(errors.WrongPlatform):
+        read(f"oci-archive:{path}", architecture="s390x")
+
+
+@pytest.mark.parametrize("part", ["config", "layer", "manifest"])
+def test_not_what_the_digest_names(part: str, tmp_path: Path) -> None:
+    path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
+    blob = {"config": IMAGE.config_blob, "layer": IMAGE.layers[0], "manifest": IMAGE.manifest}[part]
+    data = path.read_bytes()
+    at = data.index(blob.data) + (len(blob.data) // 2 if part == "layer" else 0)
+    path.write_bytes(data[:at] + bytes([data[at] ^ 32]) + data[at + 1 :])
+    with pytest.raises((errors.DigestMismatch, errors.Corrupt)):
+        read(f"oci-archive:{path}")
+
+
+def test_a_size_that_differs(tmp_path: Path) -> None:
+    path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
+    longer = dataclasses.replace(IMAGE.layers[0], data=IMAGE.layers[0].data + b"+")
+    blobs = [*IMAGE.blobs, IMAGE.manifest]
+    entries = [
+        Entry(f"blobs/{blob.digest.replace(':', '/')}", (longer if blob is IMAGE.layers[0] else blob).data)
+        for blob in blobs
+    ]
+    path.write_bytes(containers.tar([*entries, Entry("index.json", containers.index(IMAGE.manifest).data)]))
+    with pytest.raises(errors.DigestMismatch, match="bytes, calculated"):
+        read(f"oci-archive:{path}")
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 2000, 1 << 20])
+def test_truncated(size: int, tmp_path: Path) -> None:
+    path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
+    os.truncate(path, size)
+    with pytest.raises(errors.Unreachable):
+        read(f"oci-archive:{path}")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"text" * 1000, "not a tar archive"),
+        (gzip.compress(containers.tar([Entry("index.json", b"{}")])), "compressed"),
+        (containers.tar([Entry("manifest.json", b"[]")]), "no index.json"),
+        (containers.tar([Entry("index.json", IMAGE.manifest.data)]), "is no index"),
+        (containers.tar([Entry("index.json", containers.index().data)]), "0 images fit"),
+        (containers.tar([Entry("index.json", containers.index(IMAGE.manifest).data)]), "no blobs/sha256"),
+    ],
+)
+def test_other_files(data: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    with pytest.raises(errors.Unreachable, match=reason):
+        read(f"oci-archive:{path}")
+
+
+def test_a_long_header_is_not_read(tmp_path: Path) -> None:
+    """A sparse file of any size costs nothing, and its size in memory was once taken for a header's."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 30
+    path = tmp_path / "a.tar"
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT))
+    os.truncate(path, 2 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(errors.Unreachable):
+        read(f"oci-archive:{path}")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(errors.Unreachable, match="no such file"):
+        read(f"oci-archive:{tmp_path}/none.tar")
+    with pytest.raises(errors.Unreachable, match="is a directory"):
+        read(f"oci-archive:{tmp_path}")
+
+
+def test_titles_are_shown_as_text(tmp_path: Path) -> None:
+    """A title may be anything that JSON can hold, also what no terminal should be told."""
+    title = "disk\x1b[2J\ud800\nroute  none"
+    one = containers.titled(OTHER, title)
+    for number, layers in enumerate([(one,), (one, containers.titled(DISK, "b"))]):
+        archive = containers.archive(tmp_path / f"{number}.tar", {"": containers.Image(layers)})
+        done = worker.run("inspect", f"oci-archive:{archive}")
+        assert done.status == (4 if number else 0), done.errors
+        assert "disk\ufffd[2J\ufffd route  none" in (done.complaint if number else done.output)
+        assert "\x1b" not in done.output + done.errors

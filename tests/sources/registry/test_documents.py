@@ -1,0 +1,197 @@
+"""Manifests and indexes: which document, which platform, which file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.sources.registry import documents
+from tests.support import containers
+
+IMAGE = containers.Image((containers.layer(*containers.disk(b"d")),))
+
+
+def test_manifests_of_both_kinds() -> None:
+    for docker in (False, True):
+        image = containers.Image(IMAGE.layers, docker=docker)
+        parsed = documents.parse(image.manifest.data, "x")
+        assert isinstance(parsed, documents.Manifest)
+        assert [item.digest for item in parsed.layers] == [IMAGE.layers[0].digest]
+        assert parsed.layers[0].is_layer
+        assert parsed.config.size == len(image.config_blob.data)
+
+
+@pytest.mark.parametrize("docker", [False, True])
+def test_indexes_of_both_kinds(docker: bool) -> None:
+    both = containers.index(
+        containers.on(IMAGE.manifest, "amd64"), containers.on(IMAGE.manifest, "arm64"), docker=docker
+    )
+    parsed = documents.parse(both.data, "x")
+    assert isinstance(parsed, documents.Index)
+    assert [item.platform for item in parsed.manifests] == ["linux/amd64", "linux/arm64"]
+
+
+@pytest.mark.parametrize("document", [{"schemaVersion": 1, "name": "a"}, {"fsLayers": [], "history": []}])
+def test_schema_1_is_refused_by_name(document: object) -> None:
+    with pytest.raises(errors.Unsupported, match="schema 1 is obsolete"):
+        documents.parse(json.dumps(document).encode(), "x")
+
+
+def test_a_document_that_is_both_is_refused() -> None:
+    document = json.loads(IMAGE.manifest.data) | {"manifests": []}
+    with pytest.raises(errors.Refused, match="ambiguous"):
+        documents.parse(json.dumps(document).encode(), "x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"manifests": 1}',
+        b'{"layers": [1], "config": {}}',
+        b'{"layers": []}',
+        b'{"layers": [], "config": {"digest": "sha256:00", "size": 1}}',
+        b'{"manifests": [{"digest": "../../etc/passwd", "size": 1}]}',
+        json.dumps({"manifests": [{"digest": containers.EMPTY_CONFIG.digest, "size": -1}]}).encode(),
+        json.dumps({"manifests": [{"digest": containers.EMPTY_CONFIG.digest, "size": True}]}).encode(),
+    ],
+)
+def test_malformed(data: bytes) -> None:
+    with pytest.raises(errors.Unsupported):
+        documents.parse(data, "x")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["manifests", "layers", "config", "digest", "size", "platform", "annotations"]),
+        inner, max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_any_json_is_parsed_or_refused(document: object) -> None:
+    with contextlib.suppress(errors.Unsupported, errors.Refused):
+        documents.parse(json.dumps(document).encode(), "x")
+
+
+def index(*platforms: str) -> documents.Index:
+    manifests = []
+    for platform in platforms:
+        system, _, architecture = platform.rpartition("/")
+        blob = containers.Blob(platform.encode(), "")
+        manifests.append(documents.Descriptor("", blob.digest, 1, architecture=architecture, system=system))
+    return documents.Index(tuple(manifests))
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "chosen"),
+    [
+        (("linux/arm64", "linux/amd64"), "amd64", "linux/amd64"),
+        (("linux/arm64", "linux/amd64"), "x86_64", "linux/amd64"),
+        (("linux/arm64", "linux/amd64"), "aarch64", "linux/arm64"),
+        (("windows/amd64", "linux/amd64"), "amd64", "linux/amd64"),
+        (("windows/amd64",), "amd64", "windows/amd64"),
+        (("linux/amd64", "unknown/unknown"), "amd64", "linux/amd64"),
+        (("",), "s390x", "unstated"),
+    ],
+)
+def test_choose(there: tuple[str, ...], wanted: str, chosen: str) -> None:
+    assert documents.choose(index(*there), wanted, "x").platform == chosen
+
+
+@pytest.mark.parametrize("there", [("linux/arm64", "linux/s390x"), (), ("unknown/unknown",), ("", "")])
+def test_choose_names_what_is_there(there: tuple[str, ...]) -> None:
+    with pytest.raises(errors.WrongPlatform, match="no image for architecture amd64") as caught:
+        documents.choose(index(*there), "amd64", "x")
+    for platform in there:
+        if "unknown" not in platform:
+            assert platform in str(caught.value)
+
+
+def test_the_default_is_this_machine() -> None:
+    assert documents.normal_architecture("") in {"amd64", "arm64", "s390x", "ppc64le", "riscv64"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted", "fits"),
+    [
+        ("amd64", "amd64", True),
+        ("arm64", "amd64", False),
+        ("arm64", "aarch64", True),
+        (None, "", True),
+        (None, "amd64", False),
+        (7, "amd64", False),
+        (containers.MACHINE, "", True),
+        ("s390x" if containers.MACHINE != "s390x" else "amd64", "", False),
+    ],
+)
+def test_a_plain_image_has_to_fit_too(stated: object, wanted: str, fits: bool) -> None:
+    config = {"architecture": stated}
+    if fits:
+        documents.check_platform(config, wanted, "x")
+    else:
+        with pytest.raises(errors.WrongPlatform):
+            documents.check_platform(config, wanted, "x")
+
+
+KUBEVIRT = containers.Blob(b"1", "application/vnd.kubevirt.disk.raw+gzip")
+QCOW2 = containers.Blob(b"2", "application/vnd.kubevirt.disk.qcow2")
+FIRST = containers.titled(b"3", "first.img")
+SECOND = containers.titled(b"4", "second.img", "application/x-qemu-disk")
+LAYER = containers.layer(containers.Entry("a"))
+UNTYPED = containers.Blob(LAYER.data, "")
+FOLDER = containers.Blob(LAYER.data, LAYER.media_type, {documents.TITLE: "disk", documents.UNPACK: "true"})
+
+
+def chosen(layers: list[containers.Blob], choice: str = "") -> str | None:
+    manifest = documents.parse(containers.Image(tuple(layers)).manifest.data, "x")
+    assert isinstance(manifest, documents.Manifest)
+    found = documents.artifact(manifest, choice, "x")
+    return found and found.digest
+
+
+@pytest.mark.parametrize(
+    ("layers", "choice", "expected"),
+    [
+        ([LAYER], "", None),
+        ([UNTYPED], "", None),
+        ([FOLDER], "", None),
+        ([KUBEVIRT], "", KUBEVIRT),
+        ([LAYER, KUBEVIRT], "", KUBEVIRT),
+        ([FIRST, QCOW2], "", QCOW2),
+        ([FIRST], "", FIRST),
+        ([LAYER, SECOND], "", SECOND),
+        ([FIRST, SECOND], "second.img", SECOND),
+        ([FIRST, SECOND], "application/x-qemu-disk", SECOND),
+        ([FIRST, SECOND], FIRST.digest, FIRST),
+        ([LAYER], LAYER.digest, LAYER),
+    ],
+)
+def test_artifact(layers: list[containers.Blob], choice: str, expected: containers.Blob | None) -> None:
+    assert chosen(layers, choice) == (expected.digest if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "choice", "named"),
+    [
+        ([FIRST, SECOND], "", "first.img, second.img"),
+        ([KUBEVIRT, QCOW2], "", KUBEVIRT.digest),
+        ([FIRST, SECOND], "third.img", "first.img, second.img"),
+    ],
+)
+def test_artifact_in_doubt(layers: list[containers.Blob], choice: str, named: str) -> None:
+    with pytest.raises(errors.Refused, match="choose one") as caught:
+        chosen(layers, choice)
+    assert named in str(caught.value)

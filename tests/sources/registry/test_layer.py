@@ -1,0 +1,243 @@
+"""The disk in a layer: what counts as one, what hides it, and tars that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.formats.tar import headers, walk
+from cdi_worker.sources.registry import layer
+from tests.support import containers, reading
+from tests.support.containers import Entry
+
+DATA = bytes(range(256)) * 400
+DIRECTORY, LINK, HARD_LINK = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+def opened(data: bytes, hidden: layer.Hidden | None = None, step: int = 10_000) -> layer.Layer:
+    return layer.Layer(layer.plain(reading.Portions(data, step), data), hidden or layer.Hidden(), "layer")
+
+
+def whole(data: bytes) -> None:
+    """Read a layer as an import does."""
+    found = opened(data)
+    if found.find():
+        reading.drained(found)
+        found.finish()
+
+
+def through(*entries: Entry, hidden: layer.Hidden | None = None) -> layer.Hidden:
+    """Read a layer that must have no disk; return what it hides."""
+    found = opened(containers.tar(entries), hidden)
+    assert not found.find()
+    return found.hides()
+
+
+@pytest.mark.parametrize("compression", ["", "+gzip", "+zstd"])
+@pytest.mark.parametrize("step", [1, 511, 512, 1 << 20])
+def test_disk(compression: str, step: int) -> None:
+    blob = containers.layer(
+        Entry("etc/", kind=DIRECTORY),
+        Entry("etc/a", b"x" * 3000),
+        *containers.disk(DATA),
+        compression=compression,
+    )
+    found = opened(blob.data, step=step)
+    assert found.find()
+    assert (found.path, found.size) == ("/disk/disk.img", len(DATA))
+    assert reading.drained(found) == DATA
+    found.finish()
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, walk.BUFFER, walk.BUFFER + 1])
+def test_sizes(size: int) -> None:
+    found = opened(containers.tar(containers.disk(b"x" * size)))
+    assert found.find()
+    assert reading.drained(found, 1 << 20) == b"x" * size
+    found.finish()
+
+
+@pytest.mark.parametrize("name", ["disk/a", "./disk/a", "/disk/a", "disk//a", "disk/./a", "x/../disk/a"])
+def test_names(name: str) -> None:
+    found = opened(containers.tar([Entry(name, b"1")]))
+    assert found.find()
+    assert found.path == "/disk/a"
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tar_formats(form: int) -> None:
+    name = "disk/" + "long" * 20 if form != tarfile.USTAR_FORMAT else "disk/short"
+    found = opened(containers.tar([Entry("q" * 99), Entry(name, DATA)], form))
+    assert found.find()
+    assert found.path == f"/{name}"
+    assert reading.drained(found) == DATA
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [Entry("disks/a", b"1"), Entry("a/disk/b", b"1"), Entry("disk/", kind=DIRECTORY), Entry("a", b"1")],
+)
+def test_other_places_hold_no_disk(entry: Entry) -> None:
+    assert through(entry) == layer.Hidden()
+
+
+@pytest.mark.parametrize(
+    ("entries", "rule", "named"),
+    [
+        ([Entry("disk/a", kind=LINK, link="/etc/shadow")], "link", "/disk/a"),
+        ([Entry("x", b"1"), Entry("disk/a", kind=HARD_LINK, link="x")], "link", "/disk/a"),
+        ([Entry("disk", kind=LINK, link="etc")], "link", "/disk is"),
+        ([Entry("disk/sub/", kind=DIRECTORY)], "directory", "/disk/sub"),
+        ([Entry("disk/sub/a", b"1")], "directory", "/disk/sub/a"),
+        ([Entry("disk", b"1")], "directory", "/disk"),
+        ([Entry("disk/a", kind=tarfile.FIFOTYPE)], "file type", "/disk/a"),
+        ([Entry("disk/a", kind=tarfile.CHRTYPE)], "file type", "/disk/a"),
+    ],
+)
+def test_refused(entries: list[Entry], rule: str, named: str) -> None:
+    with pytest.raises(errors.Refused, match=rule) as caught:
+        opened(containers.tar(entries)).find()
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rest", [[Entry("disk/b", b"2")], [Entry("x", DATA), Entry("disk/b", b"2"), Entry("y")]]
+)
+def test_a_second_file_in_the_same_layer(rest: list[Entry]) -> None:
+    found = opened(containers.tar([Entry("disk/a", DATA), *rest]))
+    assert found.find()
+    assert reading.drained(found) == DATA
+    with pytest.raises(errors.Refused, match="2 files in /disk, one is expected: /disk/a, /disk/b"):
+        found.finish()
+
+
+@pytest.mark.parametrize(
+    "late",
+    [Entry("disk/sub/", kind=DIRECTORY), Entry("disk/b", kind=LINK, link="a"), Entry("disk/a", b"other")],
+)
+def test_trouble_after_the_disk(late: Entry) -> None:
+    found = opened(containers.tar([Entry("disk/a", DATA), late]))
+    assert found.find()
+    with pytest.raises(errors.Refused):
+        found.finish()
+
+
+def test_whiteouts_hide_below() -> None:
+    hidden = through(Entry("disk/.wh.a"), Entry("disk/.wh.b"), Entry("disk/.wh..wh.plnk"))
+    assert hidden.names >= {"a", "b"}
+    assert not hidden.everything
+    assert through(
+        Entry("disk/a", b"1"), Entry("disk/b/", kind=DIRECTORY), Entry("disk/b/c", b"1"), hidden=hidden
+    )
+    found = opened(containers.tar([Entry("disk/a", b"1"), Entry("disk/c", b"2")]), hidden)
+    assert found.find()
+    assert found.path == "/disk/c"
+    found.finish()
+
+
+@pytest.mark.parametrize("name", [".wh..wh..opq", ".wh.disk", "disk/.wh..wh..opq"])
+def test_whiteouts_of_everything(name: str) -> None:
+    assert through(Entry(name)).everything
+
+
+def test_an_opaque_layer_shows_its_own_file() -> None:
+    found = opened(containers.tar([Entry("disk/.wh..wh..opq"), *containers.disk(DATA)]))
+    assert found.find()
+    found.finish()
+
+
+def test_there_and_removed_at_once() -> None:
+    found = opened(containers.tar([Entry("disk/a", DATA), Entry("disk/.wh.a")]))
+    assert found.find()
+    with pytest.raises(errors.Refused, match="both there and removed"):
+        found.finish()
+
+
+# -- tars that are broken or mean harm ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [100, 600, 1024, 1500, 1024 + len(DATA) // 2])
+def test_truncated(cut: int) -> None:
+    """A cut between two entries is a shorter tar: that is the digest's to judge."""
+    with pytest.raises(errors.Corrupt):
+        whole(containers.tar(containers.disk(DATA))[:cut])
+
+
+def test_a_broken_header_is_no_end() -> None:
+    data = bytearray(containers.tar([Entry("a", b"1"), *containers.disk(DATA)]))
+    data[1024 + 10] ^= 1
+    with pytest.raises(errors.Corrupt, match="checksum"):
+        opened(bytes(data)).find()
+
+
+@pytest.mark.parametrize("data", [b"not a tar" * 200, bytes(range(256)) * 4])
+def test_no_tar(data: bytes) -> None:
+    with pytest.raises(errors.Corrupt, match="corrupt tar"):
+        opened(data).find()
+
+
+def test_headers_have_bounds() -> None:
+    name = "n" * (headers.LARGEST_HEADER + 1)
+    with pytest.raises(errors.Refused, match="header"):
+        opened(containers.tar([Entry(name)])).find()
+
+
+def test_what_is_remembered_has_bounds() -> None:
+    """A megabyte of name costs a hostile layer next to nothing, and nothing in /disk is to be many."""
+    many = [Entry(f"disk/{number}", b"1") for number in range(50)]
+    found = opened(containers.tar(many))
+    assert found.find()
+    with pytest.raises(
+        errors.Refused, match="more than 10 files in /disk, one is expected: /disk/0, /disk/1,"
+    ):
+        found.finish()
+    with pytest.raises(errors.Refused, match="name") as caught:
+        opened(containers.tar([Entry("disk/" + "n" * 100_000, b"1")])).find()
+    assert len(str(caught.value)) < 300
+    with pytest.raises(errors.Refused, match="whiteout"):
+        opened(containers.tar([Entry("disk/.wh." + "n" * 100_000)])).find()
+    with pytest.raises(errors.Refused, match="whiteout"):
+        opened(containers.tar([Entry(f"disk/.wh.{number}") for number in range(1001)])).find()
+    hidden = layer.Hidden(frozenset(str(number) for number in range(990)))
+    with pytest.raises(errors.Refused, match="whiteout"):
+        opened(containers.tar([Entry(f"disk/.wh.x{number}") for number in range(20)]), hidden).find()
+
+
+def test_a_chain_of_long_names() -> None:
+    block = bytearray(containers.tar([Entry("x" * 120)], tarfile.GNU_FORMAT)[:1024])
+    with pytest.raises((errors.Refused, errors.Corrupt)):
+        opened(bytes(block) * 3000).find()
+
+
+def test_negative_sizes() -> None:
+    """A size of -512 in base 256 would lead back to the entry itself (CVE-2025-8194)."""
+    info = tarfile.TarInfo("disk")
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\xff" * 10 + b"\xfe\x00"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    with pytest.raises((errors.Corrupt, errors.Refused)):
+        opened(bytes(header) * 4).find()
+
+
+def test_sparse_members_are_refused() -> None:
+    header = bytearray(tarfile.TarInfo("disk/a").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    with pytest.raises(errors.Refused, match="plain file"):
+        opened(bytes(header) + bytes(1024)).find()
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=3000), st.integers(0, 2000))
+def test_noise_in_a_tar(noise: bytes, at: int) -> None:
+    data = bytearray(containers.tar([Entry("a", b"1" * 700), *containers.disk(DATA[:5000])]))
+    data[at : at + len(noise)] = noise
+    with contextlib.suppress(errors.Error):
+        whole(bytes(data))

@@ -1,0 +1,234 @@
+"""Images and artifacts in a real registry: which bytes come, and what is fetched."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from cdi_worker import errors
+from tests.support import containers, pulled, registries
+from tests.support.containers import Entry, Image
+
+SYSTEM = containers.layer(Entry("etc/passwd", b"root"), Entry("bin/sh", b"#!" * 5000))
+
+
+@pytest.mark.parametrize("docker", [False, True])
+@pytest.mark.parametrize("data", [pulled.DISK, pulled.LARGE, b"", b"x"], ids=len)
+def test_disk(guarded: registries.Registry, docker: bool, data: bytes) -> None:
+    image = Image((SYSTEM, containers.layer(*containers.disk(data))), docker=docker)
+    assert pulled.pull(guarded, image) == data
+
+
+@pytest.mark.parametrize("compression", ["", "+zstd"])
+@pytest.mark.parametrize("name", ["disk/a.qcow2", "./disk/Ubuntu 24 \N{SNOWMAN}.img"])
+def test_layers(guarded: registries.Registry, compression: str, name: str) -> None:
+    image = Image((containers.layer(*containers.disk(pulled.LARGE, name), compression=compression),))
+    assert pulled.pull(guarded, image) == pulled.LARGE
+
+
+def test_the_topmost_disk_wins_and_nothing_below_is_fetched(guarded: registries.Registry) -> None:
+    below = containers.layer(*containers.disk(pulled.OTHER))
+    image = Image((below, containers.layer(*containers.disk(pulled.DISK)), SYSTEM))
+    guarded.push("top", image)
+    guarded.stored(below.digest).unlink()
+    with pulled.opened(guarded, guarded.reference("top")) as source:
+        assert pulled.read(source) == pulled.DISK
+
+
+def test_whiteouts(guarded: registries.Registry) -> None:
+    image = Image(
+        (
+            containers.layer(Entry("disk/a", pulled.DISK), Entry("disk/b", pulled.OTHER)),
+            containers.layer(Entry("disk/.wh.b")),
+            SYSTEM,
+        )
+    )
+    assert pulled.pull(guarded, image) == pulled.DISK
+
+
+@pytest.mark.parametrize("name", ["disk/.wh..wh..opq", ".wh.disk"])
+def test_everything_below_is_gone(guarded: registries.Registry, name: str) -> None:
+    below = containers.layer(*containers.disk(pulled.DISK))
+    guarded.push("gone", Image((below, containers.layer(Entry(name)))))
+    guarded.stored(below.digest).unlink()
+    with (
+        pytest.raises(errors.Unsupported, match="failed to find VM disk image file"),
+        pulled.opened(guarded, guarded.reference("gone")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("layers", [(), (SYSTEM,)])
+def test_no_disk(guarded: registries.Registry, layers: tuple[containers.Blob, ...]) -> None:
+    with pytest.raises(
+        errors.Unsupported, match=r"failed to find VM disk image file: none below /disk in \d layers"
+    ):
+        pulled.pull(guarded, Image(layers))
+
+
+def test_two_disks(guarded: registries.Registry) -> None:
+    with pytest.raises(errors.Refused, match="/disk/a, /disk/b"):
+        pulled.pull(
+            guarded, Image((containers.layer(Entry("disk/a", pulled.DISK), Entry("disk/b", pulled.OTHER)),))
+        )
+
+
+def test_tags_and_digests(guarded: registries.Registry) -> None:
+    first, second = (
+        Image((containers.layer(*containers.disk(data)),)) for data in (pulled.DISK, pulled.OTHER)
+    )
+    guarded.push("tags", first, "one")
+    digest = guarded.push("tags", second, "two")
+    for target, data in (
+        (":one", pulled.DISK),
+        (":two", pulled.OTHER),
+        (f"@{digest}", pulled.OTHER),
+        (f":one@{digest}", pulled.OTHER),
+    ):
+        with pulled.opened(guarded, guarded.reference("tags", target)) as source:
+            assert pulled.read(source) == data
+    with pytest.raises(errors.Unreachable, match="no such repository, tag or digest"):
+        pulled.opened(guarded, guarded.reference("tags", ":three")).__enter__()
+    with pytest.raises(errors.Unreachable, match="no such repository, tag or digest"):
+        pulled.opened(guarded, guarded.reference("nobody")).__enter__()
+
+
+def test_a_stream_begins_anew(guarded: registries.Registry) -> None:
+    guarded.push("again", Image((containers.layer(*containers.disk(pulled.LARGE)),)))
+    with pulled.opened(guarded, guarded.reference("again")) as source:
+        reader = source.stream()
+        assert reader.readinto(memoryview(bytearray(1000)))
+        reader.close()
+        assert pulled.read(source) == pulled.LARGE
+        assert pulled.read(source) == pulled.LARGE
+        source.verify()
+        with pytest.raises(errors.NoRanges):
+            source.stream(1)
+        assert source.ranges() is None
+
+
+# -- platforms ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("docker", [False, True])
+def test_platforms(guarded: registries.Registry, docker: bool) -> None:
+    manifests = []
+    for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER)):
+        image = Image(
+            (containers.layer(*containers.disk(data)),), containers.config(architecture), docker=docker
+        )
+        guarded.push("multi", image, architecture)
+        manifests.append(containers.on(image.manifest, architecture))
+    index = containers.index(*manifests, docker=docker)
+    guarded.push_manifest("multi", index, "all")
+    for wanted, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER), ("aarch64", pulled.OTHER)):
+        with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=wanted) as source:
+            assert pulled.read(source) == data
+            assert source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
+    with pytest.raises(errors.WrongPlatform, match="s390x; there is linux/amd64, linux/arm64"):
+        pulled.opened(guarded, guarded.reference("multi", ":all"), architecture="s390x").__enter__()
+    # A plain image has to fit as well.
+    with pytest.raises(errors.WrongPlatform, match="amd64; there is linux/arm64"):
+        pulled.opened(guarded, guarded.reference("multi", ":arm64"), architecture="amd64").__enter__()
+
+
+def test_nested_indexes(guarded: registries.Registry) -> None:
+    image = Image((containers.layer(*containers.disk(pulled.DISK)),))
+    guarded.push("nested", image)
+    document = image.manifest
+    for depth in range(1, 5):
+        document = containers.index(containers.on(document, containers.MACHINE))
+        guarded.push_manifest("nested", document, f"depth{depth}")
+    with pulled.opened(
+        guarded, guarded.reference("nested", ":depth3"), architecture=containers.MACHINE
+    ) as source:
+        assert pulled.read(source) == pulled.DISK
+    with pytest.raises(errors.Unsupported, match="nested"):
+        pulled.opened(
+            guarded, guarded.reference("nested", ":depth4"), architecture=containers.MACHINE
+        ).__enter__()
+
+
+# -- what the configuration says -----------------------------------------------------------------
+
+
+def test_labels(guarded: registries.Registry) -> None:
+    env = ("PATH=/bin", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE=fedora", "KUBEVIRT_IO_FOO_BAR=a=b")
+    image = Image((containers.layer(*containers.disk(pulled.DISK)),), containers.config(env=env))
+    digest = guarded.push("labels", image)
+    with pulled.opened(guarded, guarded.reference("labels")) as source:
+        assert source.labels() == {
+            "instancetype.kubevirt.io/default-preference": "fedora",
+            "kubevirt.io/foo-bar": "a=b",
+        }
+        told = source.describe()
+        assert told["digest"] == digest
+        assert told["disk"] == "/disk/disk.img"
+        assert told["diskLayer"] == image.layers[0].digest
+        layer = image.layers[0].descriptor
+        assert told["layers"] == [layer]
+
+
+@pytest.mark.parametrize("label", ["containers.bootc", "ostree.bootable"])
+def test_bootable_containers(guarded: registries.Registry, label: str) -> None:
+    config = containers.config(labels={label: "1"})
+    with pytest.raises(errors.Refused, match="an operating system to boot"):
+        pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config))
+
+
+@pytest.mark.parametrize(
+    "part", [{"config": None}, {"config": {"Env": None, "Labels": []}}, {"config": {"Env": [1]}}]
+)
+def test_odd_configurations(guarded: registries.Registry, part: dict[str, object]) -> None:
+    config = containers.config() | part
+    assert (
+        pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config)) == pulled.DISK
+    )
+
+
+# -- artifacts ---------------------------------------------------------------------------------
+
+
+KUBEVIRT = containers.Blob(gzip.compress(pulled.LARGE, 1), "application/vnd.kubevirt.disk.raw+gzip")
+ARTIFACT = (
+    KUBEVIRT,
+    containers.titled(pulled.DISK, "first.img"),
+    containers.titled(pulled.OTHER, "second.img", "text/plain"),
+)
+
+
+@pytest.mark.parametrize(
+    ("choice", "data"),
+    [
+        ("", KUBEVIRT.data),
+        ("#first.img", pulled.DISK),
+        (f"#{ARTIFACT[1].digest}", pulled.DISK),
+        ("#text/plain", pulled.OTHER),
+    ],
+)
+def test_artifacts(guarded: registries.Registry, choice: str, data: bytes) -> None:
+    guarded.push("artifact", Image(ARTIFACT, containers.EMPTY_CONFIG))
+    with pulled.opened(guarded, guarded.reference("artifact") + choice) as source:
+        assert pulled.read(source) == data
+        assert source.labels() == {}
+    with pytest.raises(errors.Refused, match="choose one"):
+        pulled.opened(guarded, guarded.reference("artifact", "#third.img")).__enter__()
+
+
+def test_artifacts_for_platforms(guarded: registries.Registry) -> None:
+    manifests = []
+    for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER)):
+        image = Image((containers.titled(data, "disk.img"),), containers.EMPTY_CONFIG)
+        manifests.append(containers.on(image.manifest, architecture))
+        guarded.push("artifacts", image, architecture)
+    guarded.push_manifest("artifacts", containers.index(*manifests), "all")
+    with pulled.opened(guarded, guarded.reference("artifacts", ":all")) as source:
+        assert pulled.read(source) == (pulled.DISK if containers.MACHINE == "amd64" else pulled.OTHER)
+
+
+def test_a_configuration_that_is_no_json(guarded: registries.Registry) -> None:
+    image = Image(
+        (containers.titled(pulled.DISK, "disk.img"),), containers.Blob(b"\x00\x01", "application/x-mine")
+    )
+    assert pulled.pull(guarded, image) == pulled.DISK

@@ -1,0 +1,82 @@
+"""What a registry has under a digest is that, or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import threading
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.registry import source as registry
+from tests.support import containers, pulled, registries
+from tests.support.containers import Entry, Image
+
+
+def test_digest(guarded: registries.Registry) -> None:
+    image = Image((containers.layer(*containers.disk(pulled.DISK)),))
+    expected = guarded.push("digest", image)
+    index = containers.index(containers.on(image.manifest, "s390x"))
+    guarded.push_manifest("digest", index, "index")
+    for target, digest in ((":latest", expected), (f"@{expected}", expected), (":index", index.digest)):
+        location = base.Location(guarded.reference("digest", target), guarded.access())
+        assert registry.digest(location, threading.Event()) == digest
+
+
+@pytest.mark.parametrize("where", ["disk", "after", "above", "config"])
+@pytest.mark.parametrize("harm", ["changed", "shorter", "longer"])
+def test_not_what_the_digest_names(guarded: registries.Registry, where: str, harm: str) -> None:
+    unique = f"{where} {harm}".encode()
+    above = containers.layer(Entry("etc/x", unique * 9), compression="")
+    disk = containers.layer(*containers.disk(pulled.LARGE + unique), Entry("z", bytes(5000)), compression="")
+    image = Image((disk, above), containers.config(env=(f"X={where}{harm}",)))
+    digest = guarded.push("spoiled", image)
+    blob = {
+        "disk": disk,
+        "after": disk,
+        "above": above,
+        "config": image.config_blob,
+    }[where]
+    path = guarded.stored(blob.digest)
+    data = bytearray(path.read_bytes())
+    if harm == "changed":
+        # Of a layer: in the middle of the disk, or in the padding at the very end.
+        data[-1 if where == "after" else len(data) // 2] ^= 1
+    path.write_bytes(
+        {"changed": data, "shorter": data[:-600] or data[:-1], "longer": data + bytes(512)}[harm]
+    )
+    with (
+        pytest.raises(errors.DigestMismatch),
+        pulled.opened(guarded, guarded.reference("spoiled", f"@{digest}")) as source,
+    ):
+        pulled.read(source)
+
+
+@pytest.mark.parametrize(
+    "data", [b"no tar" * 200, gzip.compress(b"no tar" * 200), gzip.compress(pulled.LARGE)[:-5]]
+)
+def test_layers_that_are_none(guarded: registries.Registry, data: bytes) -> None:
+    blob = containers.Blob(data, "application/vnd.oci.image.layer.v1.tar+gzip")
+    with pytest.raises(errors.Corrupt, match=blob.digest):
+        pulled.pull(guarded, Image((blob,)))
+
+
+def test_missing_blobs(guarded: registries.Registry) -> None:
+    image = Image((containers.layer(*containers.disk(b"missing")),))
+    guarded.push("missing", image)
+    guarded.stored(image.layers[0].digest).unlink()
+    with pytest.raises(errors.Unreachable, match="404"):
+        pulled.opened(guarded, guarded.reference("missing")).__enter__()
+
+
+def test_an_unknown_authority(guarded: registries.Registry) -> None:
+    location = base.Location(guarded.reference("r"), guarded.access(ca_files=()))
+    with pytest.raises(errors.Unreachable, match="certificate verify failed"):
+        registry.source(location, threading.Event()).__enter__()
+    guarded.push("r", Image((containers.layer(*containers.disk(pulled.DISK)),)))
+    insecure = dataclasses.replace(location.access, insecure=True)
+    location = dataclasses.replace(location, access=insecure)
+    with registry.source(location, threading.Event()) as source:
+        assert pulled.read(source) == pulled.DISK

@@ -1,0 +1,251 @@
+"""Registries that misbehave: throttling, resets, redirects, and documents that mean harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import threading
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.registry import documents
+from cdi_worker.sources.registry import source as registry
+from tests.support import containers, misbehave, reading
+from tests.support.containers import Image
+
+DISK = random.Random(1).randbytes(3 << 20)
+IMAGE = Image((containers.layer(*containers.disk(DISK), compression=""),))
+LAYER = IMAGE.layers[0]
+BUSY = misbehave.Page(b"", status=429, headers={"Retry-After": "0"})
+MANIFEST = "/v2/r/manifests/latest"
+
+
+def blob_path(blob: containers.Blob) -> str:
+    return f"/v2/r/blobs/{blob.digest}"
+
+
+def page(blob: containers.Blob, **changes: object) -> misbehave.Page:
+    given = misbehave.Page(blob.data, content_type=blob.media_type)
+    return dataclasses.replace(given, **changes)
+
+
+@pytest.fixture
+def server() -> misbehave.Server:
+    return misbehave.Server()
+
+
+def serve(server: misbehave.Server, image: Image = IMAGE) -> None:
+    """Serve an image as a registry without fault."""
+    server.serve(MANIFEST, page(image.manifest))
+    for blob in image.blobs:
+        server.serve(blob_path(blob), page(blob))
+
+
+def endpoint(server: misbehave.Server, target: str = "") -> str:
+    return f"docker://127.0.0.1:{server.port}/r{target}"
+
+
+def pull(server: misbehave.Server, access: base.Access | None = None, target: str = "") -> bytes:
+    location = base.Location(endpoint(server, target), access or base.Access(insecure=True))
+    with registry.source(location, threading.Event()) as source:
+        data = reading.drained(source.stream())
+        source.verify()
+    return data
+
+
+def test_plain_http_where_insecure(server: misbehave.Server) -> None:
+    with server:
+        serve(server)
+        assert pull(server) == DISK
+        with pytest.raises(errors.Unreachable, match="TLS"):
+            pull(server, base.Access())
+
+
+def test_throttled_documents(server: misbehave.Server) -> None:
+    with server:
+        serve(server)
+        server.serve(blob_path(IMAGE.config_blob), (BUSY, 2), page(IMAGE.config_blob))
+        assert pull(server) == DISK
+        server.serve(MANIFEST, page(IMAGE.manifest, missing=1))
+        with pytest.raises(errors.Transient, match="ended before the promised bytes came"):
+            pull(server)
+        server.serve(MANIFEST, BUSY)
+        # The first contact is tried again by whoever opens the source.
+        with pytest.raises(errors.Transient, match="429") as caught:
+            pull(server)
+        assert caught.value.retry_after == 0
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        BUSY,
+        dataclasses.replace(BUSY, status=503),
+        misbehave.Page(LAYER.data, cut=150_000),
+    ],
+    ids=["429", "503", "reset"],
+)
+def test_trouble_in_a_layer(server: misbehave.Server, trouble: misbehave.Page, ranges: bool) -> None:
+    good = page(LAYER, ranges=ranges)
+    trouble = dataclasses.replace(trouble, ranges=ranges)
+    with server:
+        serve(server)
+        server.serve(blob_path(LAYER), (good, 1), (trouble, 2), good)
+        assert pull(server) == DISK
+        server.serve(blob_path(LAYER), (trouble, 1), good)
+        assert pull(server) == DISK
+
+
+def test_a_layer_that_always_breaks(server: misbehave.Server) -> None:
+    with server:
+        serve(server)
+        server.serve(blob_path(LAYER), page(LAYER, ranges=False, cut=1_000_000))
+        with pytest.raises(errors.TransferFailed, match="breaks before this byte each time"):
+            pull(server)
+
+
+def test_tags_and_dates_of_mirrors_do_not_matter(server: misbehave.Server) -> None:
+    """The digest names the bytes, whatever each mirror calls them."""
+    with server:
+        serve(server)
+        pages = [page(LAYER, etag=f'"{number}"', modified=None) for number in range(3)]
+        server.serve(blob_path(LAYER), *[(item, 1) for item in pages], page(LAYER, etag=None))
+        assert pull(server) == DISK
+
+
+def test_redirects_are_pinned_and_get_no_credentials(server: misbehave.Server) -> None:
+    guarded = {"password": "cdi:secret"}
+    with server, misbehave.Server() as store:
+        places = tuple(store.serve(f"/{number}?signature=s3cret", page(LAYER)) for number in range(3))
+        server.serve(MANIFEST, page(IMAGE.manifest, **guarded))
+        server.serve(blob_path(IMAGE.config_blob), page(IMAGE.config_blob, **guarded))
+        server.serve(blob_path(LAYER), page(LAYER, to=places, **guarded))
+        access = base.Access(insecure=True, user="cdi", password="secret", headers=(("X-Key", "secret"),))
+        assert pull(server, access) == DISK
+        assert len({seen.path for seen in store.requests}) == 1
+        assert len(server.gets(blob_path(LAYER))) == 1
+        for seen in store.requests:
+            assert not {"authorization", "x-key"} & set(seen.headers)
+
+
+def test_a_signed_address_that_expires(server: misbehave.Server) -> None:
+    expired = misbehave.Page(b"<Error/>", status=403)
+    with server, misbehave.Server() as store:
+        old = store.serve("/old", (page(LAYER), 1), expired)
+        new = store.serve("/new", page(LAYER))
+        serve(server)
+        server.serve(blob_path(LAYER), (page(LAYER, to=(old,)), 1), page(LAYER, to=(new,)))
+        assert pull(server) == DISK
+        assert store.gets("/new")
+
+
+def test_redirects_without_end(server: misbehave.Server) -> None:
+    with server:
+        serve(server)
+        server.serve(blob_path(LAYER), page(LAYER, to=(server.url(blob_path(LAYER)),)))
+        with pytest.raises(errors.Unreachable, match="more than 10 redirects"):
+            pull(server)
+
+
+# -- documents -----------------------------------------------------------------------------------
+
+
+def test_schema_1(server: misbehave.Server) -> None:
+    old = containers.Blob(
+        json.dumps({"schemaVersion": 1, "fsLayers": [], "history": []}).encode(),
+        "application/vnd.docker.distribution.manifest.v1+prettyjws",
+    )
+    with server:
+        server.serve(MANIFEST, page(old))
+        with pytest.raises(errors.Unsupported, match="schema 1 is obsolete; push the image again"):
+            pull(server)
+        asked = server.gets(MANIFEST)[-1].headers["accept"]
+        assert "manifest.v1" not in asked.replace("oci.image.manifest.v1", "")
+
+
+def test_a_login_page_is_no_manifest(server: misbehave.Server) -> None:
+    with server:
+        server.serve(MANIFEST, misbehave.Page(b"<html>log in", content_type="text/html"))
+        with pytest.raises(errors.Unsupported, match="not JSON"):
+            pull(server)
+
+
+def test_a_large_manifest(server: misbehave.Server) -> None:
+    with server:
+        server.serve(MANIFEST, misbehave.Page(b" " * (documents.LARGEST_MANIFEST + 1)))
+        with pytest.raises(errors.Unsupported, match="more than 4194304 bytes"):
+            pull(server)
+
+
+def test_a_large_configuration(server: misbehave.Server) -> None:
+    config = containers.Blob(b" " * (documents.LARGEST_MANIFEST + 1), IMAGE.config_blob.media_type)
+    with server:
+        serve(server, dataclasses.replace(IMAGE, config=config))
+        with pytest.raises(errors.Unsupported, match="more than 4194304 bytes"):
+            pull(server)
+
+
+def test_documents_of_another_digest(server: misbehave.Server) -> None:
+    digest = IMAGE.manifest.digest
+    other = dataclasses.replace(IMAGE.manifest, data=IMAGE.manifest.data + b" ")
+    with server:
+        serve(server)
+        server.serve(f"/v2/r/manifests/{digest}", page(other))
+        with pytest.raises(errors.DigestMismatch, match=digest):
+            pull(server, target=f"@{digest}")
+        index = containers.index(containers.on(IMAGE.manifest, documents.normal_architecture("")))
+        server.serve(MANIFEST, page(index))
+        with pytest.raises(errors.DigestMismatch, match=digest):
+            pull(server)
+
+
+def test_foreign_layers(server: misbehave.Server) -> None:
+    foreign = dataclasses.replace(
+        LAYER, media_type="application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+    )
+    with server:
+        serve(server, Image((foreign,)))
+        with pytest.raises(errors.Refused, match="foreign layer"):
+            pull(server)
+
+
+def test_digest_without_the_header(server: misbehave.Server) -> None:
+    """The digest is calculated where the registry does not state it, or states nonsense."""
+    location = base.Location(endpoint(server), base.Access(insecure=True))
+    stated = "sha256:" + "1" * 64
+    with server:
+        for header, digest in (
+            ("", IMAGE.manifest.digest),
+            ("latest", IMAGE.manifest.digest),
+            (stated, stated),
+        ):
+            headers = {"Docker-Content-Digest": header} if header else {}
+            server.serve(MANIFEST, page(IMAGE.manifest, headers=headers))
+            before = len(server.gets(MANIFEST))
+            assert registry.digest(location, threading.Event()) == digest
+            assert len(server.gets(MANIFEST)) - before == (digest != stated)
+
+
+def test_digest_without_head(server: misbehave.Server) -> None:
+    location = base.Location(endpoint(server), base.Access(insecure=True))
+    with server:
+        server.serve(MANIFEST, page(IMAGE.manifest, head=405))
+        assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
+        server.serve(MANIFEST, misbehave.Page(status=403, head=405))
+        with pytest.raises(errors.Unreachable, match="403"):
+            registry.digest(location, threading.Event())
+
+
+def test_cancel_while_waiting(server: misbehave.Server) -> None:
+    cancel = threading.Event()
+    with server:
+        serve(server)
+        server.serve(blob_path(LAYER), dataclasses.replace(BUSY, headers={"Retry-After": "60"}))
+        location = base.Location(endpoint(server), base.Access(insecure=True))
+        threading.Timer(0.2, cancel.set).start()
+        with pytest.raises(errors.Cancelled):
+            registry.source(location, cancel).__enter__()

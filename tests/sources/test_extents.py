@@ -1,0 +1,98 @@
+"""Changed areas meet allocation; short runs are put together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.sources import base, extents
+
+KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+Areas = list[tuple[int, int]]
+
+
+def runs(*lengths: int, start: int = 0) -> list[base.Extent]:
+    """Return runs of alternating kinds, data first."""
+    found, offset = [], start
+    for number, length in enumerate(lengths):
+        found.append(base.Extent(offset, length, zero=bool(number % 2)))
+        offset += length
+    return found
+
+
+def test_areas_are_cut_where_allocation_changes() -> None:
+    assert list(extents.overlay([(5, 10), (25, 5)], iter(runs(10, 10, 20)))) == [
+        base.Extent(5, 5, zero=False),
+        base.Extent(10, 5, zero=True),
+        base.Extent(25, 5, zero=False),
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=9),
+    st.lists(st.integers(1, 40), min_size=5, max_size=30),
+)
+def test_every_byte_of_an_area_comes_once_and_as_what_it_is(gaps: Areas, lengths: list[int]) -> None:
+    areas, end = [], 0
+    for gap, length in gaps:
+        areas.append((end + gap, length))
+        end += gap + length
+    lengths.append(max(1, end - sum(lengths)))
+    kinds = [extent.zero for extent in runs(*lengths) for _ in range(extent.length)]
+    found = list(extents.overlay(areas, iter(runs(*lengths))))
+    bytes_of = [offset for extent in found for offset in range(extent.offset, extent.offset + extent.length)]
+    assert bytes_of == [offset for start, length in areas for offset in range(start, start + length)]
+    assert all(
+        kinds[offset] == extent.zero
+        for extent in found
+        for offset in range(extent.offset, extent.offset + extent.length)
+    )
+
+
+def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
+    endless = (base.Extent(number * GiB, GiB, zero=False) for number in itertools.count())
+    assert next(extents.coarse(endless)) == base.Extent(0, GiB, zero=False)
+
+
+@pytest.mark.parametrize("told", [runs(10, 5), runs(10, 5, start=20), []])
+def test_allocation_that_is_not_told_is_an_error(told: list[base.Extent]) -> None:
+    with pytest.raises(errors.SourceError, match="no extents from byte"):
+        list(extents.overlay([(12, 10)], iter(told)))
+
+
+@pytest.mark.parametrize(
+    ("areas", "pieces"),
+    [
+        ([], []),
+        ([(5, 1)], [(5, 6)]),
+        ([(0, MiB), (GiB, MiB)], [(0, GiB + MiB)]),
+        ([(0, MiB), (GiB + MiB + 1, 1)], [(0, MiB), (GiB + MiB + 1, GiB + MiB + 2)]),
+    ],
+)
+def test_allocation_is_asked_for_near_areas(areas: Areas, pieces: Areas) -> None:
+    assert list(extents.pieces(areas)) == pieces
+
+
+@pytest.mark.parametrize(
+    ("lengths", "whole"),
+    [
+        ((), ()),
+        ((MiB,), (MiB,)),
+        ((MiB, 128 * KiB - 512, MiB), (2 * MiB + 128 * KiB - 512,)),
+        ((MiB, 128 * KiB, MiB), (MiB, 128 * KiB, MiB)),
+        ((MiB, 512, MiB, 512, MiB), (3 * MiB + 1024,)),
+        ((512, MiB), (512, MiB)),
+    ],
+)
+def test_short_zeros_between_data_are_read(lengths: tuple[int, ...], whole: tuple[int, ...]) -> None:
+    assert list(extents.coarse(runs(*lengths))) == runs(*whole)
+
+
+def test_zeros_by_themselves_stay_zeros() -> None:
+    alone = [base.Extent(0, 512, zero=True), base.Extent(512, 512, zero=False)]
+    apart = [*alone, base.Extent(2048, 512, zero=True), base.Extent(4096, 512, zero=False)]
+    assert list(extents.coarse(apart)) == apart

@@ -1,0 +1,48 @@
+"""Reads that are ended from another thread: they end at once, and nobody else is disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.web import http
+from tests.support import misbehave, processes, proxy, tls
+
+DATA = bytes(range(256)) * 4096
+#: Seconds. Time-outs are longer by far.
+SOON = 5.0
+
+
+@pytest.mark.parametrize("silence", [{"silent": True}, {"stall": 1000}])
+def test_within_a_proxys_tls(tmp_path: Path, silence: dict[str, int]) -> None:
+    """What urllib3 makes of TLS within TLS is no socket of Python's."""
+    authority = tls.Authority(tmp_path)
+    page = misbehave.Page(DATA)
+    with misbehave.Server(authority.issue()) as server, proxy.Proxy(pair=authority.issue()) as between:
+        url = server.serve("/d", (page, 1), dataclasses.replace(page, **silence))  # type: ignore[arg-type]
+        access = base.Access(ca_files=(str(authority.certificate),), https_proxy=between.url)
+        into = memoryview(bytearray(100_000))
+        outcome: list[int] = []
+
+        def read() -> None:
+            with contextlib.suppress(errors.Transient):
+                outcome.append(source.read_range(300_000, into))
+
+        with http.HttpSource(url, access) as source:
+            reading = threading.Thread(target=read)
+            reading.start()
+            processes.wait_for(lambda: len(server.gets("/d")) == 2, "the second request")
+            time.sleep(0.2)
+            began = time.monotonic()
+            source.interrupt()
+            reading.join()
+            assert time.monotonic() - began < SOON
+            assert outcome == ([1000] if "stall" in silence else [])
+            assert into[:1000] == (DATA[300_000:301_000] if outcome else bytes(1000))

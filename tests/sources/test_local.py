@@ -1,0 +1,78 @@
+"""Files, block devices and pipes of this machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.sources import base, local
+from tests.support import devices
+
+MIB = 1 << 20
+
+
+def opened(path: Path, cancel: threading.Event | None = None) -> local.LocalSource:
+    return local.source(base.Location(str(path)), cancel or threading.Event())
+
+
+def wanted(path: Path, target: Path) -> cdi_worker.Request:
+    return cdi_worker.Request(source="local", location=cdi_worker.Location(str(path)), target=str(target))
+
+
+def test_a_device_has_no_identity(tmp_path: Path) -> None:
+    """Nothing about its node tells that its bytes have changed: an interrupted copy starts over."""
+    with devices.loop(tmp_path, MIB) as device, opened(device) as source:
+        assert source.size == MIB
+        assert source.identity is None
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    path = devices.fill(tmp_path / "disk", MIB)
+    with opened(path) as source:
+        source.verify()
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(errors.SourceChanged):
+            source.verify()
+
+
+def test_pipe(tmp_path: Path) -> None:
+    data = os.urandom(MIB + 7)
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(data))
+    writer.start()
+    cdi_worker.run(wanted(tmp_path / "pipe", tmp_path / "disk.img"))
+    writer.join()
+    assert (tmp_path / "disk.img").read_bytes()[: len(data)] == data
+
+
+@pytest.mark.parametrize("sent", [None, 0, MIB])
+def test_cancel_ends_the_wait_for_a_pipe(tmp_path: Path, sent: int | None) -> None:
+    """Nobody writes to it, nothing comes, or nothing more comes."""
+    os.mkfifo(tmp_path / "pipe")
+    cancel, end = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with (tmp_path / "pipe").open("wb", buffering=0) as stream:
+            stream.write(os.urandom(sent or 0))
+            end.wait(30)
+
+    writer = threading.Thread(target=write, daemon=True)
+    if sent is not None:
+        writer.start()
+    threading.Timer(0.5, cancel.set).start()
+    started = time.monotonic()
+    with pytest.raises(errors.Cancelled):
+        cdi_worker.run(wanted(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
+    assert time.monotonic() - started < 5
+    end.set()
+
+
+def test_a_path_has_no_zero_byte() -> None:
+    with pytest.raises(errors.RequestError, match="zero byte"):
+        local.source(base.Location("file:///tmp/%00x"), threading.Event())

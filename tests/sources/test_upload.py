@@ -1,0 +1,217 @@
+"""What requests lend to the reader of an upload: every byte once, whoever takes over when."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from concurrent import futures
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import upload
+from tests.support import processes
+
+
+class Content:
+    """A request's bytes. ``stays``: it is silent behind them until it is interrupted."""
+
+    def __init__(self, data: bytes, *, stays: bool = False, breaks: Exception | None = None) -> None:
+        self.data = data
+        self.at = 0
+        self._stays = stays
+        self._breaks = breaks
+        self._interrupted = threading.Event()
+        self._dice = random.Random(len(data))
+
+    def readinto(self, into: memoryview, /) -> int:
+        if self._interrupted.is_set():
+            raise ConnectionError("interrupted")
+        part = self.data[self.at : self.at + self._dice.randint(1, len(into))]
+        if not part and self._stays:
+            assert self._interrupted.wait(processes.PATIENCE)
+            raise ConnectionError("interrupted")
+        if not part and self._breaks:
+            raise self._breaks
+        into[: len(part)] = part
+        self.at += len(part)
+        return len(part)
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
+
+class Reading:
+    """The thread that makes the disk."""
+
+    def __init__(self, body: upload.Body, size: int = 1000) -> None:
+        self.found = bytearray()
+        self._body = body
+        self._size = size
+        self._pool = futures.ThreadPoolExecutor(1)
+        self.ended = self._pool.submit(self._run)
+        self._pool.shutdown(wait=False)
+
+    def _run(self) -> None:
+        into = memoryview(bytearray(self._size))
+        while count := self._body.readinto(into):
+            self.found += into[:count]
+
+
+def lending(body: upload.Body, content: Content) -> futures.Future[Exception | None]:
+    """Lend in a thread of its own."""
+    pool = futures.ThreadPoolExecutor(1)
+    result = pool.submit(body.lend, content)
+    pool.shutdown(wait=False)
+    processes.wait_for(lambda: body.is_lent or result.done(), "the loan")
+    return result
+
+
+def test_one_after_the_other() -> None:
+    body = upload.Body()
+    reading = Reading(body)
+    for part in (b"one", b"", b"two" * 1000):
+        assert body.lend(Content(part)) is None
+        assert not body.is_lent
+    assert body.received == 3003
+    assert not body.is_complete
+    body.end()
+    reading.ended.result(10)
+    assert reading.found == b"one" + b"two" * 1000
+    assert body.is_complete
+    assert body.lend(Content(b"late")) is None
+    assert body.received == 3003
+
+
+def test_what_breaks_it_is_told_to_who_has_lent_it() -> None:
+    body = upload.Body()
+    reading = Reading(body)
+    broken = ConnectionResetError("gone")
+    assert body.lend(Content(b"abc", breaks=broken)) is broken
+    assert body.lend(Content(b"def")) is None
+    body.end()
+    reading.ended.result(10)
+    assert reading.found == b"abcdef"
+
+
+def test_withdrawn_while_it_is_silent() -> None:
+    body = upload.Body()
+    reading = Reading(body)
+    body.withdraw()
+    lent = lending(body, Content(b"abc", stays=True))
+    body.withdraw()
+    assert isinstance(lent.result(10), ConnectionError)
+    assert (body.received, body.is_lent) == (3, False)
+    assert body.lend(Content(b"def")) is None
+    body.end()
+    reading.ended.result(10)
+    assert reading.found == b"abcdef"
+
+
+def test_withdrawn_while_nobody_reads() -> None:
+    """All of it could have been read, but was not."""
+    body = upload.Body()
+    lent = lending(body, Content(b"abc"))
+    body.withdraw()
+    assert isinstance(lent.result(10), ConnectionError)
+    assert body.received == 0
+    reading = Reading(body)
+    assert body.lend(Content(b"abc")) is None
+    body.end()
+    reading.ended.result(10)
+    assert reading.found == b"abc"
+
+
+def test_what_arrives_at_once_is_not_withdrawn() -> None:
+    body = upload.Body()
+    lent = lending(body, Content(b"x" * 5000))
+    withdrawing = threading.Thread(target=body.withdraw)
+    withdrawing.start()
+    reading = Reading(body)
+    withdrawing.join(10)
+    assert lent.result(10) is None
+    assert body.received == 5000
+    body.end()
+    reading.ended.result(10)
+
+
+@pytest.mark.parametrize("lends", [False, True])
+def test_failed(lends: bool) -> None:
+    """The reader is told the first reason, at once; who lends is let go when the reader has ended."""
+    body = upload.Body()
+    reading = Reading(body)
+    lent = lending(body, Content(b"abc", stays=True)) if lends else None
+    failure = errors.TransferFailed(url="x", offset=3, reason="first")
+    body.fail(failure)
+    body.stop()
+    assert reading.ended.exception(10) is failure
+    assert body.is_complete
+    body.end()
+    if lent is not None:
+        assert lent.result(10) is None
+    with pytest.raises(errors.TransferFailed):
+        body.readinto(memoryview(bytearray(1)))
+
+
+def test_stopped() -> None:
+    body = upload.Body()
+    reading = Reading(body)
+    lent = lending(body, Content(b"", stays=True))
+    body.stop()
+    assert isinstance(reading.ended.exception(10), errors.Cancelled)
+    body.end()
+    assert lent.result(10) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_byte_is_lost_or_doubled(seed: int) -> None:
+    """Several clients go on with one upload, and take it from each other at any moment."""
+    data = random.Random(seed).randbytes(300_000)
+    body = upload.Body()
+    reading = Reading(body, 700)
+    turn = threading.Lock()
+
+    def client(number: int) -> None:
+        dice = random.Random(seed * 10 + number)
+        while body.received < len(data):
+            body.withdraw()
+            if not turn.acquire(timeout=dice.random() * 0.01):
+                continue
+            try:
+                at = body.received
+                length = dice.choice([1, 100, 5000, 60_000])
+                # Nobody comes again to take what is whole.
+                stays = dice.random() < 0.1 and at + length < len(data)
+                body.lend(Content(data[at : at + length], stays=stays))
+            finally:
+                turn.release()
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join(processes.PATIENCE)
+    body.end()
+    reading.ended.result(10)
+    assert hashlib.sha256(reading.found).digest() == hashlib.sha256(data).digest()
+
+
+def test_a_source_is_read_once() -> None:
+    body = upload.Body()
+    data = random.Random(1).randbytes(upload.HEAD_SIZE + 1000)
+    lent = futures.ThreadPoolExecutor(1).submit(body.lend, Content(data))
+    source = upload.UploadSource(body, len(data))
+    with source:
+        assert source.head == data[: upload.HEAD_SIZE]
+        stream = source.stream()
+        found, into = b"", memoryview(bytearray(100_000))
+        while len(found) < len(data):
+            found += into[: stream.readinto(into)]
+        assert found == data
+        body.end()
+        assert stream.readinto(into) == 0
+        for offset in (0, 5):
+            with pytest.raises(errors.NoRanges):
+                source.stream(offset)
+    assert lent.result(10) is None

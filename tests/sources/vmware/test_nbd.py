@@ -1,0 +1,233 @@
+"""A disk behind a real nbdkit is read as ranges and extents, and survives a server that goes away."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbd")
+
+from cdi_worker import errors
+from cdi_worker.sources.vmware import nbd, nbdkit
+from tests.support import nbd_servers, processes
+
+MiB, GiB = 1 << 20, 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _needs() -> None:
+    processes.need("nbdkit")
+
+
+def read(client: nbd.Client, offset: int, length: int) -> bytes:
+    into = bytearray(length)
+    done = 0
+    while done < length:
+        done += client.read_range(offset + done, memoryview(into)[done:])
+    return bytes(into)
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> tuple[Path, bytes]:
+    data = bytearray(random.Random(11).randbytes(9 * MiB + 512))
+    data[2 * MiB : 5 * MiB] = bytes(3 * MiB)
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.write(data[: 2 * MiB])
+        file.seek(5 * MiB)
+        file.write(data[5 * MiB :])
+    return path, bytes(data)
+
+
+def test_reads_of_many_threads_at_once(content: tuple[Path, bytes]) -> None:
+    path, data = content
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(50):
+            offset = dice.randrange(len(data))
+            length = min(dice.choice((1, 512, 70_000, 2 * MiB)), len(data) - offset)
+            if read(client, offset, length) != data[offset : offset + length]:
+                wrong.append(offset)
+
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd.Client(socket, "disk")
+        assert client.size == len(data)
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client.close()
+    assert not wrong
+
+
+def test_reads_overlap_on_one_connection() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "8M", "delay-read": "300ms"}, filters=["delay"])
+    with nbdkit.serve(plugin) as socket:
+        client = nbd.Client(socket, "disk")
+        threads = [threading.Thread(target=read, args=(client, number, 1)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(1)
+            assert not thread.is_alive()
+        client.close()
+
+
+def test_extents_are_the_data_of_the_file(content: tuple[Path, bytes]) -> None:
+    path, data = content
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd.Client(socket, "disk")
+        extents = list(client.extents() or ())
+        client.close()
+    assert extents == [
+        (0, 2 * MiB, False),
+        (2 * MiB, 3 * MiB, True),
+        (5 * MiB, len(data) - 5 * MiB, False),
+    ]
+
+
+def test_extents_of_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.truncate(20 * GiB)
+        file.seek(10 * GiB)
+        file.write(b"x" * MiB)
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd.Client(socket, "disk")
+        assert list(client.extents() or ()) == [
+            (0, 10 * GiB, True),
+            (10 * GiB, MiB, False),
+            (10 * GiB + MiB, 10 * GiB - MiB, True),
+        ]
+        assert read(client, 10 * GiB - 1, 2) == b"\0x"
+        client.close()
+
+
+def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
+    with nbdkit.serve(nbdkit.Plugin("pattern", {"size": "5G"})) as socket:
+        client = nbd.Client(socket, "disk")
+        lengths = [extent.length for extent in client.extents() or ()]
+        assert sum(lengths) == 5 * GiB
+        assert max(lengths) <= GiB
+        client.close()
+
+
+def test_extents_of_parts_of_a_disk(content: tuple[Path, bytes]) -> None:
+    path, _data = content
+    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
+        client = nbd.Client(socket, "disk")
+        assert list(client.extents([(MiB, 3 * MiB), (4 * MiB, 4 * MiB + 512), (6 * MiB, 7 * MiB)])) == [
+            (MiB, MiB, False),
+            (2 * MiB, MiB, True),
+            (4 * MiB, 512, True),
+            (6 * MiB, MiB, False),
+        ]
+        assert list(client.extents([])) == []
+        client.close()
+
+
+def test_a_server_that_does_not_tell_extents() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "1M"}, filters=["noextents"])
+    with nbdkit.serve(plugin) as socket:
+        client = nbd.Client(socket, "disk")
+        assert list(client.extents() or ()) in ([], [(0, MiB, False)])
+        client.close()
+
+
+def test_a_failed_read_is_transient(tmp_path: Path) -> None:
+    switch = tmp_path / "fail"
+    options = {"size": "1M", "error-pread": "EIO", "error-pread-rate": "1", "error-pread-file": str(switch)}
+    with nbdkit.serve(nbdkit.Plugin("memory", options, filters=["error"])) as socket:
+        client = nbd.Client(socket, "the disk")
+        switch.touch()
+        with pytest.raises(errors.Transient, match="the disk: reading at byte 512: input/output error"):
+            read(client, 512, 1)
+        switch.unlink()
+        assert read(client, 512, 1) == b"\0"
+        client.close()
+
+
+def test_reading_beyond_the_end_is_an_error() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
+        client = nbd.Client(socket, "disk")
+        with pytest.raises(errors.Transient, match="invalid argument"):
+            read(client, MiB, 1)
+        client.close()
+
+
+def test_an_interruption_ends_reads_and_later_ones_connect_anew() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "3"}, filters=["delay"])
+    before = len(os.listdir("/proc/self/fd"))
+    with nbdkit.serve(plugin) as socket:
+        client = nbd.Client(socket, "disk")
+        threading.Timer(0.3, client.interrupt).start()
+        with pytest.raises(errors.Transient, match="not connected"):
+            read(client, 0, 512)
+        threading.Timer(0.3, client.interrupt).start()
+        with pytest.raises(errors.Transient, match="not connected"):
+            read(client, 0, 512)
+        client.close()
+    processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "all is closed")
+
+
+def test_a_server_outlives_a_client_that_leaves_with_many_reads_under_way() -> None:
+    """Two threads of nbdkit that could not reply each ended it by an assertion, and VDDK with it."""
+    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "1"}, filters=["delay"])
+    began = threading.Barrier(9)
+
+    def work() -> None:
+        began.wait()
+        with pytest.raises(errors.Transient, match="not connected"):
+            client.read_range(0, memoryview(bytearray(512)))
+
+    with nbdkit.serve(plugin) as socket:
+        client = nbd.Client(socket, "disk")
+        for _ in range(3):
+            assert client.size == MiB
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            began.wait()
+            time.sleep(0.3)
+            ended = time.monotonic()
+            client.interrupt()
+            for thread in threads:
+                thread.join()
+            assert time.monotonic() - ended < 0.6
+        assert read(client, 0, 512) == bytes(512)
+        client.close()
+
+
+def test_nobody_connects_after_the_end() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
+        client = nbd.Client(socket, "disk")
+        client.close()
+        with pytest.raises(errors.Transient, match="disk: closed"):
+            read(client, 0, 512)
+
+
+def test_a_server_that_has_gone() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
+        client = nbd.Client(socket, "disk")
+    with pytest.raises(errors.Transient):
+        read(client, 0, 512)
+    with pytest.raises(errors.Transient, match="disk: connect: no such file"):
+        read(client, 0, 512)
+    client.close()
+
+
+def test_a_server_that_leaves_bytes_out(tmp_path: Path) -> None:
+    with nbd_servers.serve(tmp_path / "socket", nbd_servers.Sparing) as socket:
+        client = nbd.Client(socket, "disk")
+        into = bytearray(b"\xee" * 4096)
+        assert client.read_range(0, memoryview(into)) == 4096
+        assert into == b"A" * 4096
+        client.close()

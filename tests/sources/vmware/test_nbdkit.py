@@ -1,0 +1,150 @@
+"""nbdkit is there when the block begins, gone when it ends, and explains itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.tools import process
+from cdi_worker.sources.vmware import nbdkit
+from tests.support import processes
+
+MiB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _needs() -> None:
+    processes.need("nbdkit", "nbdinfo")
+
+
+def size_of(socket: str) -> int:
+    return int(processes.run("nbdinfo", "--size", f"nbd+unix:///?socket={socket}").stdout)
+
+
+def test_it_serves_at_once_and_leaves_nothing() -> None:
+    took = []
+    for _ in range(5):
+        start = time.monotonic()
+        with nbdkit.serve(nbdkit.Plugin("memory", {"size": "3M"})) as socket:
+            took.append(time.monotonic() - start)
+            assert size_of(socket) == 3 * MiB
+        assert not Path(socket).parent.exists()
+    assert min(took) < 0.5  # the others may have waited for a busy machine
+
+
+def test_it_is_read_only() -> None:
+    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "3M"})) as socket:
+        processes.run("nbdinfo", "--is", "readonly", f"nbd+unix:///?socket={socket}")
+
+
+def test_filters_are_applied() -> None:
+    plugin = nbdkit.Plugin("memory", {"size": "3M", "offset": "1M"}, filters=["offset"])
+    with nbdkit.serve(plugin) as socket:
+        assert size_of(socket) == 2 * MiB
+
+
+@pytest.mark.parametrize("password", ["", "geheim", "with space, a=b; 'quotes' and ümläut"])
+def test_a_secret_arrives_and_is_on_no_command_line(password: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    script = f'if test "$2" = password; then f="${{3#+}}"; cat "$f" > {seen}; cat "$f" >> {seen}.again; fi'
+    plugin = nbdkit.Plugin("eval", {"config": script, "get_size": "echo 1M"}, {"password": password})
+    with nbdkit.serve(plugin) as socket:
+        assert size_of(socket) == MiB
+        assert seen.read_text() == password
+        assert Path(f"{seen}.again").read_text() == password
+        mine = [path for path in Path("/proc").glob("[0-9]*/cmdline") if socket in _text(path)]
+        assert mine
+        assert not password or all(password not in _text(path) for path in mine)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_what_it_says_is_heard_line_by_line() -> None:
+    lines: list[str] = []
+    heard = threading.Event()
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if "hello" in line:
+            heard.set()
+
+    plugin = nbdkit.Plugin(
+        "eval", {"open": "echo EIO hello from the plugin >&2; exit 1", "get_size": "echo 1M"}
+    )
+    with nbdkit.serve(plugin, nbdkit.Follow(on_line=on_line)) as socket:
+        with pytest.raises(AssertionError, match="nbdinfo"):
+            size_of(socket)
+        assert heard.wait(5)
+    assert any("hello from the plugin" in line for line in lines)
+
+
+def test_what_its_plugins_do_is_told_when_asked_for() -> None:
+    for debug in ({}, {"nbdkit.backend.datapath": 0}):
+        lines: list[str] = []
+        plugin = nbdkit.Plugin("memory", {"size": "1M"}, debug=debug)
+        with nbdkit.serve(plugin, nbdkit.Follow(on_line=lines.append)) as socket:
+            assert size_of(socket) == MiB
+        assert any("debug: memory: open" in line for line in lines) == bool(debug)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason"),
+    [
+        (nbdkit.Plugin("nosuchplugin"), "nosuchplugin"),
+        (nbdkit.Plugin("memory", {"size": "x"}), "size"),
+        (nbdkit.Plugin("memory", {"size": "1M", "nonsense": "1"}), "unknown parameter"),
+        (nbdkit.Plugin("file", {"file": "/no/such/file"}), "No such file"),
+        (nbdkit.Plugin("memory", {"size": "1M"}, filters=["nosuchfilter"]), "nosuchfilter"),
+    ],
+)
+def test_why_it_does_not_start(plugin: nbdkit.Plugin, reason: str) -> None:
+    with pytest.raises(errors.ToolFailed, match=reason), nbdkit.serve(plugin):
+        pass
+
+
+def test_why_it_ended_by_itself(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    plugin = nbdkit.Plugin("eval", {"get_size": f"echo $PPID > {pids}; echo 1M"})
+    failed = pytest.raises(errors.ToolFailed, match=r"nbdkit failed.*SIGKILL")
+    with failed, nbdkit.serve(plugin) as socket:
+        assert size_of(socket) == MiB
+        os.kill(int(pids.read_text()), 9)
+        until_heard()
+        raise errors.ToolFailed(tool="client", exit_status=1, reason="connection reset")
+
+
+def until_heard() -> None:
+    """Wait until who listens to nbdkit knows that it has ended."""
+    processes.wait_for(
+        lambda: all(each.name != "nbdkit-stderr" for each in threading.enumerate()), "the end of nbdkit"
+    )
+
+
+def test_errors_of_the_block_stay_while_it_lives() -> None:
+    with pytest.raises(errors.Cancelled), nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})):
+        raise errors.Cancelled
+
+
+def test_a_start_that_hangs_is_noticed() -> None:
+    plugin = nbdkit.Plugin("eval", {"get_ready": "sleep 60", "get_size": "echo 1M"})
+    follow = nbdkit.Follow(watch=process.Watch("starting nbdkit", 0.5))
+    with pytest.raises(errors.NoProgress, match="starting nbdkit"), nbdkit.serve(plugin, follow):
+        pass
+
+
+def test_a_start_can_be_cancelled() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    plugin = nbdkit.Plugin("eval", {"get_ready": "sleep 60", "get_size": "echo 1M"})
+    with pytest.raises(errors.Cancelled), nbdkit.serve(plugin, nbdkit.Follow(cancel=cancel)):
+        pass

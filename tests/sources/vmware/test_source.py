@@ -1,0 +1,63 @@
+"""What VDDK says is understood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from cdi_worker import errors
+from cdi_worker.sources.vmware import disk
+
+
+def test_version_and_host_are_told() -> None:
+    said = disk.Log("disk")
+    said.line("nbdkit: debug: VMware VixDiskLib (7.0.3) Release build-18705163")
+    said.line(
+        "nbdkit: vddk[1]: debug: DISKLIB-LINK  : Opened 'vpxa-nfcssl://[a@b] test/test.vmdk@esx15.lan:902'"
+        " (0xa): custom, 50331648 sectors / 24 GB."
+    )
+    assert said.info == {"Version": "7.0.3", "Host": "esx15.lan"}
+
+
+def test_the_words_that_come_late_are_waited_for() -> None:
+    said = disk.Log("disk")
+    threading.Timer(0.05, said.line, ["nbdkit: vddk[1]: error: VixDiskLib_Open: Out of memory"]).start()
+    found = said.explained(errors.Transient(url="disk", reason="reset"))
+    assert isinstance(found, errors.Transient)
+    assert str(found) == "disk: reset (VDDK: VixDiskLib_Open: Out of memory)"
+
+
+def test_reads_that_fail_together_have_the_same_words() -> None:
+    said = disk.Log("disk")
+    said.line("nbdkit: vddk[1]: error: VixDiskLib_Read: Unknown error")
+    for _ in range(2):
+        found = said.explained(errors.Transient(url="disk", reason="reset"))
+        assert str(found) == "disk: reset (VDDK: VixDiskLib_Read: Unknown error)"
+
+
+WITHOUT = """
+import sys
+sys.modules["pyVmomi"] = None
+import cdi_worker
+from cdi_worker import errors
+location = cdi_worker.Location("https://localhost", uuid="u", backing_file="f", vddk_libdir=sys.argv[1])
+try:
+    cdi_worker.run(cdi_worker.Request(source="vddk", location=location, target=f"{sys.argv[1]}/disk.img"))
+except errors.MissingExtra as err:
+    print(err)
+"""
+
+
+def test_pyvmomi_is_named_where_it_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64/libvixDiskLib.so.8").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, tmp_path],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "pip install 'cdi-worker[vddk]'" in done.stdout

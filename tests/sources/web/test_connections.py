@@ -1,0 +1,276 @@
+"""Connections: a wait ends when it is told to, and who began outside is not led inside."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.web import connections, http
+from tests.support import misbehave, processes, proxy, reading, tls
+
+DATA = bytes(range(256)) * 4096
+#: Seconds. Time-outs are longer by far.
+SOON = 5.0
+
+
+@contextlib.contextmanager
+def deaf(pair: tls.KeyPair | None = None) -> Iterator[int]:
+    """Serve nothing: connections are taken (with TLS if there is a pair), requests never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held: list[socket.socket] = []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if pair:
+            context.load_cert_chain(pair.certificate, pair.key)
+
+        def take() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken, _ = listener.accept()
+                    held.append(context.wrap_socket(taken, server_side=True) if pair else taken)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for taken in held:
+                taken.close()
+
+
+def check_cancel(wanted: cdi_worker.Request) -> None:
+    """Import, cancel soon; that has to end it soon."""
+    cancel, began = threading.Event(), time.monotonic()
+    threading.Timer(0.5, cancel.set).start()
+    with pytest.raises(errors.Cancelled):
+        cdi_worker.run(wanted, cancel=cancel)
+    assert time.monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("kind", ["http", "https", "s3", "gcs", "registry", "proxy", "imageio", "vddk"])
+def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> None:
+    pair = tls.Authority(tmp_path).issue() if kind in {"https", "registry"} else None
+    with deaf(pair) as port:
+        url = f"{'https' if kind == 'https' else 'http'}://127.0.0.1:{port}/b/o"
+        access = base.Access(insecure=True)
+        if kind == "registry":
+            url = f"docker://127.0.0.1:{port}/b/o:latest"
+        elif kind == "proxy":
+            url, access = "http://far.invalid/o", base.Access(http_proxy=f"http://127.0.0.1:{port}")
+        source = "http" if kind in {"https", "proxy"} else kind
+        location = cdi_worker.Location(url, access)
+        if kind in {"imageio", "vddk"}:
+            location = dataclasses.replace(location, disk_id="d", uuid="u", backing_file="f")
+            location = dataclasses.replace(location, vddk_libdir=str(tmp_path))
+            (tmp_path / "lib64").mkdir()
+            (tmp_path / "lib64/libvixDiskLib.so").touch()
+        wanted = cdi_worker.Request(source=source, location=location, target=str(tmp_path / "disk.img"))
+        check_cancel(wanted)
+
+
+class Pausing(ssl.SSLContext):
+    """Waits before it begins TLS on a socket."""
+
+    def wrap_socket(self, sock: socket.socket, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        self.begun.set()
+        self.go.wait(SOON)
+        self.number = sock.fileno()
+        return super().wrap_socket(sock, *args, **kwargs)
+
+
+def test_a_connect_left_behind_keeps_its_socket() -> None:
+    """Closed by another thread, its number would be the next file's, and TLS would begin on that."""
+    context = Pausing(ssl.PROTOCOL_TLS_CLIENT)
+    context.begun, context.go = threading.Event(), threading.Event()
+    with deaf() as port, requests.Session() as session:
+        session.mount("https://", connections.Adapter(lambda: context, 1))
+
+        def wait() -> None:
+            assert context.begun.wait(SOON)
+            connections.interrupt(session)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with pytest.raises(requests.ConnectionError, match="given up"):
+            session.get(f"https://127.0.0.1:{port}/", timeout=1)
+        thread.join()
+        context.go.set()
+        processes.wait_for(lambda: "connect" not in {one.name for one in threading.enumerate()}, "its end")
+    assert context.number > 0
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_server_that_falls_silent_keeps_no_cancel_waiting(ranges: bool, tmp_path: Path) -> None:
+    page = misbehave.Page(DATA, ranges=ranges, cut=500_000)
+    with deaf() as port, misbehave.Server() as server:
+        silent = misbehave.Page(to=(f"http://127.0.0.1:{port}/",))
+        location = cdi_worker.Location(server.serve("/disk", (page, 1), silent))
+        wanted = cdi_worker.Request(source="http", location=location, target=str(tmp_path / "disk.img"))
+        check_cancel(wanted)
+
+
+def test_after_an_interrupt_reads_work_again() -> None:
+    with (
+        misbehave.Server() as server,
+        http.HttpSource(server.serve("/d", misbehave.Page(DATA)), base.Access()) as source,
+    ):
+        source.interrupt()
+        into = bytearray(1000)
+        assert source.read_range(5, memoryview(into)) == 1000
+        assert into == DATA[5:1005]
+
+
+def test_a_server_learns_that_nobody_reads_any_more() -> None:
+    """Also one that waits with a full window, whose bytes under way were all read."""
+    failed = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
+        with taken:
+            try:
+                taken.sendall(bytes(64 << 20))
+            except OSError:
+                failed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        with socket.create_connection(listener.getsockname()) as client:
+            # Until the window is full: nothing tells, and it passes where it is not.
+            time.sleep(0.5)
+            wire.shut(client)
+            while client.recv(1 << 20):
+                pass
+        assert failed.wait(SOON)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("169.254.169.254", True),
+        ("::ffff:169.254.169.254", True),
+        ("fe80::1%lo", True),
+        ("fd00:ec2::254", True),
+        ("100.100.100.200", True),
+        ("fd00::254", False),
+        ("10.0.0.1", False),
+        ("172.16.0.1", False),
+        ("192.168.0.1", False),
+        ("100.64.0.1", False),
+        ("93.184.216.34", False),
+        ("2606:2800::1", False),
+    ],
+)
+def test_what_is_inside(address: str, inside: bool) -> None:
+    assert connections.is_inside(address) is inside
+
+
+def test_a_name_that_comes_to_mean_another_address_is_not_followed_inside() -> None:
+    border = connections.Border()
+    border.cross("192.0.2.1")
+    with pytest.raises(connections.LedInside, match=r"led to 127\.0\.0\.1"):
+        border.cross("127.0.0.1")
+    border.cross("192.0.2.2")
+
+
+#: A network of its own for a program: a machine with an address on the internet, one in a private
+#: network, and the one of a cloud's metadata service.
+NETWORK = """
+ip link set lo up
+for address in 192.0.2.1 10.0.0.1 169.254.169.254; do ip address add $address/32 dev lo; done
+exec "$@"
+"""
+LED = """
+import sys
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.web import http
+from tests.support import misbehave
+here, there, name = sys.argv[1:]
+with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
+    led.serve("/disk", misbehave.Page(b"data"))
+    start = mirror.serve("/start", misbehave.Page(to=(led.url("/disk", host=name),)))
+    try:
+        with http.HttpSource(start, base.Access()) as source:
+            print(source.head)
+    except errors.Unreachable as err:
+        print(err)
+    print(len(led.requests), "requests")
+"""
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "name", "follows"),
+    [
+        ("192.0.2.1", "169.254.169.254", "169.254.169.254", False),
+        ("10.0.0.1", "169.254.169.254", "169.254.169.254", False),
+        ("192.0.2.1", "127.0.0.1", "127.0.0.1", False),
+        # The address counts, whatever name it has, or has of a sudden.
+        ("192.0.2.1", "127.0.0.1", "localhost", False),
+        ("192.0.2.1", "127.0.0.1", "0.0.0.0", False),
+        ("192.0.2.1", "10.0.0.1", "10.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", "localhost", True),
+    ],
+)
+def test_a_server_outside_does_not_redirect_inside(here: str, there: str, name: str, follows: bool) -> None:
+    processes.need_root()
+    processes.need("unshare", "ip")
+    program = ("unshare", "--net", "sh", "-ec", NETWORK, "sh", sys.executable, "-c", LED)
+    said = processes.run(*program, here, there, name).stdout
+    if follows:
+        assert said == "b'data'\n1 requests\n"
+    else:
+        refusal = f": led to {there}, inside this machine or its cloud; if meant, give that URL itself"
+        assert said.endswith(f"{refusal}\n0 requests\n")
+
+
+def test_what_is_inside_hears_nothing() -> None:
+    """What a proxy has reached is outside; and already the first bytes of TLS may do harm."""
+    with (
+        misbehave.Server() as server,
+        proxy.Proxy() as between,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        to = f"https://localhost:{listener.getsockname()[1]}/"
+        start = server.serve("/start", misbehave.Page(to=(to,)))
+        source = http.HttpSource(start, base.Access(http_proxy=between.url))
+        with pytest.raises(errors.Unreachable, match=r"/start: led to 127.0.0.1"), source:
+            pass
+        taken, _ = listener.accept()
+        with taken:
+            assert taken.recv(1) == b""
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_what_an_interrupted_read_brings_is_data(tmp_path: Path, secure: bool) -> None:
+    authority = tls.Authority(tmp_path)
+    data = DATA * 16
+    access = base.Access(ca_files=(str(authority.certificate),), connections=1)
+    with misbehave.Server(authority.issue() if secure else None) as server:
+        location = base.Location(server.serve("/disk", misbehave.Page(data)), access)
+        with http.source(location, threading.Event()) as source:
+            reader = source.ranges()
+            assert reader is not None
+            reading.interrupted(reader, source.interrupt, data)

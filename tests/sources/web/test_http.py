@@ -1,0 +1,268 @@
+"""The HTTP source against a real server and against one that misbehaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.web import http
+from tests.support import http_disk, misbehave, processes, proxy, reading, servers, tls
+
+
+def test_nginx_is_read_in_order_and_at_random(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a disk").write_bytes(http_disk.DATA)
+    with servers.nginx(tmp_path, root) as web, http_disk.opened(web.url("a%20disk")) as source:
+        assert (source.size, source.head) == (len(http_disk.DATA), http_disk.DATA[: http.HEAD_SIZE])
+        assert source.identity is not None
+        assert source.ranges() is source
+        assert http_disk.whole(source) == http_disk.DATA
+        assert http_disk.whole(source, 1000) == http_disk.DATA[1000:]
+        assert reading.part(source, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
+
+
+@pytest.mark.parametrize(
+    ("page", "size", "ranges"),
+    [
+        (http_disk.GOOD, len(http_disk.DATA), True),
+        (http_disk.changed(head=405), len(http_disk.DATA), True),
+        (http_disk.changed(head=403), len(http_disk.DATA), True),
+        (http_disk.changed(ranges=False), len(http_disk.DATA), False),
+        (http_disk.changed(ranges=False, claims_ranges=True), len(http_disk.DATA), False),
+        (http_disk.changed(ranges=False, framing="chunked"), None, False),
+        (http_disk.changed(ranges=False, framing="close"), None, False),
+        (http_disk.changed(content_range="bytes {first}-{last}/*"), len(http_disk.DATA), False),
+        (http_disk.changed(content_range="nonsense"), len(http_disk.DATA), False),
+    ],
+)
+def test_offer_is_what_the_server_can_do(
+    server: misbehave.Server, page: misbehave.Page, size: int | None, ranges: bool
+) -> None:
+    # A server with senseless ranges shows its size only without them.
+    rest = dataclasses.replace(page, ranges=False) if "{total}" not in page.content_range else page
+    with http_disk.opened(server.serve("/disk", (page, 1), rest)) as source:
+        assert (source.size, source.ranges() is not None) == (size, ranges)
+        assert source.head == http_disk.DATA[: http.HEAD_SIZE]
+        assert http_disk.whole(source) == http_disk.DATA
+    assert {seen.method for seen in server.requests} == {"GET"}
+
+
+DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("etag", "modified", "identity"),
+    [
+        ('"one"', DATE, f'etag "one" size {len(http_disk.DATA)}'),
+        ('W/"one"', DATE, f"modified {DATE} size {len(http_disk.DATA)}"),
+        (None, DATE, f"modified {DATE} size {len(http_disk.DATA)}"),
+        ('W/"one"', None, None),
+        (None, None, None),
+    ],
+)
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_names_the_bytes(
+    server: misbehave.Server, etag: str | None, modified: str | None, identity: str | None, ranges: bool
+) -> None:
+    page = http_disk.changed(etag=etag, modified=modified, ranges=ranges)
+    with http_disk.opened(server.serve("/disk", page)) as source:
+        assert source.identity == identity
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"x", http_disk.DATA[: http.HEAD_SIZE - 1], http_disk.DATA[: http.HEAD_SIZE]]
+)
+def test_small_objects(server: misbehave.Server, body: bytes) -> None:
+    with http_disk.opened(server.serve("/disk", http_disk.changed(body=body))) as source:
+        assert (source.size, source.head) == (len(body), body)
+        assert http_disk.whole(source) == body
+
+
+def test_stream_without_ranges_costs_one_request(server: misbehave.Server) -> None:
+    with http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False))) as source:
+        assert http_disk.whole(source) == http_disk.DATA
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, errors.Unreachable),
+        (403, errors.Unreachable),
+        (404, errors.Unreachable),
+        (410, errors.Unreachable),
+        # What curl --retry takes for passing.
+        (408, errors.Transient),
+        (429, errors.Transient),
+        (500, errors.Transient),
+        (502, errors.Transient),
+        (503, errors.Transient),
+        (504, errors.Transient),
+    ],
+)
+def test_refusals(server: misbehave.Server, status: int, kind: type[errors.Error]) -> None:
+    url = server.serve("/disk", http_disk.changed(status=status, headers={"Retry-After": "7"}))
+    with pytest.raises(kind, match=str(status)) as caught:
+        http_disk.refused(url)
+    if isinstance(caught.value, errors.Transient):
+        assert caught.value.retry_after == 7
+
+
+@pytest.mark.parametrize(
+    "url", ["http:///x", "ftp://h/x", "http://h:port/x", "http://[::1/x", "disk", "http://h:99999/"]
+)
+def test_malformed_urls(url: str) -> None:
+    with pytest.raises(errors.RequestError, match="malformed URL"):
+        http_disk.refused(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:s3/cret@h/x", "http:/me:s3cret@h/x", "https:me:s3cret@h/x", "http://me:s3#cret@h/x"]
+)
+def test_a_malformed_url_shows_no_password(url: str) -> None:
+    with pytest.raises(errors.RequestError, match="malformed URL") as caught:
+        http_disk.refused(url)
+    assert "s3" not in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+def test_unknown_host_and_refused_connection() -> None:
+    with pytest.raises(errors.Unreachable, match="unknown host"):
+        http_disk.refused("http://no-such-host.invalid/disk")
+    with pytest.raises(errors.Unreachable, match="connection refused"):
+        http_disk.refused("http://127.0.0.1:1/disk")
+
+
+@pytest.mark.parametrize("half", [base.Access(user="me"), base.Access(password="s3cret")])
+def test_half_of_the_credentials_is_none(server: misbehave.Server, half: base.Access) -> None:
+    with http_disk.opened(server.serve("/disk", http_disk.GOOD), half) as source:
+        assert http_disk.whole(source) == http_disk.DATA
+    assert all("authorization" not in seen.headers for seen in server.requests)
+
+
+def test_credentials_in_the_url_are_used_and_not_shown(server: misbehave.Server) -> None:
+    url = server.serve("/disk", http_disk.changed(password="me:p@ss")).replace("://", "://me:p%40ss@")
+    with http_disk.opened(url) as source:
+        assert http_disk.whole(source) == http_disk.DATA
+        assert "p@ss" not in source.name
+        assert "p%40ss" not in source.name
+
+
+def test_credentials_and_headers_are_sent_as_utf_8(server: misbehave.Server) -> None:
+    access = base.Access(user="zoë", password="pä€", headers=(("X-Token", "naïve €"), ("X-Raw", "\udcff")))
+    with http_disk.opened(server.serve("/disk", http_disk.changed(password="zoë:pä€")), access) as source:
+        assert http_disk.whole(source) == http_disk.DATA
+    sent = server.requests[0].headers
+    assert sent["x-token"].encode("latin-1").decode() == "naïve €"
+    assert sent["x-raw"] == "\xff"
+
+
+def test_numbers_of_a_hostile_server_are_no_numbers(server: misbehave.Server) -> None:
+    many = "9" * 5000
+    page = http_disk.changed(content_range="bytes {first}-{last}/" + many)
+    with http_disk.opened(server.serve("/disk", (page, 1), http_disk.changed(ranges=False))) as source:
+        assert source.ranges() is None
+        assert http_disk.whole(source) == http_disk.DATA
+    busy = {"Retry-After": "Mon, 1 Jan 99999999999999999999 00:00:00 GMT"}
+    with pytest.raises(errors.Transient, match="503"):
+        http_disk.refused(server.serve("/busy", http_disk.changed(status=503, headers=busy)))
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_a_stream_that_breaks_says_so(server: misbehave.Server, framing: str) -> None:
+    page = http_disk.changed(ranges=False, framing=framing, cut=500_000)
+    with http_disk.opened(server.serve("/disk", page)) as source, pytest.raises(errors.Transient):
+        http_disk.whole(source)
+
+
+def test_a_short_body_is_no_end(server: misbehave.Server) -> None:
+    with (
+        http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False, missing=10))) as source,
+        pytest.raises(errors.Transient, match="ended before"),
+    ):
+        http_disk.whole(source)
+
+
+def test_content_encoding_is_left_alone(server: misbehave.Server) -> None:
+    page = http_disk.changed(headers={"Content-Encoding": "gzip"})
+    with http_disk.opened(server.serve("/disk.gz", page)) as source:
+        assert source.head == http_disk.DATA[: http.HEAD_SIZE]
+        assert http_disk.whole(source) == http_disk.DATA
+    assert server.requests[0].headers["accept-encoding"] == "identity"
+
+
+def test_certificates(tmp_path: Path) -> None:
+    authority = tls.Authority(tmp_path)
+    trusting = base.Access(ca_files=(str(authority.certificate),))
+    with misbehave.Server(authority.issue()) as server:
+        url = server.serve("/disk", http_disk.GOOD)
+        with http_disk.opened(url, trusting) as source:
+            assert http_disk.whole(source) == http_disk.DATA
+        with http_disk.opened(url, base.Access(insecure=True)) as source:
+            assert http_disk.whole(source) == http_disk.DATA
+        with pytest.raises(errors.Unreachable, match="certificate verify failed"):
+            http_disk.refused(url)
+    for wrong in (authority.issue("elsewhere.example"), authority.issue(days=-1)):
+        with misbehave.Server(wrong) as server, pytest.raises(errors.Unreachable, match="certificate"):
+            http_disk.refused(server.serve("/disk", http_disk.GOOD), trusting)
+
+
+def test_not_an_https_server(server: misbehave.Server) -> None:
+    with pytest.raises(errors.Unreachable, match="TLS"):
+        http_disk.refused(server.serve("/disk", http_disk.GOOD).replace("http:", "https:"))
+
+
+def test_proxies(tmp_path: Path, server: misbehave.Server) -> None:
+    authority = tls.Authority(tmp_path)
+    trust = (str(authority.certificate),)
+    plain = server.serve("/disk", http_disk.GOOD)
+    with misbehave.Server(authority.issue()) as secure, proxy.Proxy(password="me:secret") as between:
+        access = base.Access(http_proxy=between.url, https_proxy=between.url, ca_files=trust)
+        for url in (plain, secure.serve("/disk", http_disk.GOOD)):
+            with http_disk.opened(url, access) as source:
+                assert http_disk.whole(source) == http_disk.DATA
+        methods = {seen.method for seen in between.requests}
+        assert methods == {"GET", "CONNECT"}
+        count = len(between.requests)
+        with http_disk.opened(plain, dataclasses.replace(access, no_proxy="127.0.0.0/8")) as source:
+            assert http_disk.whole(source) == http_disk.DATA
+        assert len(between.requests) == count
+        wrong = dataclasses.replace(access, http_proxy=f"http://127.0.0.1:{between.port}")
+        with pytest.raises(errors.Unreachable, match="407"):
+            http_disk.refused(plain, wrong)
+
+
+def test_proxy_that_opens_tunnels(tmp_path: Path) -> None:
+    authority, middle = tls.Authority(tmp_path / "a"), tls.Authority(tmp_path / "b", "Proxy CA")
+    with misbehave.Server(authority.issue()) as secure, proxy.Proxy(authority=middle) as between:
+        trust = (str(middle.certificate),)
+        access = base.Access(https_proxy=between.url, ca_files=trust)
+        with http_disk.opened(secure.serve("/disk", http_disk.GOOD), access) as source:
+            assert http_disk.whole(source) == http_disk.DATA
+
+
+def test_closing_ends_a_read_that_waits(server: misbehave.Server) -> None:
+    source = http_disk.opened(
+        server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(stall=100))
+    ).__enter__()
+    ended: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            http_disk.whole(source)
+        except errors.Error as err:
+            ended.append(err)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    processes.wait_for(lambda: server.sent("/disk") == http.HEAD_SIZE + 100, "the stall")
+    source.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert ended

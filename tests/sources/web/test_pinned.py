@@ -1,0 +1,41 @@
+"""Answers of a pinned place: they are closed by whom they belong to, and an interrupted one has no end."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.sources import base
+from cdi_worker.sources.web import http
+from tests.support import misbehave, processes, reading
+
+DATA = bytes(range(256)) * 4096
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_was_not_read_to_its_end_is_closed(ranges: bool) -> None:
+    """Also where the reader keeps it for a next read, which need not come."""
+    before = len(os.listdir("/proc/self/fd"))
+    with misbehave.Server() as server:
+        source = http.HttpSource(server.serve("/d", misbehave.Page(DATA, ranges=ranges)), base.Access())
+        with source:
+            if ranges:
+                source.expect(0, len(DATA))
+                assert reading.part(source, 0, 1000) == DATA[:1000]
+    processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "the connections are closed")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_was_interrupted_has_not_come_to_its_end(ranges: bool) -> None:
+    page = misbehave.Page(DATA, ranges=ranges, framing="length" if ranges else "close")
+    with misbehave.Server() as server, http.HttpSource(server.serve("/d", page), base.Access()) as source:
+        source.expect(0, len(DATA))
+        stream = source.stream()
+        into = memoryview(bytearray(len(DATA)))
+        assert readers.fill(stream, into[:300_000]) == 300_000
+        source.interrupt()
+        with pytest.raises(errors.Transient, match="interrupted"):
+            stream.readinto(into)

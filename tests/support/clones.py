@@ -1,0 +1,81 @@
+"""Volumes to clone, and the source of a clone, in the test's process or one of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from cdi_worker import contract
+from cdi_worker.send import volume
+from tests.support import processes, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+SIZE = 24 * MIB
+DONE = '{"preallocationApplied":false,"message":"Clone Complete"}'
+
+
+def content(path: Path, size: int = SIZE) -> Path:
+    """Write a disk of data, text and long zeros onto a file or a device."""
+    dice = random.Random(5)
+    with path.open("r+b" if path.exists() else "wb") as stream:
+        if not path.is_block_device():
+            stream.truncate(size)
+        else:
+            for _ in range(size // MIB):
+                stream.write(bytes(MIB))
+        for offset, data in (
+            (0, dice.randbytes(MIB + 5000)),
+            (5 * MIB + 512, b"text " * 300_000),
+        ):
+            stream.seek(offset)
+            stream.write(data)
+        stream.seek(size - 512)
+        stream.write(b"end!" * 128)
+    return path
+
+
+def folder(place: Path) -> Path:
+    """Make a volume of a file system with a disk and other things in it."""
+    for name in ("lost+found", "more/deep"):
+        (place / name).mkdir(parents=True)
+    content(place / "disk.img").chmod(0o660)
+    (place / "lost+found" / "secret").write_text("not content")
+    (place / "more" / "deep" / "file").write_text("text\n" * 100)
+    (place / "more" / "empty").touch()
+    (place / "-dash").write_text("an unfriendly name")
+    (place / "more" / "link").symlink_to("deep/file")
+    return place
+
+
+def environment(server: uploads.Server, mode: str, place: Path, **more: str) -> dict[str, str]:
+    made = server.certificates
+    return {
+        "CLIENT_KEY": made.client.key.read_text(),
+        "CLIENT_CERT": made.client.certificate.read_text(),
+        "SERVER_CA_CERT": made.authority.certificate.read_text(),
+        "UPLOAD_URL": server.url(SYNC),
+        "VOLUME_MODE": mode,
+        "MOUNT_POINT": str(place),
+        **more,
+    }
+
+
+def play(env: dict[str, str]) -> str:
+    ended = volume.play(env, contract.Paths(metrics_port=0), threading.Event())
+    assert ended.status == 0
+    return ended.message
+
+
+def same_tree(source: Path, target: str | Path) -> None:
+    processes.run("diff", "-r", "--no-dereference", "--exclude=lost+found", source, target)
+
+
+def cloner(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--termination-log={log}"]
+    argv += ["--metrics-port=0"]
+    return subprocess.Popen(argv, env={**os.environ, **env})

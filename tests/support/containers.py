@@ -1,0 +1,179 @@
+"""Container images and artifacts as bytes: layers, configurations, manifests and indexes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from cdi_worker.sources.registry import documents
+
+#: What images call this machine.
+MACHINE = documents.normal_architecture("")
+OCI = "application/vnd.oci.image"
+DOCKER = "application/vnd.docker"
+COMPRESS = {
+    "": lambda data: data,
+    "+gzip": lambda data: gzip.compress(data, 1, mtime=0),
+    "+zstd": lambda data: zstandard.ZstdCompressor(level=1).compress(data),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An entry of a layer: a file by default. ``link``: where a link of ``kind`` leads."""
+
+    name: str
+    data: bytes = b""
+    kind: bytes = tarfile.REGTYPE
+    link: str = ""
+
+
+def disk(data: bytes, name: str = "disk/disk.img") -> tuple[Entry, Entry]:
+    """Return the entries of a layer that holds a disk and nothing else."""
+    return Entry("disk/", kind=tarfile.DIRTYPE), Entry(name, data)
+
+
+def tar(entries: Iterable[Entry], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """Return a tar of entries, in their order."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for entry in entries:
+            info = tarfile.TarInfo(entry.name)
+            info.type, info.linkname, info.size = entry.kind, entry.link, len(entry.data)
+            info.mode, info.uid, info.gid = 0o440, 107, 107
+            archive.addfile(info, io.BytesIO(entry.data))
+    return out.getvalue()
+
+
+@dataclasses.dataclass(frozen=True)
+class Blob:
+    """Bytes and what a manifest says of them."""
+
+    data: bytes
+    media_type: str
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    platform: Mapping[str, str] | None = None
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        stated: dict[str, Any] = {
+            "mediaType": self.media_type, "digest": self.digest, "size": len(self.data)
+        }  # fmt: skip
+        if self.annotations:
+            stated["annotations"] = dict(self.annotations)
+        if self.platform:
+            stated["platform"] = dict(self.platform)
+        return stated
+
+
+def layer(*entries: Entry, compression: str = "+gzip") -> Blob:
+    """Return a layer of a file system."""
+    return Blob(COMPRESS[compression](tar(entries)), f"{OCI}.layer.v1.tar{compression}")
+
+
+def titled(data: bytes, title: str, media_type: str = f"{OCI}.layer.v1.tar") -> Blob:
+    """Return a layer that is a file, as ORAS pushes it."""
+    return Blob(data, media_type, {"org.opencontainers.image.title": title})
+
+
+def config(
+    architecture: str = MACHINE, env: Iterable[str] = (), labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return an image's configuration."""
+    return {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {"Env": list(env), "Labels": dict(labels or {})},
+        "rootfs": {"type": "layers", "diff_ids": []},
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An image or artifact: ``layers`` lowest first, ``config`` a document or any blob.
+
+    ``docker``: with Docker's media types instead of OCI's.
+    """
+
+    layers: tuple[Blob, ...]
+    config: Mapping[str, Any] | Blob = dataclasses.field(default_factory=config)
+    docker: bool = False
+
+    @property
+    def config_blob(self) -> Blob:
+        if isinstance(self.config, Blob):
+            return self.config
+        kind = f"{DOCKER}.container.image.v1+json" if self.docker else f"{OCI}.config.v1+json"
+        return Blob(json.dumps(self.config).encode(), kind)
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        return (*self.layers, self.config_blob)
+
+    @property
+    def manifest(self) -> Blob:
+        kind = f"{DOCKER}.distribution.manifest.v2+json" if self.docker else f"{OCI}.manifest.v1+json"
+        layers = [blob.descriptor for blob in self.layers]
+        if self.docker:
+            layers = [{**item, "mediaType": f"{DOCKER}.image.rootfs.diff.tar.gzip"} for item in layers]
+        document = {
+            "schemaVersion": 2, "mediaType": kind, "config": self.config_blob.descriptor, "layers": layers
+        }  # fmt: skip
+        return Blob(json.dumps(document).encode(), kind)
+
+
+EMPTY_CONFIG = Blob(b"{}", "application/vnd.oci.empty.v1+json")
+
+
+def index(*manifests: Blob, docker: bool = False) -> Blob:
+    """Return an index (Docker: a manifest list) of manifests with platforms."""
+    kind = f"{DOCKER}.distribution.manifest.list.v2+json" if docker else f"{OCI}.index.v1+json"
+    document = {
+        "schemaVersion": 2, "mediaType": kind, "manifests": [item.descriptor for item in manifests]
+    }  # fmt: skip
+    return Blob(json.dumps(document).encode(), kind)
+
+
+def on(blob: Blob, architecture: str, system: str = "linux") -> Blob:
+    """Return a manifest stated to be for a platform."""
+    return dataclasses.replace(blob, platform={"architecture": architecture, "os": system})
+
+
+def archive(path: Path, tags: Mapping[str, Image]) -> Path:
+    """Write an OCI archive with an image for each tag; an empty tag: an entry without a name."""
+    entries = [Entry("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')]
+    roots = []
+    for tag, image in tags.items():
+        entries += [_blob_entry(blob) for blob in (*image.blobs, image.manifest)]
+        names = {"org.opencontainers.image.ref.name": tag} if tag else {}
+        roots.append(dataclasses.replace(image.manifest, annotations=names))
+    path.write_bytes(tar([*entries, Entry("index.json", index(*roots).data)]))
+    return path
+
+
+def image_of(path: Path, compression: str = "+gzip") -> Image:
+    """Return an image with a disk between other layers."""
+    return Image(
+        (
+            layer(Entry("disk/old.img", b"old" * 100)),
+            layer(Entry("etc/a"), *disk(path.read_bytes()), compression=compression),
+            layer(Entry("disk/.wh.old.img"), Entry("etc/b")),
+        )
+    )
+
+
+def _blob_entry(blob: Blob) -> Entry:
+    return Entry(f"blobs/{blob.digest.replace(':', '/')}", blob.data)

@@ -1,0 +1,202 @@
+"""Block devices and file systems to write to: whole, full, slow and failing ones.
+
+Every function is a context manager that takes a directory of its own and leaves nothing behind.
+Devices start filled with 0xFF, so that a zero that was forgotten shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+
+MiB = 1 << 20
+
+#: What a target holds before the import.
+DIRT = b"\xff"
+
+#: Smallest sizes that mkfs accepts, in bytes.
+SMALLEST = {
+    "ext3": 64 * MiB,
+    "ext4": 64 * MiB,
+    "btrfs": 110 * MiB,
+    "xfs": 300 * MiB,
+    "tmpfs": 32 * MiB,
+    "ramfs": 0,
+}
+
+_MKFS = {
+    "ext3": ("mkfs.ext3", "-q", "-F"),  # neither preallocates nor zeroes ranges
+    "ext4": ("mkfs.ext4", "-q", "-F"),
+    "btrfs": ("mkfs.btrfs", "-q", "-f"),
+    "xfs": ("mkfs.xfs", "-q", "-f"),
+}
+
+
+def fill(path: Path, size: int, byte: bytes = DIRT) -> Path:
+    """Write a file of ``size`` bytes that all have one value."""
+    with path.open("wb") as file:
+        for start in range(0, size, MiB):
+            file.write(byte * min(MiB, size - start))
+    return path
+
+
+@contextlib.contextmanager
+def loop(directory: Path, size: int, *, sector: int = 512, dirt: bytes = DIRT) -> Iterator[Path]:
+    """Make a block device of ``size`` bytes with direct I/O to a file that is filled with ``dirt``."""
+    backing = fill(directory / f"loop-{os.urandom(4).hex()}", size, dirt)
+    try:
+        with attached(backing, sector=sector) as device:
+            yield device
+    finally:
+        backing.unlink()
+
+
+@contextlib.contextmanager
+def target(kind: str, directory: Path, size: int) -> Iterator[Path]:
+    """Give a place for a disk: one for a new ``file``, or a device of ``size`` bytes.
+
+    ``kind`` of a device: ``block``, its sector's size, or both.
+    """
+    if kind == "file":
+        yield directory / "disk.img"
+        return
+    with loop(directory, size, sector=int(kind.removeprefix("block") or 512)) as device:
+        yield device
+
+
+def beyond(target: Path) -> bytes:
+    """Return what has to follow the disk: on a device what was there, in a file nothing."""
+    return DIRT if target.is_block_device() else b"\0"
+
+
+@contextlib.contextmanager
+def attached(backing: Path, *, sector: int = 512, direct: bool = True) -> Iterator[Path]:
+    """Show a file as a block device; ``direct``: past the page cache, where the file system can."""
+    processes.need_root()
+    processes.need("losetup")
+    options = [f"--sector-size={sector}", f"--direct-io={'on' if direct else 'off'}"]
+    found = processes.run("losetup", "--find", "--show", *options, backing)
+    device = Path(found.stdout.strip())
+    try:
+        yield device
+    finally:
+        processes.run("losetup", "--detach", device)
+
+
+@contextlib.contextmanager
+def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[Path]:
+    """Mount a new file system; ``size`` of its device in bytes, the smallest possible by default."""
+    processes.need_root()
+    size = size or SMALLEST[kind]
+    point = directory / f"{kind}-{os.urandom(4).hex()}"
+    with contextlib.ExitStack() as stack:
+        if kind in ("tmpfs", "ramfs"):  # the latter can do nothing but read and write
+            point.mkdir()
+            processes.run("mount", "-t", kind, "-o", f"size={size}", kind, point)
+            stack.callback(processes.run, "umount", point)
+        else:
+            backing = point.with_suffix(".device")
+            stack.callback(backing.unlink, missing_ok=True)
+            with backing.open("wb") as file:
+                file.truncate(size)
+            device = stack.enter_context(attached(backing))
+            stack.enter_context(mounted(kind, device, point))
+        yield point
+
+
+@contextlib.contextmanager
+def mounted(kind: str, device: Path, point: Path) -> Iterator[Path]:
+    """Make a file system on a device and mount it."""
+    processes.need(_MKFS[kind][0])
+    processes.run(*_MKFS[kind], device)
+    point.mkdir()
+    processes.run("mount", device, point)
+    try:
+        yield point
+    finally:
+        processes.run("umount", point)
+
+
+@contextlib.contextmanager
+def read_only(point: Path) -> Iterator[None]:
+    """Mount what is mounted there read-only while the block lasts."""
+    processes.run("mount", "-o", "remount,ro", point)
+    try:
+        yield
+    finally:
+        processes.run("mount", "-o", "remount,rw", point)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing:
+    """A block device that answers EIO to writes while ``broken``, and to reads never."""
+
+    path: Path
+    _switch: Path
+
+    def fail(self) -> None:
+        """From now on every write is an error."""
+        self._switch.touch()
+
+    def mend(self) -> None:
+        """From now on all is well."""
+        self._switch.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def failing(directory: Path, size: int, *, sector: int = 512) -> Iterator[Failing]:
+    """Make a block device whose writes fail on demand."""
+    switch = directory / f"broken-{os.urandom(4).hex()}"
+    options = ["error=EIO", "error-pwrite-rate=1", f"error-file={switch}"]
+    with nbdkit_device(directory, size, ["error"], options, sector=sector) as device:
+        try:
+            yield Failing(device, switch)
+        finally:
+            switch.unlink(missing_ok=True)  # what is still cached has to go somewhere
+
+
+@contextlib.contextmanager
+def slow(directory: Path, size: int, *, bytes_per_second: int, sector: int = 512) -> Iterator[Path]:
+    """Make a block device that takes only so many bytes in a second."""
+    options = [f"rate={bytes_per_second * 8}", "burstiness=0.2"]
+    with nbdkit_device(directory, size, ["rate"], options, sector=sector) as device:
+        yield device
+
+
+@contextlib.contextmanager
+def nbdkit_device(
+    directory: Path, size: int, filters: Sequence[str], options: Sequence[str], *, sector: int = 512
+) -> Iterator[Path]:
+    """Make a block device in memory behind filters of nbdkit; one above 1 GiB is sparse, not dirty."""
+    processes.need_root()
+    processes.need("nbdkit", "nbdfuse", "losetup")
+    if not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse")
+    point = directory / f"fuse-{os.urandom(4).hex()}"
+    point.mkdir()
+    disk = point / "disk"
+    named = [f"--filter={name}" for name in filters]
+    memory = ["memory", f"{size}"] if size > 1 << 30 else ["data", f"data=( 0xff )*{size}", f"size={size}"]
+    argv: list[str | Path] = [
+        "nbdfuse",
+        disk,
+        "[",
+        "nbdkit",
+        "--exit-with-parent",
+        *named,
+        *memory,
+        *options,
+        "]",
+    ]
+    with (
+        processes.running(argv, log=directory / f"{point.name}.log", ready=disk.exists),
+        attached(disk, sector=sector) as device,
+    ):
+        yield device

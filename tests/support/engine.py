@@ -1,0 +1,300 @@
+"""An oVirt engine, as far as image transfers go: XML over HTTPS, with the states of the real one.
+
+The data is served by the real ovirt-imageio daemon. A disk is locked from the beginning of a transfer to
+its end, and a transfer that nobody uses is cancelled by the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+from xml.sax.saxutils import escape
+
+from tests.support import engine_http, imageiod, processes, tls
+from tests.support.engine_states import ENDED, NEXT, Transfer
+
+USER, PASSWORD = "admin@internal", "secret-of-the-engine"
+DOMAINS = ("domain-without", "domain-with")
+
+
+class Engine:
+    """The engine, from ``with`` to the end of the block.
+
+    What goes wrong: ``slow`` seconds of initializing, ``broken`` answers of 503 to come, ``inactivity`` in
+    seconds, tickets without a valid ``host`` address (the proxy's is always good), ``delay`` of reads,
+    ``flat``: raw disks are served from a file, of which the host knows no zeros, ``mute``: nothing is
+    answered.
+    """
+
+    def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
+        self.directory = directory
+        self.daemon = daemon
+        self.chains: dict[str, imageiod.Chain] = {}
+        self.locked: set[str] = set()
+        self.transfers: list[Transfer] = []
+        self.calls: list[str] = []
+        self.slow = 0.05
+        self.broken = 0
+        self.inactivity = 60.0
+        self.host = True
+        self.delay = ""
+        self.flat = False
+        self.mute = False
+        self.extends = True
+        self._pair = pair
+        self._tokens: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._http: engine_http.Server | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self.stop()
+        for transfer in self.transfers:
+            self._drop(transfer)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}/ovirt-engine/api"
+
+    def start(self) -> None:
+        """Listen, again on the same port after ``stop``; who was logged in is not any more."""
+        self._tokens.clear()
+        self._http = engine_http.Server(self, self.port, self._pair)
+        self.port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuse connections."""
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+            self._http = None
+
+    def add_disk(self, disk: str, content: Path) -> imageiod.Chain:
+        self.chains[disk] = imageiod.Chain(self.directory / disk, disk, content)
+        return self.chains[disk]
+
+    @property
+    def last(self) -> Transfer:
+        return self.transfers[-1]
+
+    # -- what happens to transfers
+
+    def enter(self, transfer: Transfer, phase: str) -> None:
+        """Put a transfer into a phase, with what belongs to it."""
+        with self._lock:
+            transfer.log.append(phase)
+            transfer.since = time.monotonic()
+            if phase == "transferring":
+                transfer.ticket = str(uuid.uuid4())
+                self._admit(transfer)
+            elif phase not in {"initializing", "resuming"}:
+                self._drop(transfer)
+            if phase in ENDED:
+                self.locked.discard(transfer.disk)
+
+    def expire(self, transfer: Transfer) -> None:
+        """Take the ticket away at the host, as a restart of the daemon there does."""
+        with self._lock:
+            self._revoke(transfer)
+
+    def _admit(self, transfer: Transfer) -> None:
+        if transfer.admitted:
+            return
+        volume = transfer.volume
+        if transfer.form == "cow":
+            url, size = f"file://{volume.path}", volume.path.stat().st_size
+        elif self.flat:
+            raw = self.chains[transfer.disk].content(volume.id, self.directory / f"{transfer.id}.raw")
+            url, size = f"file://{raw}", volume.size
+        else:
+            place = self.directory / transfer.id
+            place.mkdir(exist_ok=True)
+            transfer.export.close()
+            for left_over in place.iterdir():
+                left_over.unlink()
+            socket = transfer.export.enter_context(imageiod.exported(place, volume.path, delay=self.delay))
+            url, size = f"nbd:unix:{socket}", volume.size
+        self.daemon.add(transfer.ticket, url, size)
+        transfer.admitted = True
+
+    def _revoke(self, transfer: Transfer) -> None:
+        if transfer.admitted:
+            transfer.admitted = False
+            self.daemon.remove(transfer.ticket)
+
+    def _drop(self, transfer: Transfer) -> None:
+        self._revoke(transfer)
+        transfer.export.close()
+
+    def _watch(self) -> None:
+        """Let time pass for the transfers."""
+        while not self._stopping.wait(0.02):
+            with self._lock:
+                for transfer in self.transfers:
+                    due = self.slow if transfer.phase in {"initializing", "resuming"} else 0.05
+                    if transfer.phase in NEXT and time.monotonic() - transfer.since >= due:
+                        self.enter(transfer, NEXT[transfer.phase])
+                    elif transfer.admitted and self.daemon.idle(transfer.ticket) >= self.inactivity:
+                        self.enter(transfer, "cancelled_system")
+
+    # -- the REST API
+
+    def answer(self, method: str, path: str, body: str, authorization: str) -> tuple[int, str]:
+        """Return status and XML of one request."""
+        self._silence()
+        with self._lock:
+            if self.broken:
+                self.broken -= 1
+                return 503, ""
+            if authorization.removeprefix("Bearer ") not in self._tokens:
+                return 401, _fault("Unauthorized", "the token is not valid")
+            found = re.fullmatch(r"/ovirt-engine/api/(disks|storagedomains|imagetransfers)(/.*)?", path)
+            if not found:
+                return 404, _fault("Not found", path)
+            self.calls.append(f"{method} {path.removeprefix('/ovirt-engine/api')}")
+            kind, rest = found[1], [part for part in (found[2] or "").split("/") if part]
+            answers = {
+                "disks": self._disk,
+                "storagedomains": self._snapshots,
+                "imagetransfers": self._transfer,
+            }
+            return answers[kind](method, rest, body)
+
+    def log_in(self, form: dict[str, str]) -> dict[str, str]:
+        if self._silence() or self.broken:
+            self.broken = max(0, self.broken - 1)
+            raise ConnectionError
+        if (form.get("username"), form.get("password")) != (USER, PASSWORD):
+            return {"error_code": "access_denied", "error": "Cannot authenticate user Invalid credentials."}
+        self._tokens.add(token := str(uuid.uuid4()))
+        return {
+            "access_token": token,
+            "scope": "ovirt-app-api",
+            "token_type": "bearer",
+            "exp": "9999999999999",
+        }
+
+    def _silence(self) -> bool:
+        """Wait while ``mute``; tell whether it was."""
+        if was_mute := self.mute:
+            processes.wait_for(lambda: not self.mute or self._stopping.is_set(), "a word", 300)
+        return was_mute
+
+    def log_out(self, form: dict[str, str]) -> dict[str, str]:
+        self._tokens.discard(form.get("token", ""))
+        return {}
+
+    @property
+    def logged_in(self) -> int:
+        return len(self._tokens)
+
+    def _disk(self, _method: str, rest: list[str], _body: str) -> tuple[int, str]:
+        chain = self.chains.get(rest[0])
+        if chain is None:
+            return 404, ""
+        status = "locked" if chain.disk in self.locked else "ok"
+        domains = "".join(f'<storage_domain id="{name}"/>' for name in DOMAINS)
+        return 200, (
+            f'<disk id="{chain.disk}"><image_id>{chain.active.id}</image_id><status>{status}</status>'
+            f"<total_size>{chain.active.size}</total_size><storage_domains>{domains}</storage_domains></disk>"
+        )
+
+    def _snapshots(self, _method: str, rest: list[str], _body: str) -> tuple[int, str]:
+        found = [
+            f'<disk_snapshot id="{volume.id}"><actual_size>{volume.path.stat().st_size}</actual_size>'
+            f"<provisioned_size>{volume.size}</provisioned_size>"
+            f'<disk id="{chain.disk}"/><snapshot id="vm-snapshot-{volume.id}"/></disk_snapshot>'
+            for chain in self.chains.values()
+            for volume in chain.volumes[:-1]
+            if rest[0] == DOMAINS[1]
+        ]
+        return 200, f"<disk_snapshots>{''.join(found)}</disk_snapshots>"
+
+    def _transfer(self, method: str, rest: list[str], body: str) -> tuple[int, str]:
+        if not rest:
+            return self._add(body)
+        transfer = next((item for item in self.transfers if item.id == rest[0]), None)
+        if transfer is None:
+            return 404, ""
+        if method == "GET":
+            return 200, self._describe(transfer)
+        return self._act(transfer, rest[1])
+
+    def _add(self, body: str) -> tuple[int, str]:
+        disk = re.search(r'<disk id="([^"]+)"', body)
+        snapshot = re.search(r'<snapshot id="([^"]+)"', body)
+        form = re.search(r"<format>(\w+)</format>", body)
+        wanted = (disk or snapshot)[1] if disk or snapshot else ""  # type: ignore[index]
+        for chain in self.chains.values():
+            volume = chain.active if wanted == chain.disk else chain.volume(wanted)
+            if volume is None or form is None:
+                continue
+            if chain.disk in self.locked:
+                said = "[Cannot transfer Virtual Disk: Disk is locked. Please try again later.]"
+                return 409, _fault("Operation Failed", said)
+            self.locked.add(chain.disk)
+            transfer = Transfer(f"transfer-{next(self._numbers)}", chain.disk, volume, form[1])
+            self.transfers.append(transfer)
+            self.enter(transfer, "initializing")
+            return 201, self._describe(transfer)
+        return 404, ""
+
+    def _act(self, transfer: Transfer, action: str) -> tuple[int, str]:
+        allowed = {
+            "extend": {"transferring"},
+            "finalize": {"transferring", "paused_user", "paused_system"},
+            "cancel": {"initializing", "transferring", "paused_user", "paused_system", "resuming"},
+            "resume": {"paused_user", "paused_system"},
+        }[action]
+        if transfer.phase not in allowed:
+            said = f"[Cannot {action} image transfer in phase {transfer.phase}.]"
+            return 409, _fault("Operation Failed", said)
+        if action == "extend" and self.extends:
+            self._admit(transfer)
+        leads = {"finalize": "finalizing_success", "cancel": "cancelled_user", "resume": "resuming"}
+        if action in leads:
+            self.enter(transfer, leads[action])
+        return 200, "<action><status>complete</status></action>"
+
+    def _describe(self, transfer: Transfer) -> str:
+        url = self.daemon.url(transfer.ticket) if transfer.phase == "transferring" else ""
+        host = url if self.host else url.replace(str(self.daemon.port), "1")
+        urls = f"<transfer_url>{host}</transfer_url><proxy_url>{url}</proxy_url>" if url else ""
+        return (
+            f'<image_transfer id="{transfer.id}"><direction>download</direction>'
+            f"<format>{transfer.form}</format><phase>{transfer.phase}</phase>{urls}</image_transfer>"
+        )
+
+
+def _fault(reason: str, detail: str) -> str:
+    return f"<fault><reason>{escape(reason)}</reason><detail>{escape(detail)}</detail></fault>"
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, *, local: bool = True, level: str = "INFO"
+) -> Iterator[tuple[Engine, tls.Authority]]:
+    """Run an engine and a daemon (see ``imageiod.daemon``), both with certificates of one authority."""
+    authority = tls.Authority(directory / "ca")
+    pair = authority.issue()
+    with (
+        imageiod.daemon(directory / "daemon", pair, local=local, level=level) as daemon,
+        Engine(directory, daemon, pair) as engine,
+    ):
+        yield engine, authority

@@ -1,0 +1,176 @@
+"""The real ovirt-imageio daemon on 127.0.0.1, and the disks that it serves from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import processes, tls
+
+
+class Daemon:
+    """A running daemon. Tickets are added and removed as an oVirt host does."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        from ovirt_imageio import admin
+
+        self.port = port
+        self.directory = directory
+        self._configuration = admin.load_config(str(directory))
+        self._lock = threading.Lock()
+
+    def url(self, ticket: str) -> str:
+        return f"https://127.0.0.1:{self.port}/images/{ticket}"
+
+    def add(self, ticket: str, url: str, size: int) -> None:
+        self._ask(
+            "add_ticket",
+            {
+                "uuid": ticket,
+                "url": url,
+                "size": size,
+                "timeout": 300,
+                "ops": ["read"],
+                "transfer_id": ticket,
+            },
+        )
+
+    def remove(self, ticket: str) -> None:
+        self._ask("del_ticket", ticket)
+
+    def idle(self, ticket: str) -> int:
+        """Return for how many whole seconds nobody has used a ticket."""
+        return int(self._ask("get_ticket", ticket)["idle_time"])
+
+    def log(self) -> str:
+        return (self.directory / "daemon.log").read_text()
+
+    def _ask(self, call: str, *arguments: object) -> Any:
+        from ovirt_imageio import admin
+
+        with self._lock, contextlib.closing(admin.Client(self._configuration)) as client:
+            return getattr(client, call)(*arguments)
+
+
+@contextlib.contextmanager
+def daemon(
+    directory: Path, pair: tls.KeyPair, *, local: bool = True, level: str = "INFO"
+) -> Iterator[Daemon]:
+    """Run a daemon; ``local``: also on a unix socket, which clients on this machine then use.
+
+    Its log has the requests for data at the ``level`` DEBUG.
+    """
+    program = Path(sysconfig.get_path("scripts"), "ovirt-imageio")
+    if not program.exists():
+        pytest.skip("needs ovirt-imageio")
+    port = processes.free_port()
+    (directory / "conf.d").mkdir(parents=True)
+    (directory / "conf.d" / "test.conf").write_text(
+        CONFIGURATION.format(pair=pair, port=port, directory=directory, local=str(local).lower(), level=level)
+    )
+    ready = lambda: processes.answers(port) and (directory / "control").exists()  # noqa: E731
+    with processes.running([program, "-c", directory], log=directory / "daemon.log", ready=ready):
+        yield Daemon(directory, port)
+
+
+CONFIGURATION = """\
+[daemon]
+systemd_enable = false
+drop_privileges = false
+run_dir = {directory}
+poll_interval = 0.1
+[tls]
+key_file = {pair.key}
+cert_file = {pair.certificate}
+[remote]
+host = 127.0.0.1
+port = {port}
+[local]
+enable = {local}
+socket = {directory}/local
+[control]
+transport = unix
+socket = {directory}/control
+[handlers]
+keys = stderr
+[logger_root]
+level = {level}
+handlers = stderr
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Volume:
+    """One qcow2 file of a disk: what has changed since the one below it."""
+
+    id: str
+    path: Path
+    size: int
+
+
+class Chain:
+    """The volumes of a disk in a directory of its own, the oldest first; the last is the active one."""
+
+    def __init__(self, directory: Path, disk: str, content: Path) -> None:
+        self.directory = directory
+        self.disk = disk
+        directory.mkdir()
+        path = directory / f"{disk}-0"
+        processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", content, path)
+        self.volumes = [Volume(path.name, path, content.stat().st_size)]
+
+    @property
+    def active(self) -> Volume:
+        return self.volumes[-1]
+
+    def volume(self, number: str) -> Volume | None:
+        return next((volume for volume in self.volumes if volume.id == number), None)
+
+    def snapshot(self, *writes: str, size: int | None = None) -> Volume:
+        """Freeze the active volume and go on with a new one; ``writes``: commands of qemu-io."""
+        below = self.active
+        size = size or below.size
+        path = self.directory / f"{self.disk}-{len(self.volumes)}"
+        backing = ["-b", below.path.name, "-F", "qcow2"]
+        processes.run("qemu-img", "create", "-q", "-f", "qcow2", *backing, path, str(size))
+        self.volumes.append(Volume(path.name, path, size))
+        self.write(*writes)
+        return self.active
+
+    def write(self, *writes: str) -> None:
+        """Change the active volume."""
+        arguments = [item for command in writes for item in ("-c", command)]
+        if arguments:
+            processes.run("qemu-io", "-f", "qcow2", *arguments, self.active.path)
+
+    def content(self, number: str, into: Path) -> Path:
+        """Write the raw disk as it is at a volume."""
+        volume = self.volume(number)
+        assert volume
+        processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", volume.path, into)
+        return into
+
+
+@contextlib.contextmanager
+def exported(directory: Path, path: Path, *, delay: str = "") -> Iterator[Path]:
+    """Serve a qcow2 chain by qemu-nbd as an oVirt host does; ``delay`` of each read, such as ``5ms``."""
+    socket = directory / "nbd"
+    log = directory / "nbd.log"
+    argv: list[str | Path] = ["qemu-nbd", "-r", "-f", "qcow2", "-x", "", "-e", "16", "-t"]
+    with contextlib.ExitStack() as stack:
+        command = [*argv, f"--socket={socket}", path]
+        stack.enter_context(processes.running(command, log=log, ready=socket.exists))
+        if delay:
+            front = directory / "slow"
+            slow: list[str | Path] = ["nbdkit", "-f", "-r", "-U", front, "--filter=delay", "nbd"]
+            command = [*slow, f"socket={socket}", f"delay-read={delay}"]
+            stack.enter_context(processes.running(command, log=log, ready=front.exists))
+            socket = front
+        yield socket

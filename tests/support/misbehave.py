@@ -1,0 +1,219 @@
+"""An HTTP/1.1 server that does wrong on purpose, told what by a small declarative object per path.
+
+    with misbehave.Server() as server:
+        good = misbehave.Page(data)
+        server.serve("/disk", (dataclasses.replace(good, status=503), 2), good)
+
+answers the first two GETs of ``/disk`` with 503 and then serves it; ``server.requests`` holds what
+arrived. Servers on other ports, and ``localhost`` against ``127.0.0.1``, are other hosts to a client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import http.server
+import select
+import socket
+import struct
+import termios
+import threading
+import time
+from typing import Any
+
+from tests.support import threaded, tls
+from tests.support.pages import Page, Seen
+
+KiB = 1 << 10
+
+
+class Server(threaded.Threaded):
+    """The server, from ``with`` to the end of the block."""
+
+    def __init__(self, pair: tls.KeyPair | None = None, host: str = "127.0.0.1") -> None:
+        self._host = host
+        super().__init__(_HTTP(self, host), pair)
+        self.requests: list[Seen] = []
+        self.busiest = 0  # answers under way at the same time, at most
+        self.stopping = threading.Event()
+        self.lock = threading.Lock()
+        self._busy = 0
+        self._pages: dict[str, list[tuple[Page, int | None]]] = {}
+        self._gets: dict[str, int] = {}
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        super().__exit__()
+
+    def serve(self, path: str, *turns: Page | tuple[Page, int]) -> str:
+        """Answer GETs of a path by the turns: a page and for how many requests; the last is for ever."""
+        with self.lock:
+            self._pages[path] = [turn if isinstance(turn, tuple) else (turn, None) for turn in turns]
+            self._gets[path] = 0
+        return self.url(path)
+
+    def url(self, path: str, *, host: str = "") -> str:
+        """Return the address of a path."""
+        return f"{self.scheme}://{host or self._host}:{self.port}{path}"
+
+    def sent(self, path: str) -> int:
+        """Return how many bytes of bodies were sent for a path."""
+        return sum(seen.sent for seen in self.gets(path))
+
+    def is_quiet(self) -> bool:
+        """Tell whether no answer is under way: one to a killed client ends when its connection does."""
+        return not self._busy
+
+    def gets(self, path: str) -> list[Seen]:
+        """Return the GETs of a path, in the order of arrival."""
+        return [seen for seen in self.requests if seen.path == path and seen.method == "GET"]
+
+    def turn(self, path: str, method: str) -> tuple[Page, int]:
+        """Return the page whose turn it is, and the number of the GET. HEADs take no turn."""
+        with self.lock:
+            if path not in self._pages:
+                return Page(b"not here", status=404, content_type="text/plain"), 0
+            number = self._gets[path]
+            if method == "GET":
+                self._gets[path] += 1
+            left = number
+            for page, times in self._pages[path]:
+                if times is None or left < times:
+                    return page, number
+                left -= times
+            return self._pages[path][-1][0], number
+
+    @contextlib.contextmanager
+    def noting(self, seen: Seen) -> Any:
+        """Remember a request, and that its answer is under way."""
+        with self.lock:
+            self.requests.append(seen)
+            self._busy += 1
+            self.busiest = max(self.busiest, self._busy)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._busy -= 1
+
+
+class _HTTP(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, server: Server, host: str) -> None:
+        self.server = server
+        self.resets: set[object] = set()
+        super().__init__((host, 0), _Handler)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close without a word where a reset is due: closing kindly would send the end first."""
+        if request in self.resets:
+            self.resets.discard(request)
+            request.close()
+        else:
+            super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that leave early are what these tests are about."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _HTTP
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; ``Server.requests`` tells."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        owner = self.server.server
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        seen = Seen(self.command, self.path, headers)
+        with owner.noting(seen):
+            page, number = owner.turn(self.path, self.command)
+            if page.silent:
+                self._stall()
+                return
+            page = page.refusal(headers) or page
+            span = page.span(headers)
+            if self.command == "HEAD" and page.head != 200:
+                page, span = dataclasses.replace(page, status=page.head, body=b"", to=()), None
+            if page.status == 200 and span is not None and span[0] >= len(page.body):
+                page, span = Page(status=416, headers={"Content-Range": f"bytes */{len(page.body)}"}), None
+            self._head(page, span, number, seen)
+            if self.command == "GET":
+                self._body(page, span, seen)
+
+    def _head(self, page: Page, span: tuple[int, int] | None, number: int, seen: Seen) -> None:
+        first, last = span or (0, len(page.body) - 1)
+        status = 206 if span and page.status == 200 else page.status
+        headers = {"Content-Type": page.content_type, "ETag": page.etag, "Last-Modified": page.modified}
+        if page.ranges if page.claims_ranges is None else page.claims_ranges:
+            headers["Accept-Ranges"] = "bytes"
+        if page.to:
+            status = status if status in (301, 302, 303, 307, 308) else 302
+            headers["Location"] = page.to[number % len(page.to)]
+        if status == 206:
+            headers["Content-Range"] = page.content_range.format(first=first, last=last, total=len(page.body))
+        if page.framing == "length":
+            headers["Content-Length"] = str(last - first + 1 + page.missing)
+        elif page.framing == "chunked":
+            headers["Transfer-Encoding"] = "chunked"
+        if page.framing == "close" or page.missing or page.extra:
+            headers["Connection"] = "close"
+            self.close_connection = True
+        seen.status = status
+        self.send_response(status)
+        for name, value in {**headers, **page.headers}.items():
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+
+    def _body(self, page: Page, span: tuple[int, int] | None, seen: Seen) -> None:
+        first, last = span or (0, len(page.body) - 1)
+        shift = page.shift if span else 0
+        data = memoryview(page.body)[first + shift : last + 1 + shift]
+        data = memoryview(bytes(data) + b"+" * page.extra) if page.extra else data
+        stall = page.stall
+        if page.stall_at is not None and first <= page.stall_at <= last:
+            stall = page.stall_at - first
+        ends = [len(data), page.cut, stall]
+        ends.append(page.cut_at - first if page.cut_at is not None and page.cut_at >= first else None)
+        end = min(end for end in ends if end is not None)
+        step, pause = page.drip or (256 * KiB, 0.0)
+        for at in range(0, end, step):
+            # Counted first: who has read it all may look before this thread runs again.
+            seen.sent += min(step, end - at)
+            self._send(data[at : min(at + step, end)], page)
+            time.sleep(pause)
+        if end == stall and end < len(data):
+            self._stall()
+        elif end < len(data):
+            self._reset()
+        elif page.framing == "chunked":
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _send(self, piece: memoryview, page: Page) -> None:
+        if page.framing == "chunked":
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)))
+        else:
+            self.wfile.write(piece)
+
+    def _stall(self) -> None:
+        """Wait until the client has gone."""
+        self.close_connection = True
+        while not self.server.server.stopping.wait(0.02):
+            if select.select([self.connection], [], [], 0)[0]:
+                return
+
+    def _reset(self) -> None:
+        """End with RST, after all that was written has arrived: what is still queued would be dropped."""
+        self.close_connection = True
+        while struct.unpack("i", fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)))[0]:
+            time.sleep(0.001)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.server.resets.add(self.connection)

@@ -1,0 +1,82 @@
+"""The client's half of the NBD protocol, to be misused, and an export of bytes in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+
+from cdi_worker.images.export import server
+
+KiB, MiB = 1 << 10, 1 << 20
+SERVED = random.Random(8).randbytes(5 * MiB + 333)
+CONTENT = SERVED + bytes(179)  # to the end of a sector
+SIZE = len(CONTENT)
+
+REQUEST_MAGIC, REPLY_MAGIC = 0x25609513, 0x67446698
+READ, WRITE, DISCONNECT, FLUSH, TRIM, WRITE_ZEROES, BLOCK_STATUS = 0, 1, 2, 3, 4, 6, 7
+
+
+def from_memory(content: bytes) -> server.Export:
+    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
+        into[:] = content[offset : offset + len(into)]
+
+    return server.Export(read, len(content))
+
+
+class Client:
+    """The client's half of the protocol, to be misused."""
+
+    def __init__(self, export: server.Export) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(20)
+        self.socket.connect(export.socket)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def receive(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length and (more := self.socket.recv(length - len(data))):
+            data += more
+        return data
+
+    def hung_up(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return self.socket.recv(1) == b""
+        return True
+
+    def greet(self, flags: int = 3) -> None:
+        assert self.receive(18) == b"NBDMAGICIHAVEOPT\x00\x03"
+        self.socket.sendall(struct.pack(">I", flags))
+
+    def option(self, number: int, data: bytes = b"", length: int | None = None) -> None:
+        length = len(data) if length is None else length
+        self.socket.sendall(b"IHAVEOPT" + struct.pack(">II", number, length) + data)
+
+    def option_reply(self) -> tuple[int, int, bytes]:
+        magic, option, kind, length = struct.unpack(">QIII", self.receive(20))
+        assert magic == 0x3E889045565A9
+        return option, kind, self.receive(length)
+
+    def go(self) -> None:
+        self.greet()
+        self.option(7, struct.pack(">IH", 0, 0))
+        kinds = [self.option_reply()[1] for _ in range(3)]
+        assert kinds == [3, 3, 1]
+
+    def request(self, kind: int, offset: int, length: int, cookie: int = 7, flags: int = 0) -> None:
+        self.socket.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, flags, kind, cookie, offset, length))
+
+    def reply(self, length: int) -> tuple[int, int, bytes]:
+        magic, error, cookie = struct.unpack(">IIQ", self.receive(16))
+        assert magic == REPLY_MAGIC
+        return error, cookie, self.receive(length)

@@ -1,0 +1,131 @@
+"""The server of node pull in an empty container, and plain clients of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support import processes, worker
+
+SOURCE = worker.ROOT / "node-server"
+DATA = os.urandom(300_001)
+
+
+def compiled(directory: Path, **variables: str) -> Path:
+    """Compile the server as its Makefile says."""
+    processes.need("make", "gcc")
+    program = directory / "cdi-containerimage-server"
+    words = [f"{name}={value}" for name, value in {"OUT": str(program), **variables}.items()]
+    processes.run("make", "-C", SOURCE, *words)
+    return program
+
+
+@dataclasses.dataclass
+class Container:
+    """A root with nothing but a disk, a folder to share, and the server; all as user 107."""
+
+    root: Path
+    port: int
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def ready(self) -> Path:
+        return self.root / "shared/ready"
+
+    @property
+    def done(self) -> Path:
+        return self.root / "shared/done"
+
+    def put(self, name: str, data: bytes = DATA) -> Path:
+        path = self.root / "disk" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(data)
+        path.chmod(0o440)
+        os.chown(path, 107, 107)
+        return path
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        self.close()
+        enter = [str(shutil.which("chroot")), "--userspec=107:107", str(self.root), "/server"]
+        files = ("-ready-file", "/shared/ready", "-done-file", "/shared/done")
+        given = arguments or ("-p", str(self.port), "-image-dir", "/disk", *files)
+        self.process = subprocess.Popen(
+            [*enter, *given], stderr=subprocess.PIPE, text=True, env=dict(env or {}), stdin=subprocess.DEVNULL
+        )
+        return self.process
+
+    def serve(self, **env: str) -> subprocess.Popen[str]:
+        process = self.start(env=env)
+        processes.wait_for(lambda: self.ready.exists() or process.poll() is not None, "the ready file")
+        assert process.poll() is None, process.communicate()
+        return process
+
+    def refusal(self, *arguments: str) -> str:
+        """Start it in vain and return its last words."""
+        process = self.start(*arguments)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert not self.ready.exists()
+        return said
+
+    def close(self) -> None:
+        """Kill it, as when memory runs out."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def container(root: Path, program: Path) -> Container:
+    processes.need_root()
+    processes.need("chroot")
+    for name in ("disk", "shared"):
+        (root / name).mkdir(parents=True)
+    os.chown(root / "shared", 107, 107)
+    shutil.copy(program, root / "server")
+    return Container(root, processes.free_port())
+
+
+@dataclasses.dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request(
+            method, path, headers={key.replace("_", "-"): value for key, value in headers.items()}
+        )
+        answer = connection.getresponse()
+        return Answer(
+            answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read()
+        )
+
+
+def say(port: int, text: bytes) -> bytes:
+    """Send bytes as they are, and return all that comes back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(text)
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(1 << 16):
+                answer += piece
+    return answer
+
+
+def status_of(answer: bytes) -> int:
+    found = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
+    assert found, answer[:100]
+    return int(found[1])

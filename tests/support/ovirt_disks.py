@@ -1,0 +1,80 @@
+"""An oVirt engine with a disk of two volumes, read as a source."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from cdi_worker.sources import base
+from cdi_worker.sources.ovirt import source as imageio
+from tests.support import engine as engine_module
+from tests.support import reading, tls
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+#: Patience for tests: short, for everything is near.
+QUICK = imageio.Patience(renew=0.3, locked=20, ready=20, end=10, last=5)
+
+
+@dataclasses.dataclass
+class Place:
+    """An engine with a disk of two volumes. ``before``, ``now``: the raw disk at the first and last."""
+
+    engine: engine_module.Engine
+    authority: tls.Authority
+    before: Path
+    now: Path
+
+    def reset(self) -> None:
+        """Forget what an earlier test did."""
+        engine = self.engine
+        engine.transfers.clear()
+        engine.calls.clear()
+        engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
+        engine.flat = engine.mute = False
+
+    def location(self, current: str = "", previous: str = "", disk: str = "disk") -> base.Location:
+        access = base.Access(
+            user=engine_module.USER,
+            password=engine_module.PASSWORD,
+            ca_files=(str(self.authority.certificate),),
+        )
+        return base.Location(self.engine.url, access, disk_id=disk, current=current, previous=previous)
+
+    def source(self, *checkpoints: str, patience: imageio.Patience = QUICK) -> imageio.ImageioSource:
+        return imageio.ImageioSource(self.location(*checkpoints), threading.Event(), patience)
+
+    def ended(self, *phases: str) -> None:
+        """Check how the transfers have ended, that the disk is free and that nobody is logged in."""
+        assert tuple(transfer.phase for transfer in self.engine.transfers) == phases
+        assert not self.engine.locked
+        assert not self.engine.logged_in
+
+
+def raw_disk(path: Path) -> Path:
+    """Write a disk with data, text, and zeros before and between them."""
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+        for offset, length in ((64 << 10, 100_000), (MIB, 3 * MIB), (6 * MIB, MIB), (SIZE - 512, 512)):
+            file.seek(offset)
+            file.write(random.Random(offset).randbytes(length))
+    return path
+
+
+@contextlib.contextmanager
+def placed(directory: Path, *, local: bool) -> Iterator[Place]:
+    with engine_module.running(directory, local=local, level="DEBUG") as (engine, authority):
+        chain = engine.add_disk("disk", raw_disk(directory / "raw"))
+        chain.snapshot("write -P 7 2M 300k", "write -z 3M 64k")
+        before = chain.content("disk-0", directory / "before")
+        now = chain.content("disk-1", directory / "now")
+        yield Place(engine, authority, before, now)
+
+
+def read(source: imageio.ImageioSource) -> bytes:
+    """Read all of it, in order."""
+    return reading.drained(source.stream(), MIB)

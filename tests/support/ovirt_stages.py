@@ -1,0 +1,71 @@
+"""A warm migration from oVirt: an engine, disks that run, and the requests for their stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+
+import cdi_worker
+from tests.support import engine as engine_module
+from tests.support import engine_states, imageiod, tls
+
+MIB = 1 << 20
+SIZE = 16 * MIB
+#: What a guest does between two checkpoints: data and zeros, over each other, at both ends, unaligned.
+FIRST = ("write -P 1 0 64k", "write -P 2 1000k 300k", "write -z 4M 1M", "write -P 3 15M 1M")
+
+
+@dataclasses.dataclass
+class Place:
+    engine: engine_module.Engine
+    authority: tls.Authority
+    directory: Path
+
+    def reset(self) -> None:
+        """Forget what an earlier test did, or left behind when it failed."""
+        self.engine.transfers.clear()
+        self.engine.inactivity, self.engine.delay = 60.0, ""
+        shutil.rmtree(self.directory / "scratch", ignore_errors=True)
+
+    def chain(self, size: int = SIZE) -> imageiod.Chain:
+        """Make a disk that runs, with nothing frozen yet."""
+        name = f"disk{len(self.engine.chains)}"
+        raw = self.directory / f"{name}.raw"
+        with raw.open("wb") as file:
+            file.truncate(size)
+            for offset, length in ((0, 100_000), (MIB, 3 * MIB), (size // 2, size // 8), (size - 700, 700)):
+                file.seek(offset)
+                file.write(random.Random(offset).randbytes(length))
+        return self.engine.add_disk(name, raw)
+
+    def request(
+        self, chain: imageiod.Chain, target: Path, current: str, previous: str = ""
+    ) -> cdi_worker.Request:
+        scratch = self.directory / "scratch"
+        scratch.mkdir(exist_ok=True)
+        access = cdi_worker.Access(
+            user=engine_module.USER,
+            password=engine_module.PASSWORD,
+            ca_files=(str(self.authority.certificate),),
+        )
+        location = cdi_worker.Location(
+            self.engine.url, access, disk_id=chain.disk, current=current, previous=previous
+        )
+        return cdi_worker.Request(
+            source="imageio",
+            location=location,
+            target=str(target),
+            scratch=str(scratch),
+            fetch=cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20),
+        )
+
+    def content(self, chain: imageiod.Chain, number: str) -> Path:
+        return chain.content(number, self.directory / f"{number}.content")
+
+    def settled(self) -> None:
+        """Check that every transfer has ended, no disk is locked, and nothing is left in scratch."""
+        assert all(transfer.phase in engine_states.ENDED for transfer in self.engine.transfers)
+        assert not self.engine.locked
+        assert not list((self.directory / "scratch").iterdir())

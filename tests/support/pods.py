@@ -1,0 +1,121 @@
+"""The worker's image in containers, with the rights and limits that a pod has."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support import devices, oracle, processes, worker
+
+#: What a controller's pod is given (contract, Roles), and what a careful cluster takes away.
+LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
+RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--read-only-tmpfs=false")
+#: What podman needs where it is a guest itself: the host's network reaches servers on its loopback.
+HERE = (
+    "--runtime=runc",
+    "--network=host",
+    "--ulimit=nofile=1024:20000",
+    "--ulimit=nproc=1024:20000",
+    "--pull=never",
+)
+
+
+@dataclasses.dataclass
+class Pod(worker.Volumes):
+    """Volumes below a directory and the container that gets them.
+
+    ``user``: ``uid:gid``; the group's are the volumes. ``files``: further files and where they are seen.
+    """
+
+    image: str
+    user: str = "1001:1001"
+    #: What the containers of one pod share, at ``/shared``.
+    shared: Path = Path()
+    files: dict[Path, str] = dataclasses.field(default_factory=dict)
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.shared == Path():
+            self.shared = self.directory / "shared"
+        for path in (self.data, self.scratch, self.shared):
+            path.mkdir(parents=True, exist_ok=True)
+            self._own(path)
+        self.log.touch()
+        self._own(self.log)
+
+    def _own(self, path: Path) -> None:
+        # As with an fsGroup: the volume is the group's, whoever the user is.
+        os.chown(path, 0, int(self.user.partition(":")[2]))
+        path.chmod(path.stat().st_mode | stat.S_IRWXG)
+
+    def command(self, *arguments: str, entrypoint: str | None = None, **env: str) -> list[str]:
+        """Return the command that runs the container once."""
+        mounts = {self.log: "/dev/termination-log:rw", self.shared: "/shared:rw"}
+        mounts |= {path: f"{place}:ro" for path, place in self.files.items()}
+        if self.block is None:
+            mounts[self.data] = "/data:rw"
+        if self.has_scratch:
+            mounts[self.scratch] = "/scratch:rw"
+        words = ["podman", "run", "--rm", *HERE, *LIMITS, *RIGHTS, f"--user={self.user}"]
+        words += [f"--volume={path}:{place}" for path, place in mounts.items()]
+        if self.block is not None:
+            words.append(f"--device={self.block}:/dev/cdi-block-volume")
+        words += [f"--env={key}={value}" for key, value in {**self.env, **env}.items()]
+        if entrypoint is not None:
+            words.append(f"--entrypoint={entrypoint}")
+        return [*words, self.image, *arguments]
+
+    def run(
+        self, *arguments: str, entrypoint: str | None = None, timeout: float = 100, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the container to its end. By default its arguments are a controller's."""
+        command = self.command(*(arguments or ("-v=1",)), entrypoint=entrypoint, **env)
+        # conmon notes a kill for memory in a file where it is.
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=self.directory
+        )
+
+    @contextlib.contextmanager
+    def running(
+        self, *arguments: str, port: int, entrypoint: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the container beside the block; it is ready when the port answers."""
+        command = self.command(*arguments, entrypoint=entrypoint, **(env or {}))
+        output = self.directory / "output"
+        with processes.running(command, log=output, ready=lambda: processes.answers(port)) as started:
+            yield started
+
+
+def check(pod: Pod, done: subprocess.CompletedProcess[str], message: str, expected: Path) -> None:
+    """Check that a container has ended well, with this message, and that the volume has the disk."""
+    assert (done.returncode, pod.message) == (0, message), done.stderr
+    assert "Traceback" not in done.stderr
+    oracle.same(pod.disk, expected, beyond=devices.DIRT if pod.block else b"\0")
+
+
+@contextlib.contextmanager
+def device(directory: Path) -> Iterator[Path]:
+    """Make a block device of 16 MiB for a container, filled with 0xFF."""
+    with devices.loop(directory, 16 << 20) as made:
+        before = made.stat()
+        # As the kubelet's runtime does (device_ownership_from_security_context).
+        os.chown(made, 1001, 1001)
+        yield made
+        os.chown(made, before.st_uid, before.st_gid)
+
+
+@contextlib.contextmanager
+def image_of(tree: Path, name: str) -> Iterator[str]:
+    """Make an image that holds a folder and nothing else."""
+    archive = tree.parent / f"{tree.name}.tar"
+    processes.run("tar", "--create", f"--file={archive}", f"--directory={tree}", ".")
+    processes.run("podman", "import", "--quiet", archive, name)
+    try:
+        yield name
+    finally:
+        processes.run("podman", "rmi", "--force", name)

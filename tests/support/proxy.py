@@ -1,0 +1,169 @@
+"""A forward proxy: plain requests, tunnels by CONNECT, and tunnels that it opens and looks into."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import http.client
+import http.server
+import select
+import socket
+import ssl
+import urllib.parse
+from typing import Any
+
+from tests.support import threaded, tls
+
+HOP_BY_HOP = {"connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "upgrade"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A request that arrived: ``target`` is ``host:port`` of a CONNECT, else a URL."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+
+
+class Proxy(threaded.Threaded):
+    """The proxy, from ``with`` to the end of the block.
+
+    ``password`` is ``user:password`` that clients have to give. With an ``authority`` the proxy shows
+    certificates of its own for the hosts of tunnels (and trusts whatever it finds behind them), or
+    leads them all to one ``origin``, such as ``http://127.0.0.1:8080``. With a ``pair`` it is itself
+    asked over TLS.
+    """
+
+    def __init__(
+        self,
+        *,
+        password: str | None = None,
+        authority: tls.Authority | None = None,
+        origin: str = "",
+        pair: tls.KeyPair | None = None,
+    ) -> None:
+        self.password = password
+        self.authority = authority
+        self.origin = origin
+        self.requests: list[Seen] = []
+        super().__init__(_HTTP(self), pair)
+
+    @property
+    def url(self) -> str:
+        """The value for ``http_proxy`` and ``https_proxy``."""
+        user = f"{self.password}@" if self.password else ""
+        return f"{self.scheme}://{user}127.0.0.1:{self.port}"
+
+
+class _HTTP(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that leave early are no news."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _HTTP
+    #: Where a tunnel that is looked into leads.
+    origin = ""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing; ``Proxy.requests`` tells."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        """Fetch what the client asks for."""
+        headers = self._note()
+        if headers is None:
+            return
+        target = urllib.parse.urlsplit(self.origin + self.path)
+        if target.scheme == "https":
+            trusting = ssl._create_unverified_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                target.netloc, context=trusting
+            )
+        else:
+            connection = http.client.HTTPConnection(target.netloc)
+        with contextlib.closing(connection):
+            path = urllib.parse.urlunsplit(("", "", target.path, target.query, ""))
+            body = self.rfile.read(int(headers.get("content-length", "0")))
+            connection.request(self.command, path, body or None, headers=headers)
+            self._pass_on(connection.getresponse())
+
+    def do_CONNECT(self) -> None:
+        """Join the client to the host, or pretend to be the host."""
+        if self._note() is None:
+            return
+        authority = self.server.proxy.authority
+        host, _, port = self.path.rpartition(":")
+        if authority:
+            self._impersonate(authority, host)
+            return
+        with socket.create_connection((host, int(port))) as there:
+            self.send_response(200)
+            self.end_headers()
+            _join(self.connection, there)
+        self.close_connection = True
+
+    def _note(self) -> dict[str, str] | None:
+        """Remember the request; return the headers to pass on, None where it was refused."""
+        proxy = self.server.proxy
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        proxy.requests.append(Seen(self.command, self.origin + self.path, headers))
+        if proxy.password and not self.origin:
+            wanted = "Basic " + base64.b64encode(proxy.password.encode()).decode()
+            if headers.get("proxy-authorization") != wanted:
+                self.send_response(407)
+                self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return None
+        return {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
+
+    def _pass_on(self, answer: http.client.HTTPResponse) -> None:
+        self.close_connection = True
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() not in {"connection", "transfer-encoding"}:
+                self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        while piece := answer.read1(65536) if self.command != "HEAD" else b"":
+            self.wfile.write(piece)
+
+    def _impersonate(self, authority: tls.Authority, host: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        pair = authority.issue(host)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.certificate, pair.key)
+        with context.wrap_socket(self.connection, server_side=True) as inside:
+            tunnelled = type(
+                "_Inside", (_Handler,), {"origin": self.server.proxy.origin or f"https://{self.path}"}
+            )
+            tunnelled(inside, self.client_address, self.server)
+        self.close_connection = True
+
+
+def _join(one: socket.socket, other: socket.socket) -> None:
+    """Pass bytes both ways until one side ends."""
+    across = {one: other, other: one}
+    while True:
+        for ready in select.select([one, other], [], [])[0]:
+            data = ready.recv(65536)
+            if not data:
+                return
+            across[ready].sendall(data)

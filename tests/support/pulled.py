@@ -1,0 +1,38 @@
+"""Images pushed to a registry and pulled from it, as an import does."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from cdi_worker.sources import base
+from cdi_worker.sources.registry import source as registry
+from tests.support import reading, registries
+from tests.support.containers import Image
+
+DISK = random.Random(1).randbytes(300_000) + bytes(200_000) + b"end"
+LARGE = random.Random(2).randbytes(3 << 20)
+OTHER = b"other" * 1000
+
+
+def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
+    return registry.source(base.Location(endpoint, guarded.access(), **more), threading.Event())
+
+
+def read(source: base.Source) -> bytes:
+    """Read and verify the disk, as an import does."""
+    data = reading.drained(source.stream())
+    source.verify()
+    return data
+
+
+def pull(guarded: registries.Registry, image: Image, name: str = "r", **more: str) -> bytes:
+    """Push an image and return the disk that comes back."""
+    guarded.push(name, image)
+    with opened(guarded, guarded.reference(name), **more) as source:
+        assert source.size is not None
+        data = read(source)
+        assert len(data) == source.size
+        assert data.startswith(source.head)
+        assert len(source.head) == min(source.size, 256 * 1024)
+        return data

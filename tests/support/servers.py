@@ -1,0 +1,110 @@
+"""Real servers on 127.0.0.1, each ready when its block begins and ended by its pid after it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support import processes, tls
+
+
+@dataclasses.dataclass(frozen=True)
+class Web:
+    """A running nginx."""
+
+    scheme: str
+    port: int
+    directory: Path
+    root: Path
+
+    def url(self, name: str | Path, *, host: str = "127.0.0.1") -> str:
+        """Return the address of a file below the root, given by its path or relative name."""
+        path = Path(name)
+        name = path.relative_to(self.root) if path.is_absolute() else path
+        return f"{self.scheme}://{host}:{self.port}/{name}"
+
+    def requests(self) -> list[dict[str, str]]:
+        """Return the requests answered so far: method, path, status, range, bytes, agent, authorization.
+
+        nginx notes a request when its answer has ended, so a client may be a moment ahead.
+        """
+        return [json.loads(line) for line in (self.directory / "access.log").read_text().splitlines()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is special about an nginx. ``limit_rate``: bytes per second and connection.
+
+    ``redirects``: path to where it leads. ``password``: user and password of everything.
+    """
+
+    ranges: bool = True
+    head: bool = True
+    password: tuple[str, str] | None = None
+    limit_rate: int = 0
+    pair: tls.KeyPair | None = None
+    redirects: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def nginx(directory: Path, root: Path, settings: Settings | None = None) -> Iterator[Web]:
+    """Serve the files below ``root``; ``directory`` is for nginx's own files."""
+    processes.need("nginx")
+    settings = settings or Settings()
+    web = Web("https" if settings.pair else "http", processes.free_port(), directory, root)
+    configuration = directory / "nginx.conf"
+    configuration.write_text(_configuration(web, settings))
+    argv: list[str | Path] = ["nginx", "-c", configuration, "-p", directory, "-e", directory / "error.log"]
+    log = directory / "output.log"
+    with processes.running(argv, log=log, ready=lambda: processes.answers(web.port)):
+        yield web
+
+
+def _configuration(web: Web, settings: Settings) -> str:
+    rules = [f"listen 127.0.0.1:{web.port}{' ssl' if settings.pair else ''};", f"root {web.root};"]
+    if settings.pair:
+        rules += [
+            f"ssl_certificate {settings.pair.certificate};",
+            f"ssl_certificate_key {settings.pair.key};",
+        ]
+    if not settings.ranges:
+        rules.append("max_ranges 0;")
+    if not settings.head:
+        rules.append("if ($request_method = HEAD) { return 405; }")
+    if settings.limit_rate:
+        rules.append(f"limit_rate {settings.limit_rate};")
+    if settings.password:
+        user, password = settings.password
+        (web.directory / "htpasswd").write_text(f"{user}:{{PLAIN}}{password}\n")
+        rules += ["auth_basic private;", f"auth_basic_user_file {web.directory}/htpasswd;"]
+    rules += [f"location = {path} {{ return 302 {to}; }}" for path, to in settings.redirects.items()]
+    server = "\n        ".join(rules)
+    return _NGINX.format(directory=web.directory, server=server)
+
+
+_NGINX = """\
+daemon off;
+user root;
+worker_processes 1;
+pid {directory}/nginx.pid;
+events {{ worker_connections 512; }}
+http {{
+    log_format json escape=json '{{"method":"$request_method","path":"$uri","status":"$status",'
+        '"range":"$http_range","bytes":"$body_bytes_sent","agent":"$http_user_agent",'
+        '"authorization":"$http_authorization"}}';
+    access_log {directory}/access.log json;
+    client_body_temp_path {directory}/temp;
+    proxy_temp_path {directory}/temp;
+    fastcgi_temp_path {directory}/temp;
+    uwsgi_temp_path {directory}/temp;
+    scgi_temp_path {directory}/temp;
+    default_type application/octet-stream;
+    sendfile on;
+    server {{
+        {server}
+    }}
+}}
+"""

@@ -1,0 +1,67 @@
+"""The disks that tests take for granted."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import oracle
+
+
+@pytest.mark.parametrize("variant", [*disks_module.FORMATS, "iso", "iso-hybrid"])
+def test_every_variant_reads_back_as_its_raw_disk(disks: disks_module.Disks, variant: str) -> None:
+    own = variant.startswith("iso")
+    oracle.same(disks.expected(variant), disks.image(variant) if own else disks.raw())
+
+
+@pytest.mark.parametrize("content", list(disks_module.CONTENTS))
+def test_every_content_survives_qcow2(disks: disks_module.Disks, content: str) -> None:
+    oracle.same(disks.expected("qcow2", content), disks.raw(content))
+
+
+def test_disks_are_the_same_in_every_run(disks: disks_module.Disks, tmp_path: Path) -> None:
+    again = disks_module.Disks(tmp_path)
+    for content in disks_module.CONTENTS:
+        assert again.raw(content).read_bytes() == disks.raw(content).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("compression", "tool"), [("gz", "gzip"), ("xz", "xz"), ("zst", "zstd"), ("bz2", "bzip2")]
+)
+def test_usual_tools_read_the_compressed_disks(
+    disks: disks_module.Disks, compression: str, tool: str
+) -> None:
+    with disks.wrapped("raw", compression).open("rb") as packed:
+        plain = subprocess.run([tool, "-dc"], stdin=packed, capture_output=True, check=True).stdout
+    assert plain == disks.raw().read_bytes()
+
+
+def test_oracle_sees_one_wrong_byte(disks: disks_module.Disks, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    data = bytearray(disks.raw().read_bytes())
+    data[5_000_000] ^= 1
+    wrong.write_bytes(data)
+    with pytest.raises(AssertionError, match="at byte 5000000"):
+        oracle.same(wrong, disks.raw())
+
+
+@pytest.mark.parametrize(("more", "complaint"), [(b"\0\0x", "at byte 8388610"), (b"", "")])
+def test_oracle_looks_beyond_the_disk(
+    disks: disks_module.Disks, tmp_path: Path, more: bytes, complaint: str
+) -> None:
+    longer = tmp_path / "longer"
+    longer.write_bytes(disks.raw().read_bytes() + more)
+    if complaint:
+        with pytest.raises(AssertionError, match=complaint):
+            oracle.same(longer, disks.raw())
+    oracle.same(longer, disks.raw(), beyond=None)
+
+
+def test_oracle_sees_a_missing_end(disks: disks_module.Disks, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_bytes(disks.raw().read_bytes()[:-1])
+    with pytest.raises(AssertionError, match="at byte 8388607"):
+        oracle.same(short, disks.raw())

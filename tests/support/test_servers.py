@@ -1,0 +1,107 @@
+"""The servers, seen by curl."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import misbehave, processes, proxy, servers, tls
+
+
+def curl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Let curl speak, without what this machine's environment would add."""
+    argv = ["curl", "--silent", "--show-error", "--max-time", "20", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
+
+
+def status(*arguments: str | Path) -> str:
+    return curl("--output", "/dev/null", "--write-out", "%{http_code}", *arguments).stdout
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"0123456789" * 1000)
+    return folder
+
+
+def test_plain_serves_ranges_and_remembers_requests(tmp_path: Path, root: Path) -> None:
+    with servers.nginx(tmp_path, root) as web:
+        assert curl(web.url("file")).stdout == "0123456789" * 1000
+        assert curl("--range", "3-5", web.url(root / "file")).stdout == "345"
+        processes.wait_for(lambda: len(web.requests()) == 2, "log")
+        assert [(r["status"], r["range"]) for r in web.requests()] == [("200", ""), ("206", "bytes=3-5")]
+    assert not processes.answers(web.port)
+
+
+def test_without_ranges_all_is_served(tmp_path: Path, root: Path) -> None:
+    with servers.nginx(tmp_path, root, servers.Settings(ranges=False, head=False)) as web:
+        assert status("--range", "3-5", web.url("file")) == "200"
+        assert status("--head", web.url("file")) == "405"
+
+
+def test_password_is_asked_for(tmp_path: Path, root: Path) -> None:
+    with servers.nginx(tmp_path, root, servers.Settings(password=("me", "s3cret"))) as web:
+        assert status(web.url("file")) == "401"
+        assert status("--user", "me:s3cret", web.url("file")) == "200"
+
+
+def test_certificate_is_good_only_for_who_trusts_its_authority(tmp_path: Path, root: Path) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    with servers.nginx(tmp_path, root, servers.Settings(pair=authority.issue())) as web:
+        assert status("--cacert", authority.certificate, web.url("file")) == "200"
+        assert curl(web.url("file")).returncode == 60
+        assert status("--insecure", web.url("file", host="localhost")) == "200"
+
+
+@pytest.mark.parametrize("wrong", ["expired", "name"])
+def test_bad_certificates_are_seen(tmp_path: Path, root: Path, wrong: str) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    pair = authority.issue(days=-1) if wrong == "expired" else authority.issue("elsewhere.example")
+    with servers.nginx(tmp_path, root, servers.Settings(pair=pair)) as web:
+        assert curl("--cacert", authority.certificate, web.url("file")).returncode == 60
+
+
+def test_rate_is_limited(tmp_path: Path, root: Path) -> None:
+    (root / "large").write_bytes(bytes(200_000))
+    with servers.nginx(tmp_path, root, servers.Settings(limit_rate=150_000)) as web:
+        began = time.monotonic()
+        assert status(web.url("large")) == "200"
+        assert time.monotonic() - began > 0.5
+
+
+def test_redirect_leads_elsewhere(tmp_path: Path, root: Path) -> None:
+    with servers.nginx(tmp_path, root, servers.Settings(redirects={"/old": "/file"})) as web:
+        assert curl("--location", web.url("old")).stdout == "0123456789" * 1000
+
+
+def test_proxy_fetches_and_tunnels(tmp_path: Path, root: Path) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    trust = ("--cacert", authority.certificate)
+    with (
+        servers.nginx(tmp_path, root) as plain,
+        misbehave.Server(authority.issue()) as secure,
+        proxy.Proxy(password="me:secret") as between,
+    ):
+        page = secure.serve("/disk", misbehave.Page(b"behind"))
+        through = ("--proxy", between.url)
+        assert curl(*through, plain.url("file")).stdout == "0123456789" * 1000
+        assert curl(*through, *trust, page).stdout == "behind"
+        assert [seen.method for seen in between.requests] == ["GET", "CONNECT"]
+        assert between.requests[1].target == f"127.0.0.1:{secure.port}"
+        assert status("--proxy", f"http://127.0.0.1:{between.port}", plain.url("file")) == "407"
+
+
+def test_proxy_looks_into_tunnels(tmp_path: Path) -> None:
+    authority = tls.Authority(tmp_path / "ca")
+    middle = tls.Authority(tmp_path / "middle", "Proxy CA")
+    with misbehave.Server(authority.issue()) as secure, proxy.Proxy(authority=middle) as between:
+        page = secure.serve("/disk", misbehave.Page(b"behind"))
+        through = ("--proxy", between.url)
+        assert curl(*through, "--cacert", authority.certificate, page).returncode == 60
+        assert curl(*through, "--cacert", middle.certificate, page).stdout == "behind"
+        assert between.requests[-1].target == page

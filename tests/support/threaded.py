@@ -1,0 +1,36 @@
+"""Servers of the standard library, in a thread of the test."""
+
+from __future__ import annotations
+
+import socketserver
+import ssl
+import threading
+from typing import Self
+
+from tests.support import tls
+
+
+class Threaded:
+    """Serves from ``with`` to the end of the block, over TLS where there is a ``pair``."""
+
+    def __init__(self, server: socketserver.TCPServer, pair: tls.KeyPair | None = None) -> None:
+        self._server = server
+        self.scheme = "http"
+        if pair:
+            self.scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(pair.certificate, pair.key)
+            server.socket = context.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.port: int = server.server_address[1]
+        self._thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,96 @@
+"""What stands between a client and the upload server, and breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Self
+
+from tests.support import processes
+
+
+class Relay:
+    """A TCP relay to ``port`` that cuts each connection after so many bytes of ``cuts``, in turn.
+
+    None, and what comes after the last: never. The server has read what was sent before a cut, all but
+    a part of a record of TLS. ``tells``: the client sees what it answers to that.
+    """
+
+    #: Bytes beside those of bodies: of a handshake and a head, and of the record that a cut goes through.
+    REQUEST, RECORD = 6000, 16 << 10
+
+    def __init__(self, port: int, *cuts: int | None, tells: bool = False) -> None:
+        self._to = port
+        self._tells = tells
+        self._cuts = list(cuts)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._pumps: list[threading.Thread] = []
+        #: Bytes that clients have sent.
+        self.sent = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in (self._thread, *self._pumps):
+            thread.join(processes.PATIENCE)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                cut = self._cuts.pop(0) if self._cuts else None
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._to))
+                except ConnectionError:
+                    client.close()
+                    continue
+                cutting = threading.Event()
+                back = threading.Thread(target=self._back, args=(server, client, cutting), daemon=True)
+                pair = (client, server, cut, back, cutting)
+                forth = threading.Thread(target=self._forth, args=pair, daemon=True)
+                self._pumps += [back, forth]
+                back.start()
+                forth.start()
+
+    def _forth(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        cut: int | None,
+        back: threading.Thread,
+        cutting: threading.Event,
+    ) -> None:
+        left = float("inf") if cut is None else cut
+        with contextlib.suppress(OSError):
+            while left and (data := client.recv(int(min(left, 65536)))):
+                server.sendall(data)
+                self.sent += len(data)
+                left -= len(data)
+            if not left:
+                cutting.set()
+            server.shutdown(socket.SHUT_WR)
+        if not left:
+            # The server has read all that there is when it closes; only then may the client come again.
+            back.join(processes.PATIENCE)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+        back.join(processes.PATIENCE)
+        client.close()
+        server.close()
+
+    def _back(self, server: socket.socket, client: socket.socket, cutting: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if cutting.is_set() and not self._tells:
+                    continue
+                with contextlib.suppress(OSError):
+                    client.sendall(data)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_WR)

@@ -1,0 +1,131 @@
+"""VMDK images: QEMU's from a description, for hypothesis, and such as VMware's own programs stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+import tempfile
+from pathlib import Path
+
+from hypothesis import strategies
+
+from tests.support import disks, processes, qcow2_images, vmdk_stream
+
+KiB = 1 << 10
+MiB = 1 << 20
+GRAIN = vmdk_stream.GRAIN
+
+_AT_END = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """``steps``: words of qemu-io, for monolithicSparse; a stream is made of the disk they leave."""
+
+    size: int
+    options: str
+    steps: tuple[str, ...]
+    form: str
+
+
+#: Who writes the image: QEMU grows it, QEMU converts, or a program like VMware's streams it.
+FORMS = ("monolithicSparse", "streamOptimized", "streamed")
+
+
+def make(recipe: Recipe, path: Path) -> None:
+    """Make an image."""
+    noise = path.with_name("noise")
+    if not noise.exists():
+        noise.write_bytes(qcow2_images.noise())
+    grown = path if recipe.form == "monolithicSparse" else path.with_name("grown")
+    options = f"{recipe.options},subformat=monolithicSparse"
+    processes.run("qemu-img", "create", "-q", "-f", "vmdk", "-o", options, grown, str(recipe.size))
+    commands = [word for step in recipe.steps for word in ("-c", step.format(folder=path.parent))]
+    if commands:
+        processes.run("qemu-io", "-f", "vmdk", *commands, grown)
+    if recipe.form == "streamOptimized":
+        options = f"{recipe.options},subformat=streamOptimized"
+        processes.run("qemu-img", "convert", "-f", "vmdk", "-O", "vmdk", "-o", options, grown, path)
+    elif recipe.form == "streamed":
+        raw = path.with_name("raw")
+        processes.run("qemu-img", "convert", "-f", "vmdk", "-O", "raw", grown, raw)
+        path.write_bytes(vmdk_stream.streamed(raw.read_bytes()))
+
+
+def made(recipe: Recipe) -> tuple[bytes, bytes]:
+    """Make an image; return it and its disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        image, raw = Path(folder, "image"), Path(folder, "disk")
+        make(recipe, image)
+        disks.to_raw(image, "vmdk", raw)
+        return image.read_bytes(), raw.read_bytes()
+
+
+def damaged(recipe: Recipe, dice: random.Random) -> bytes:
+    """Make an image and change a few words of it."""
+    data = bytearray(made(recipe)[0])
+    places = words(data)
+    for _ in range(dice.randint(1, 3)):
+        damage(data, places, dice)
+    return bytes(data)
+
+
+@strategies.composite
+def recipes(draw: strategies.DrawFn) -> Recipe:
+    """Describe an image of a few grain tables, of any kind that we read."""
+    size = 512 * draw(strategies.integers(1, (draw(strategies.sampled_from([1, 40, 80])) * MiB) // 512))
+    options = [f"zeroed_grain={draw(strategies.sampled_from(['on', 'off']))}"]
+    if draw(strategies.booleans()):
+        options.append("compat6=on")
+    steps = tuple(draw(strategies.lists(_step(size), max_size=8)))
+    return Recipe(size, ",".join(options), steps, draw(strategies.sampled_from(FORMS)))
+
+
+@strategies.composite
+def _step(draw: strategies.DrawFn, size: int) -> str:
+    unit = draw(strategies.sampled_from([512, GRAIN]))
+    first = unit * draw(strategies.integers(0, (size - 1) // unit))
+    length = min(size - first, unit * draw(strategies.integers(1, 40)))
+    content = draw(
+        strategies.sampled_from(["-s {folder}/noise", f"-P {draw(strategies.integers(0, 255))}", "-z"])
+    )
+    return f"write -q {content} {first} {length}"
+
+
+def words(data: bytes) -> list[int]:
+    """Return where the fields of the header, the entries of the tables and the grains' markers are.
+
+    Not the descriptor, which only QEMU reads for numbers of no meaning, nor the redundant directory.
+    """
+    capacity, grain, entries, directory = struct.unpack_from("<12xQQ16xI8xQ", data)
+    found = [*range(0, 28, 4), 44, *range(56, 80, 4)]
+    if directory == _AT_END:
+        found += range(len(data) - 1536, len(data) - 512, 4)
+        (directory,) = struct.unpack_from("<Q", data, len(data) - 1024 + 56)
+    start, end = directory * 512, len(data) - 3
+    tables = range(start, min(end, start + 4 * -(-capacity // max(1, grain * entries))), 4)
+    found += tables
+    for at in tables:
+        (table,) = struct.unpack_from("<I", data, at)
+        found += range(table * 512, min(end, table * 512 + 4 * min(entries, 512)), 4) if table else ()
+    for at in range(128 * 512, len(data) - 512, 512):
+        if data[at + 12 : at + 14] == b"\x78\x01":
+            found += [at, at + 8]
+    return [at for at in found if at + 4 <= len(data)]
+
+
+def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
+    """Change one word: a bit of it, all of it, or to what is somewhere else."""
+    at = dice.choice(places)
+    (word,) = struct.unpack_from("<I", data, at)
+    kind = dice.choice(["bit", "other", "near", "any"])
+    if kind == "bit":
+        word ^= 1 << dice.randrange(32)
+    elif kind == "other":
+        (word,) = struct.unpack_from("<I", data, dice.choice(places))
+    elif kind == "near":
+        word += dice.randint(-200, 200)
+    else:
+        word = dice.getrandbits(32)
+    struct.pack_into("<I", data, at, word & 0xFFFFFFFF)

@@ -1,0 +1,186 @@
+"""VMware on 127.0.0.1: vcsim with one machine and its snapshots, and a stand-in for the VDDK library.
+
+The disks are raw files, one for each moment, named as vSphere names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cdi_worker.sources import base
+from tests.support import processes, tls
+
+REPOSITORY = Path(__file__).parents[2]
+#: Where tools/vmware puts what it makes.
+MADE = REPOSITORY / "build/vmware"
+USER, PASSWORD = "administrator@vsphere.local", "secret of vSphere, a=b"
+UUID, INSTANCE_UUID = "4219c3b1-0000-4000-8000-00000000b105", "50193c1b-0000-4000-8000-0000000005ce"
+#: The unit of changed block tracking, in bytes.
+BLOCK = 64 << 10
+CHANGE_ID = "52 de c0 d9 b9 43 9d 10-61 d5 4c 1b e9 7b 65 63"
+
+#: What a guest has written: an offset, and bytes or the length of a hole.
+Write = tuple[int, bytes | int]
+
+
+@functools.cache
+def need() -> None:
+    """Make what stands in for VMware, which is quick when done; skip the test without the tools for it."""
+    processes.need("go", "gcc", "nbdkit", "apt-get")
+    processes.run(REPOSITORY / "tools/vmware", timeout=300)
+
+
+def hole(path: Path, offset: int, length: int) -> None:
+    processes.run("fallocate", "--punch-hole", f"--offset={offset}", f"--length={length}", path)
+
+
+class Estate:
+    """One virtual machine with one disk of ``size`` bytes. All of ``take`` comes before ``running``."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        need()
+        self.directory = directory
+        self.size = size
+        self.settings: dict[str, object] = {"root": directory / "datastores", "log": directory / "vddk.log"}
+        self.settings |= {"user": USER, "password": PASSWORD}
+        self.answers = 0
+        self.disk_object_id = "52-2000"
+        self.libdir = directory / "vddk"
+        (self.libdir / "lib64").mkdir(parents=True)
+        shutil.copy(MADE / "libvixDiskLib.so.8", self.libdir / "lib64")
+        self._folder = directory / "datastores/LocalDS_0/vm"
+        self._folder.mkdir(parents=True)
+        self._changes: list[list[tuple[int, int]]] = []
+        self.gone: set[int] = set()
+        pair = tls.Authority(directory / "tls").issue()
+        self.pair = pair
+        self.authority = directory / "tls/ca.pem"
+        der = ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
+        self.thumbprint = hashlib.sha1(der).digest().hex(":").upper()
+        self.settings["thumbprint"] = self.thumbprint
+        with self.content(0).open("wb") as file:
+            file.truncate(size)
+        self.port = processes.free_port()
+
+    def content(self, number: int) -> Path:
+        """Return what the disk holds at a snapshot, counted from 0; after the last one: what it holds now."""
+        return self._folder / f"disk{f'-{number:06d}' if number else ''}.vmdk"
+
+    def write(self, *writes: Write) -> None:
+        """Write as the guest does, since the last snapshot."""
+        path = self.content(len(self._changes))
+        for offset, data in writes:
+            if isinstance(data, int):
+                hole(path, offset, data)
+                continue
+            with path.open("r+b") as file:
+                file.seek(offset)
+                file.write(data)
+
+    def take(self, *writes: Write) -> None:
+        """Write, then take a snapshot."""
+        self.write(*writes)
+        areas = set()
+        for offset, data in writes:
+            length = data if isinstance(data, int) else len(data)
+            areas |= set(range(offset // BLOCK, -(-(offset + length) // BLOCK)))
+        self._changes.append([(block * BLOCK, BLOCK) for block in sorted(areas)])
+        now, after = self.content(len(self._changes) - 1), self.content(len(self._changes))
+        processes.run("cp", "--sparse=always", now, after)
+
+    def change_id(self, number: int) -> str:
+        return f"{CHANGE_ID}/{number + 1}"
+
+    def snapshot(self, number: int) -> str:
+        return f"snapshot-{number + 11}"
+
+    def file(self, number: int) -> str:
+        return f"[LocalDS_0] vm/{self.content(number).name}"
+
+    def location(self, **changes: Any) -> base.Location:
+        access = base.Access(user=USER, password=PASSWORD)
+        made = base.Location(
+            f"https://localhost:{self.port}/sdk",
+            access,
+            uuid=INSTANCE_UUID,
+            backing_file=self.file(0),
+            thumbprint=self.thumbprint,
+            vddk_libdir=str(self.libdir),
+        )
+        return dataclasses.replace(made, **changes)
+
+    def stage(self, number: int) -> dict[str, str]:
+        """Return the checkpoints of one stage."""
+        previous = self.snapshot(number - 1) if number else ""
+        return {"previous": previous, "current": self.snapshot(number)}
+
+    def save(self) -> None:
+        """Write down what vcsim and the library shall do; both look anew each time."""
+        lines = "".join(f"{name}={value}\n" for name, value in self.settings.items())
+        (self.libdir / "settings").write_text(lines)
+        temporary = self.directory / "scenario.new"
+        temporary.write_text(json.dumps(self._scenario()))
+        temporary.replace(self.directory / "scenario.json")
+
+    @contextlib.contextmanager
+    def running(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run vcsim; ``options``: more of its."""
+        self.save()
+        argv: list[str | Path] = [MADE / "vcsim", "-listen", f"127.0.0.1:{self.port}", "-user", USER]
+        argv += ["-password", PASSWORD, "-certificate", self.pair.certificate, "-key", self.pair.key]
+        argv += ["-scenario", self.directory / "scenario.json", *options]
+        log = self.directory / "vcsim.log"
+        with processes.running(
+            argv,
+            log=log,
+            ready=lambda: processes.answers(self.port),
+            env={**os.environ, "TMPDIR": str(self.directory)},
+        ) as process:
+            yield process
+
+    def said(self) -> list[str]:
+        """Return the calls of the library so far."""
+        log = self.directory / "vddk.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def _scenario(self) -> dict[str, Any]:
+        count = len(self._changes)
+        snapshots = [
+            {"ID": self.snapshot(number), "Name": f"stage {number}", "Disk": self._disk(number)}
+            for number in range(count)
+            if number not in self.gone
+        ]
+        changes: dict[str, dict[str, list[tuple[int, int]]]] = {}
+        for now in range(count):
+            changes[self.snapshot(now)] = {
+                self.change_id(then): sorted(
+                    {area for step in self._changes[then + 1 : now + 1] for area in step}
+                )
+                for then in range(now)
+            }
+        return {
+            "UUID": UUID,
+            "InstanceUUID": INSTANCE_UUID,
+            "PowerState": "poweredOn",
+            "Capacity": self.size,
+            "DiskObjectID": self.disk_object_id,
+            "Disk": self._disk(count),
+            "Snapshots": snapshots,
+            "Changes": changes,
+            "Answers": self.answers,
+        }
+
+    def _disk(self, number: int) -> dict[str, Any]:
+        parents = [self.file(each) for each in reversed(range(number))]
+        return {"File": self.file(number), "ChangeID": self.change_id(number), "Parents": parents}
