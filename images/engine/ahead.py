@@ -90,7 +90,7 @@ def buffers(size: int = CHUNK) -> Iterator[memoryview]:
     return itertools.cycle([directio.Buffer(size).view for _ in range(DEPTH + 2)])
 
 
-def pieces(reader: Source, cancel: cancelling.Cancel, over: threading.Event) -> Iterator[memoryview]:
+def pieces(reader: Source, cancel: cancelling.Flag, over: threading.Event) -> Iterator[memoryview]:
     """Yield all that a reader brings, CHUNK bytes at a time, for an ``Ahead``."""
     for buffer in buffers():
         filled = 0
@@ -110,7 +110,7 @@ def pieces(reader: Source, cancel: cancelling.Cancel, over: threading.Event) -> 
 class Reader:
     """What another reader brings, read ahead until ``close``, which closes that one too."""
 
-    def __init__(self, reader: _Closable, cancel: cancelling.Cancel, give_up: Callable[[], object]) -> None:
+    def __init__(self, reader: _Closable, cancel: cancelling.Flag, give_up: Callable[[], object]) -> None:
         over = threading.Event()
         self._reader = reader
         self._ahead = Ahead(pieces(reader, cancel, over), over, give_up)

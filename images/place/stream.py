@@ -57,7 +57,7 @@ def from_stream(
     reader: ahead.Source,
     target: base.Target,
     *,
-    cancel: cancelling.Cancel,
+    cancel: cancelling.Flag,
     spill: Spill | None = None,
     give_up: Callable[[], None] = lambda: None,
 ) -> int:

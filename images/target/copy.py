@@ -20,7 +20,7 @@ def copy_ordered(
     target: base.Target,
     *,
     limit: int,
-    cancel: cancelling.Cancel,
+    cancel: cancelling.Flag,
     advance: Callable[[int], object] = lambda _: None,
     give_up: Callable[[], None] = lambda: None,
 ) -> int:
@@ -53,7 +53,7 @@ def place(target: base.Target, offset: int, data: memoryview) -> None:
             target.write(offset + start, data[start:end])
 
 
-def drain(reader: ahead.Source, cancel: cancelling.Cancel) -> None:
+def drain(reader: ahead.Source, cancel: cancelling.Flag) -> None:
     """Read to the end and throw away: what a reader checks there counts, too."""
     rest = memoryview(bytearray(1 << 20))
     while reader.readinto(rest):

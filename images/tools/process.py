@@ -177,7 +177,7 @@ class Process:
         return self._stderr is None
 
     def output(
-        self, *, cancel: cancelling.Cancel = cancelling.NEVER, watch: Watch | None = None
+        self, *, cancel: cancelling.Flag = cancelling.NEVER, watch: Watch | None = None
     ) -> Iterator[bytes]:
         """Yield what the program writes until it ends; needs ``stdout=PIPE``.
 
@@ -255,7 +255,7 @@ def run(
     command: Command,
     on_output: Callable[[bytes], None] = lambda _chunk: None,
     *,
-    cancel: cancelling.Cancel = cancelling.NEVER,
+    cancel: cancelling.Flag = cancelling.NEVER,
     watch: Watch | None = None,
 ) -> None:
     """Run a program to its end, handing on what it writes.

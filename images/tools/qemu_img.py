@@ -46,7 +46,7 @@ class Follow:
     """How a long run is followed: ``advance`` gets virtual bytes, ``cancel`` and ``watch`` end it."""
 
     advance: Callable[[int], None] = lambda _count: None
-    cancel: cancelling.Cancel = cancelling.NEVER
+    cancel: cancelling.Flag = cancelling.NEVER
     watch: process.Watch | None = None
 
 

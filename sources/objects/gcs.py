@@ -57,7 +57,7 @@ class GcsSource(http.HttpSource):
     CRC-32C is taken, and compared with the stored one once all have been seen.
     """
 
-    def __init__(self, location: base.Location, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Flag = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
         self._seen = crc32c.Coverage()
         super().__init__(self._object.url, location.access, self._object)
@@ -101,7 +101,7 @@ class GcsSource(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Flag) -> None:
         self._address = parse(location.endpoint)
         self._keys = gcp.Keys(location, cancel)
         if self._keys:

@@ -79,7 +79,7 @@ class S3Source(http.HttpSource):
     refused the ambient credentials are looked for: a public object costs no search.
     """
 
-    def __init__(self, location: base.Location, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Flag = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
         super().__init__(self._object.url, location.access, self._object)
 
@@ -99,7 +99,7 @@ class S3Source(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: base.Location, cancel: cancelling.Cancel) -> None:
+    def __init__(self, location: base.Location, cancel: cancelling.Flag) -> None:
         access = location.access
         self._address = parse(location.endpoint)
         self._keys = aws.Keys(access, cancel)

@@ -44,7 +44,7 @@ class Follow:
     """
 
     on_line: Callable[[str], None] = lambda _line: None
-    cancel: cancelling.Cancel = cancelling.NEVER
+    cancel: cancelling.Flag = cancelling.NEVER
     watch: process.Watch | None = None
 
 

@@ -1,58 +1,408 @@
-"""A cancel of one's own below another."""
+"""A cancel wakes whatever waits, once, for a reason; a part of an import ends alone."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from tests.support import processes
+
+SOON = 5.0
 
 
-def test_stop_heeds_both() -> None:
-    above = threading.Event()
-    stop = cancelling.Stop(above)
-    assert not stop.wait(0.01)
-    above.set()
-    assert stop.wait(5)
-    assert cancelling.Stop(above).is_set()
-    own = cancelling.Stop(threading.Event())
-    own.set()
-    assert own.wait()
+def started(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
-def test_its_own_can_be_taken_back() -> None:
-    above = threading.Event()
-    stop = cancelling.Stop(above)
-    stop.set()
-    stop.clear()
-    assert not stop.is_set()
-    above.set()
-    stop.clear()
-    assert stop.is_set()
+# -- being set
 
 
-def test_a_call_of_its_own_thread_is_as_if_made_here() -> None:
-    never = threading.Event()
-    assert cancelling.apart(lambda: threading.current_thread().name, never) == "apart"
+def test_the_first_reason_counts() -> None:
+    cancel = cancelling.Cancel()
+    assert not cancel.is_set()
+    assert cancel.reason == ""
+    cancel.check()
+    cancel.set("SIGTERM")
+    cancel.set("SIGINT")
+    assert cancel.is_set()
+    assert cancel.reason == "SIGTERM"
+    with pytest.raises(errors.Cancelled):
+        cancel.check()
+
+
+def test_wait_ends_when_it_is_set() -> None:
+    cancel = cancelling.Cancel()
+    assert not cancel.wait(0.01)
+    threading.Timer(0.1, cancel.set).start()
+    assert cancel.wait(SOON)
+    assert cancel.wait(0)
+    with pytest.raises(errors.Cancelled):
+        cancel.pause(SOON)
+
+
+def test_pause_lasts_as_long_as_asked() -> None:
+    began = time.monotonic()
+    cancelling.Cancel().pause(0.05)
+    assert time.monotonic() - began >= 0.05
+
+
+# -- callbacks
+
+
+def test_callbacks_run_in_order_once_in_the_thread_that_sets() -> None:
+    cancel = cancelling.Cancel()
+    called: list[tuple[int, int]] = []
+    for number in range(5):
+        cancel.on_set(lambda number=number: called.append((number, threading.get_ident())))  # type: ignore[misc]
+    setter = started(cancel.set)
+    setter.join()
+    cancel.set()
+    assert called == [(number, setter.ident) for number in range(5)]
+
+
+def test_what_is_unregistered_is_not_called() -> None:
+    cancel = cancelling.Cancel()
+    called: list[str] = []
+    with cancel.on_set(lambda: called.append("block")) as registration:
+        pass
+    registration.close()
+    cancel.on_set(lambda: called.append("stays"))
+    cancel.set()
+    assert called == ["stays"]
+    assert not registration.was_called
+
+
+def test_a_late_callback_is_called_at_once() -> None:
+    cancel = cancelling.Cancel()
+    cancel.set("why")
+    called: list[str] = []
+    with cancel.on_set(lambda: called.append(cancel.reason)) as registration:
+        assert called == ["why"]
+        assert registration.was_called
+    assert called == ["why"]
+
+
+def test_a_failing_callback_does_not_prevent_others(caplog: pytest.LogCaptureFixture) -> None:
+    cancel = cancelling.Cancel()
+    called: list[int] = []
+    cancel.on_set(lambda: called.append(1))
+    cancel.on_set(lambda: 1 // 0)
+    cancel.on_set(lambda: called.append(2))
+    cancel.set()
+    cancel.on_set(lambda: 1 // 0)
+    assert called == [1, 2]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
+
+
+def test_callbacks_may_use_the_cancel() -> None:
+    """They run with no lock held: they may register, unregister themselves and others, and set it again."""
+    cancel = cancelling.Cancel()
+    called: list[str] = []
+
+    def act() -> None:
+        first.close()
+        second.close()
+        cancel.set("again")
+        cancel.on_set(lambda: called.append("registered within"))
+        called.append("act")
+
+    first = cancel.on_set(act)
+    second = cancel.on_set(lambda: called.append("second"))
+    started(cancel.set).join(SOON)
+    assert called == ["registered within", "act"]
+
+
+def test_unregistering_waits_for_a_callback_that_runs() -> None:
+    """Else the socket that it shuts down might be closed, and its number another file's."""
+    cancel = cancelling.Cancel()
+    begun, go_on = threading.Event(), threading.Event()
+    ended: list[float] = []
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(SOON)
+        ended.append(time.monotonic())
+
+    registration = cancel.on_set(slow)
+    setting = started(cancel.set)
+    assert begun.wait(SOON)
+    closing = started(registration.close)
+    closing.join(0.1)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(SOON)
+    assert ended
+    setting.join()
+
+
+def test_no_wait_is_missed() -> None:
+    """However registering, setting and unregistering fall together, each callback runs once or never."""
+    dice = random.Random(1)
+    for _ in range(200):
+        cancel = cancelling.Cancel()
+        counts = [0] * 20
+        ready = threading.Barrier(2)
+
+        def register(cancel: cancelling.Cancel = cancel, counts: list[int] = counts) -> None:
+            ready.wait()  # noqa: B023
+            for number in range(len(counts)):
+
+                def count(number: int = number) -> None:
+                    counts[number] += 1
+
+                registration = cancel.on_set(count)
+                if number % 2:
+                    registration.close()
+
+        thread = started(register)
+        ready.wait()
+        time.sleep(dice.random() / 20_000)
+        cancel.set()
+        thread.join()
+        assert counts[::2] == [1] * 10
+        assert set(counts[1::2]) <= {0, 1}
+
+
+# -- ending a wait
+
+
+def test_a_wait_is_ended_and_its_outcome_is_not_trusted() -> None:
+    cancel = cancelling.Cancel()
+    here, there = socket.socketpair()
+    with here, there:
+        received: list[bytes] = []
+
+        def receive() -> None:
+            with cancel.ending(lambda: here.shutdown(socket.SHUT_RDWR)):
+                received.append(here.recv(1))
+
+        threading.Timer(0.1, cancel.set).start()
+        with pytest.raises(errors.Cancelled):
+            receive()
+        # It looks like the end of what the other end had to send.
+        assert received == [b""]
+
+
+def test_the_exception_of_a_wait_that_was_ended_is_the_cause() -> None:
+    cancel = cancelling.Cancel()
+
+    def wait() -> None:
+        with cancel.ending(lambda: None):
+            cancel.set()
+            raise ConnectionResetError
+
+    with pytest.raises(errors.Cancelled) as raised:
+        wait()
+    assert isinstance(raised.value.__cause__, ConnectionResetError)
+
+
+def test_what_fails_by_itself_is_raised_as_it_is() -> None:
+    with pytest.raises(ConnectionResetError), cancelling.Cancel().ending(lambda: None):
+        raise ConnectionResetError
+
+
+def test_a_wait_does_not_begin_after_a_cancel() -> None:
+    cancel = cancelling.Cancel()
+    cancel.set()
+    with pytest.raises(errors.Cancelled), cancel.ending(lambda: pytest.fail("nothing waits")):
+        pytest.fail("it has begun")
+
+
+def test_what_has_come_before_a_cancel_counts() -> None:
+    cancel = cancelling.Cancel()
+    with cancel.ending(lambda: None):
+        data = b"whole"
+    cancel.set()
+    assert data == b"whole"
+
+
+# -- parts
+
+
+def test_a_child_is_set_with_its_parent() -> None:
+    parent = cancelling.Cancel()
+    with parent.child() as child, child.child() as grandchild:
+        parent.set("why")
+        assert (child.reason, grandchild.reason) == ("why", "why")
+    with parent.child() as late:
+        assert late.is_set()
+
+
+def test_a_child_is_set_without_its_parent() -> None:
+    parent = cancelling.Cancel()
+    with parent.child() as child:
+        child.set("failed")
+    assert not parent.is_set()
+
+
+def test_a_failing_part_ends_its_own_waits_only() -> None:
+    parent = cancelling.Cancel()
+    ended: list[str] = []
+    parent.on_set(lambda: ended.append("parent"))
+    with contextlib.suppress(KeyError), parent.child() as child:
+        child.on_set(lambda: ended.append("child"))
+        raise KeyError
+    assert ended == ["child"]
+    assert child.reason == "KeyError"
+
+
+def test_a_part_that_ends_well_is_not_set() -> None:
+    parent = cancelling.Cancel()
+    with parent.child() as child:
+        pass
+    parent.set()
+    assert not child.is_set()
+
+
+# -- the reads of a source
+
+
+def test_reads_end_with_the_caller_s_cancel() -> None:
+    cancel = cancelling.Cancel()
+    with cancelling.Reads(cancel) as reads:
+        waits = started(lambda: reads.wait(60))
+        with pytest.raises(errors.Cancelled), reads.ending(lambda: None):
+            cancel.set("why")
+        waits.join(SOON)
+        assert not waits.is_alive()
+        assert (reads.is_set(), reads.reason) == (True, "why")
+
+
+def test_reads_end_with_a_failed_attempt_and_work_in_the_next() -> None:
+    cancel = cancelling.Cancel()
+    ended: list[str] = []
+    with cancelling.Reads(cancel) as reads:
+        reads.on_set(lambda: ended.append("all attempts"))
+        with contextlib.suppress(KeyError), reads.scope() as scope:
+            reads.on_set(lambda: ended.append("first"))
+            scope.set("failed")
+            assert (reads.is_set(), reads.reason) == (True, "failed")
+            reads.on_set(lambda: ended.append("too late"))
+            raise KeyError
+        assert ended == ["all attempts", "first", "too late"]
+        assert not reads.is_set()
+        with reads.scope(), reads.ending(lambda: None):
+            pass
+        assert not cancel.is_set()
+
+
+def test_an_attempt_within_an_attempt() -> None:
+    cancel = cancelling.Cancel()
+    with cancelling.Reads(cancel) as reads, reads.scope() as outer:
+        with contextlib.suppress(KeyError), reads.scope():
+            raise KeyError
+        assert not reads.is_set()
+        with reads.scope() as inner:
+            outer.set()
+            assert inner.is_set()
+        assert reads.is_set()
+    assert not reads.is_set()
+
+
+def test_only_the_caller_and_an_attempt_end_reads() -> None:
+    with cancelling.Reads(cancelling.Cancel()) as reads, pytest.raises(AssertionError):
+        reads.set()
+    with pytest.raises(AssertionError):
+        cancelling.NEVER.set()
+
+
+# -- events of library callers
+
+
+def test_an_event_is_adapted() -> None:
+    event = threading.Event()
+    with cancelling.adapted(event) as cancel:
+        assert not cancel.is_set()
+        event.set()
+        assert cancel.wait(SOON)
+    with cancelling.adapted(event) as cancel:
+        assert cancel.wait(SOON)
+
+
+def test_adapting_leaves_no_thread_and_costs_no_time() -> None:
+    before, began = threading.active_count(), time.monotonic()
+    with cancelling.adapted(threading.Event()):
+        pass
+    assert threading.active_count() == before
+    assert time.monotonic() - began < cancelling.TURN
+
+
+def test_a_cancel_and_nothing_need_no_thread() -> None:
+    before = threading.active_count()
+    given = cancelling.Cancel()
+    with cancelling.adapted(given) as cancel, cancelling.adapted(None) as none:
+        assert cancel is given
+        assert not none.is_set()
+        assert threading.active_count() == before
+
+
+# -- a thread of its own
+
+
+def test_a_call_apart_is_as_if_made_here() -> None:
+    assert cancelling.apart(lambda: threading.current_thread().name, cancelling.NEVER) == "apart"
     with pytest.raises(ZeroDivisionError):
-        cancelling.apart(lambda: 1 // 0, never)
+        cancelling.apart(lambda: 1 // 0, cancelling.NEVER)
 
 
 def test_a_call_that_does_not_end_is_left_behind() -> None:
-    over, began = threading.Event(), time.monotonic()
-    cancel = threading.Event()
+    over, closed = threading.Event(), threading.Event()
+    cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
     with pytest.raises(errors.Cancelled):
-        cancelling.apart(over.wait, cancel, grace=0.3)
-    assert 0.6 <= time.monotonic() - began < 10
+        cancelling.apart(over.wait, cancel, grace=0.3, late=closed.set)
+    assert 0.6 <= time.monotonic() - began < SOON
+    assert not closed.is_set()
     over.set()
+    assert closed.wait(SOON)
 
 
-def test_a_call_that_is_about_to_end_is_waited_for() -> None:
-    over, cancel = threading.Event(), threading.Event()
+def test_a_call_that_fails_late_is_closed_as_well() -> None:
+    over, closed, cancel = threading.Event(), threading.Event(), cancelling.Cancel()
     cancel.set()
-    threading.Timer(0.5, over.set).start()
-    assert cancelling.apart(over.wait, cancel, grace=20)
+
+    def fail() -> None:
+        over.wait()
+        raise KeyError
+
+    with pytest.raises(errors.Cancelled):
+        cancelling.apart(fail, cancel, grace=0, late=closed.set)
+    over.set()
+    assert closed.wait(SOON)
+
+
+def test_a_call_about_to_end_is_waited_for() -> None:
+    over, cancel = threading.Event(), cancelling.Cancel()
+    cancel.set()
+    threading.Timer(0.3, over.set).start()
+    assert cancelling.apart(over.wait, cancel, grace=20, late=lambda: pytest.fail("in time"))
+
+
+def test_a_call_may_have_a_time_limit() -> None:
+    over, closed = threading.Event(), threading.Event()
+    with pytest.raises(TimeoutError):
+        cancelling.apart(over.wait, cancelling.NEVER, limit=0.1, late=closed.set)
+    over.set()
+    assert closed.wait(SOON)
+
+
+def test_nothing_is_kept_of_waits_that_have_ended() -> None:
+    cancel = cancelling.Cancel()
+    pipe = os.eventfd(0)
+    for _ in range(10):
+        with cancel.ending(lambda: os.eventfd_write(pipe, 1)), cancel.child():
+            pass
+    os.close(pipe)
+    assert not cancel._registered
+    processes.wait_for(lambda: not any(one.name == "apart" for one in threading.enumerate()), "their end")
