@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,21 +26,6 @@ static volatile sig_atomic_t stopped;
 static void stop(int number)
 {
     stopped = number;
-}
-
-void refuse_to_serve(const char *format, ...)
-{
-    char text[4096];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, "cdi-containerimage-server: %s\n", text);
-    /* The kubelet mounts it into every container; nowhere else is it ours to make. */
-    int log = open("/dev/termination-log", O_WRONLY | O_TRUNC | O_CLOEXEC);
-    if (log >= 0 && write(log, text, strlen(text)) < 0)
-        perror("termination message");
-    exit(1);
 }
 
 static _Noreturn void usage(void)
