@@ -11,7 +11,7 @@ from cdi_worker.sources import base
 #: What the contract calls a source, and the module that knows it.
 MODULES = {
     "gcs": "cdi_worker.sources.objects.gcs",
-    "http": "cdi_worker.sources.web.http",
+    "http": "cdi_worker.sources.web",
     "imageio": "cdi_worker.sources.ovirt.source",
     "local": "cdi_worker.sources.local",
     "none": "cdi_worker.sources.blank",

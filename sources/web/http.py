@@ -42,15 +42,6 @@ class Version:
         return None
 
 
-def source(location: base.Location, cancel: base.Cancel) -> HttpSource:
-    """Return the source for ``IMPORTER_SOURCE=http``, by node pull where the location says so."""
-    if location.ready_file:
-        from cdi_worker.sources.web import nodepull
-
-        return nodepull.NodePullSource(location, cancel)
-    return HttpSource(location.endpoint, location.access)
-
-
 class HttpSource(base.Source):
     """An object on a web server.
 

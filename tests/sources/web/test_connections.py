@@ -268,9 +268,10 @@ def test_what_an_interrupted_read_brings_is_data(tmp_path: Path, secure: bool) -
     authority = tls.Authority(tmp_path)
     data = DATA * 16
     access = base.Access(ca_files=(str(authority.certificate),), connections=1)
-    with misbehave.Server(authority.issue() if secure else None) as server:
-        location = base.Location(server.serve("/disk", misbehave.Page(data)), access)
-        with http.source(location, threading.Event()) as source:
-            reader = source.ranges()
-            assert reader is not None
-            reading.interrupted(reader, source.interrupt, data)
+    with (
+        misbehave.Server(authority.issue() if secure else None) as server,
+        http.HttpSource(server.serve("/disk", misbehave.Page(data)), access) as source,
+    ):
+        reader = source.ranges()
+        assert reader is not None
+        reading.interrupted(reader, source.interrupt, data)
