@@ -26,12 +26,17 @@ class Route(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """What the source offers. ``size``: bytes as served, None if unknown."""
+    """What the source offers. ``size``: bytes as served, None if unknown.
+
+    ``once``: the stream cannot be read again. ``blank``: there are no bytes, the disk is zeros.
+    """
 
     size: int | None = None
     identity: str | None = None
     ranges: bool = False
     extents: bool = False
+    once: bool = False
+    blank: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
 
     Raises ``TooLarge``, ``ScratchRequired`` and ``Unsupported`` when none does.
     """
-    if wanted.source == "none":
+    if offer.blank:
         return _blank(wanted, space)
     detect.refuse_stranger(content.format)
     if wanted.is_archive:
@@ -99,14 +104,9 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if size is not None and size > space.available:
         raise errors.TooLarge(virtual_size=size, available=space.available)
     chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
-    if (
-        chosen.spill
-        and content.crowded
-        and wanted.source == "upload"
-        and (offer.size or 0) <= (scratch or -1)
-    ):
+    if chosen.spill and content.crowded and offer.once and (offer.size or 0) <= (scratch or -1):
         # Other sources are read once more when it comes to that.
-        why = "may have too many parts to place them as they pass, and an upload comes once"
+        why = "may have too many parts to place them as they pass, and the source cannot be read again"
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)

@@ -62,7 +62,7 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
     """Look at the opened ``source`` and at where it shall go, without changing anything."""
     ranges = source.ranges()
     content = plan.Content(format="raw", virtual_size=0)
-    if wanted.source != "none":
+    if not source.blank:
         try:
             content = examine(source, ranges, wanted, cancel)
         except errors.NoRanges as err:
@@ -70,7 +70,14 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
             ranges = None
             content = examine(source, None, wanted, cancel)
     extents = ranges is not None and source.extents() is not None
-    offer = plan.Offer(source.size, source.identity, ranges is not None, extents)
+    offer = plan.Offer(
+        size=source.size,
+        identity=source.identity,
+        ranges=ranges is not None,
+        extents=extents,
+        once=source.once,
+        blank=source.blank,
+    )
     return Survey(offer, content, room(wanted), spare(wanted))
 
 

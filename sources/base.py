@@ -122,6 +122,8 @@ class Source:
     longest_read: int | None = None
     #: Whether ``stream`` gives the bytes only once.
     once: bool = False
+    #: Whether there are no bytes: a disk of zeros, of the size that was asked for.
+    blank: bool = False
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
 

@@ -9,5 +9,6 @@ def source(_location: base.Location, _cancel: base.Cancel) -> base.Source:
     """Return the source for ``IMPORTER_SOURCE=none``."""
     blank = base.Source()
     blank.name = "blank"
+    blank.blank = True
     blank.size = 0
     return blank

@@ -47,6 +47,7 @@ class LocalSource(base.Source):
             self._fd = os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             info = os.fstat(self._fd)
             self._seekable = stat.S_ISREG(info.st_mode) or stat.S_ISBLK(info.st_mode)
+            self.once = not self._seekable
             if self._seekable:
                 self.size = os.lseek(self._fd, 0, os.SEEK_END)
                 self.identity = _identity(info)

@@ -26,7 +26,7 @@ def place_mapped(job: Job) -> None:
         if not job.wanted.scratch:
             raise
         if job.source.once:
-            advice = "and this source gives it once: upload it as qcow2 (qemu-img convert -O qcow2)"
+            advice = "which this source does not allow; convert it first: qemu-img convert -O qcow2"
             raise errors.Unsupported(
                 reason=f"it has to be read twice ({err.fields['reason']}), {advice}"
             ) from err

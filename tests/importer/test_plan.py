@@ -76,18 +76,18 @@ def test_scratch_is_asked_for_only_by_what_needs_it() -> None:
             assert not plan.plan(wanted, offer, content, FILE, None).scratch
 
 
-def test_an_upload_that_might_have_to_come_again() -> None:
-    """It cannot: whatever may be too much to be placed goes through scratch where there is some."""
-    upload = dataclasses.replace(WANTED, source="upload")
+def test_crowded_disk_that_is_read_once_goes_through_scratch() -> None:
+    """What may be too much to be placed as it passes cannot be read again."""
+    once = dataclasses.replace(STREAM, once=True)
     content = dataclasses.replace(disk("vmdk"), crowded=True)
-    for wanted, scratch, route in (
-        (upload, GIB, Route.SPOOL),
-        (upload, GIB - 1, Route.PLACE),
-        (upload, None, Route.PLACE),
-        (WANTED, GIB, Route.PLACE),
+    for offer, scratch, route in (
+        (once, GIB, Route.SPOOL),
+        (once, GIB - 1, Route.PLACE),
+        (once, None, Route.PLACE),
+        (STREAM, GIB, Route.PLACE),
     ):
-        assert plan.plan(wanted, STREAM, content, FILE, scratch).route is route
-    assert plan.plan(upload, STREAM, disk("vmdk"), FILE, GIB).route is Route.PLACE
+        assert plan.plan(WANTED, offer, content, FILE, scratch).route is route
+    assert plan.plan(WANTED, once, disk("vmdk"), FILE, GIB).route is Route.PLACE
 
 
 def test_scratch_too_small_is_found_before_the_transfer() -> None:
@@ -122,16 +122,15 @@ def test_growth(space: Space, wanted: int | None, grown: int) -> None:
     [(FILE, None, 9 * GIB), (FILE, GIB, 9 * GIB), (BLOCK, GIB, GIB), (BLOCK, None, 10 * GIB)],
 )
 def test_blank(space: Space, wanted: int | None, size: int) -> None:
-    request = dataclasses.replace(WANTED, source="none", image_size=wanted)
-    made = plan.plan(request, Offer(), Content(), space, None)
+    request = dataclasses.replace(WANTED, image_size=wanted)
+    made = plan.plan(request, Offer(blank=True), Content(), space, None)
     assert (made.route, made.virtual_size) == (Route.BLANK, size)
 
 
 def test_blank_larger_than_the_device() -> None:
+    request = dataclasses.replace(WANTED, image_size=11 * GIB)
     with pytest.raises(errors.TooLarge):
-        plan.plan(
-            dataclasses.replace(WANTED, source="none", image_size=11 * GIB), Offer(), Content(), BLOCK, None
-        )
+        plan.plan(request, Offer(blank=True), Content(), BLOCK, None)
 
 
 def test_a_delta_is_merged_and_grows_nothing() -> None:

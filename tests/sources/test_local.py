@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.sources import base, local
-from tests.support import devices
+from tests.support import devices, vmdk_stream
 
 MIB = 1 << 20
 
@@ -49,6 +50,20 @@ def test_pipe(tmp_path: Path) -> None:
     cdi_worker.run(wanted(tmp_path / "pipe", tmp_path / "disk.img"))
     writer.join()
     assert (tmp_path / "disk.img").read_bytes()[: len(data)] == data
+
+
+def test_pipe_that_would_have_to_be_read_twice(tmp_path: Path) -> None:
+    """A vmdk whose last marker is unknown cannot be placed as it passes."""
+    image = bytearray(vmdk_stream.streamed(os.urandom(MIB)))
+    image[-512:] = (0).to_bytes(8, "little") + bytes(4) + (9).to_bytes(4, "little") + bytes(496)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "scratch").mkdir()
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(image))
+    writer.start()
+    request = wanted(tmp_path / "pipe", tmp_path / "disk.img")
+    with pytest.raises(errors.Unsupported, match="convert it first"):
+        cdi_worker.run(dataclasses.replace(request, scratch=str(tmp_path / "scratch")))
+    writer.join()
 
 
 @pytest.mark.parametrize("sent", [None, 0, MIB])

@@ -151,7 +151,7 @@ def test_an_image_that_has_to_be_read_twice(
     image[-512:] = (0).to_bytes(8, "little") + bytes(4) + (9).to_bytes(4, "little") + bytes(496)
     (tmp_path / "scratch").mkdir()
     with_scratch = dataclasses.replace(paths, scratch=str(tmp_path / "scratch"))
-    for where, phrase in ((with_scratch, "gives it once: upload it as qcow2"), (paths, "scratch space")):
+    for where, phrase in ((with_scratch, "convert it first: qemu-img convert"), (paths, "scratch space")):
         with uploads.Server(certificates, {}, where) as server:
             answer = server.ask("POST", SYNC, bytes(image))
             assert (answer.status, phrase in answer.text) == (500, True), answer.text
