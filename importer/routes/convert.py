@@ -133,7 +133,7 @@ def merge(job: Job) -> None:
     The disk is not one until the commit has ended. One that was interrupted, however, is done again
     from its start: it writes the same bytes to the same places, whatever it had written before.
     """
-    check_disk(job)
+    job.check_stage()
     with scratch(job) as kept:
         path = kept.path("delta")
         size = download(job, path)
@@ -141,19 +141,6 @@ def merge(job: Job) -> None:
         job.source.verify()
         _check_delta(job, path, size)
         _commit(job, path)
-
-
-def check_disk(job: Job) -> None:
-    """Refuse what cannot be changed, before anything is done with it."""
-    path, size = job.wanted.target, job.plan.virtual_size or 0
-    present = target.facts(path).size
-    if not present:
-        raise errors.TargetError(
-            path=path, reason="no disk of an earlier stage, which the delta would change"
-        )
-    if size > present:
-        # Where a disk is grown is the first stage.
-        raise errors.TooLarge(virtual_size=size, available=present)
 
 
 def _check_delta(job: Job, path: str, size: int) -> None:

@@ -9,7 +9,6 @@ from cdi_worker.formats import vhd
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch, retry
 from cdi_worker.images.target import copy
-from cdi_worker.routes import convert
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
@@ -83,7 +82,7 @@ def update(job: Job) -> None:
 
     After a kill all of it is done again: the same bytes at the same places, nothing to remember.
     """
-    convert.check_disk(job)
+    job.check_stage()
     size = job.plan.virtual_size or 0
     changed = retry.patiently(
         lambda: list(job.source.extents() or ()),

@@ -71,6 +71,18 @@ class Job:
             retried=self.progress.retry,
         )
 
+    def check_stage(self) -> None:
+        """Refuse a delta whose earlier stage is not on the target, before anything is done with it."""
+        path, size = self.wanted.target, self.plan.virtual_size or 0
+        present = target.facts(path).size
+        if not present:
+            raise errors.TargetError(
+                path=path, reason="no disk of an earlier stage, which the delta would change"
+            )
+        if size > present:
+            # Where a disk is grown is the first stage.
+            raise errors.TooLarge(virtual_size=size, available=present)
+
     def open_target(self, size: int | None) -> target.Target:
         """Open the target for a disk of ``size`` bytes, None while unknown; nothing is gone on with."""
         return target.open(self.wanted.target, size, self.options)
