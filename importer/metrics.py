@@ -9,8 +9,12 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cdi_worker import errors, progress
+
+if TYPE_CHECKING:
+    from prometheus_client import core
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,36 @@ class Metrics(progress.Meter):
         self._written = max(self._written, now)
         return self._written
 
+    def families(self) -> Iterator[core.Metric]:
+        """Yield the numbers as they are now (docs/metrics.md)."""
+        from prometheus_client import core
+
+        def counter(name: str, text: str, value: float) -> core.CounterMetricFamily:
+            family = core.CounterMetricFamily(name, text, labels=("ownerUID",))
+            family.add_metric((self.owner_uid,), value)
+            return family
+
+        # Controllers look for the name, this one label and digits (CDI's progress reporters).
+        yield counter(self.counter, "Percent of the work that is done.", round(self.percent, 2))
+        yield counter("cdi_worker_read_bytes", "Bytes that came from the source.", self.bytes_read)
+        if (written := self.bytes_written) is not None:
+            yield counter("cdi_worker_written_bytes", "Bytes given to storage.", written)
+        failures = self.failures
+        yield counter("cdi_worker_retries", "Further attempts after a failure.", sum(failures.values()))
+        kinds = core.CounterMetricFamily(
+            "cdi_worker_errors",
+            "Failures that were followed by another attempt.",
+            labels=("ownerUID", "kind"),
+        )
+        for kind, count in sorted(failures.items()):
+            kinds.add_metric((self.owner_uid, kind), count)
+        yield kinds
+        phase = core.GaugeMetricFamily(
+            "cdi_worker_phase", "What is being done.", labels=("ownerUID", "phase")
+        )
+        phase.add_metric((self.owner_uid, "done" if self.finished else self.name or "start"), 1)
+        yield phase
+
 
 @contextlib.contextmanager
 def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]:
@@ -95,7 +129,7 @@ def _serve(told: Metrics, port: int, over: threading.Event) -> None:
         log.warning("no metrics: %s", missing)
         return
     try:
-        metrics_server.serve(told, port, over)
+        metrics_server.serve(told.families, port, over)
     except OSError as err:
         log.warning("no metrics port=%d error=%s", port, err.strerror)
 

@@ -1,4 +1,4 @@
-"""The metrics page: HTTPS with a certificate that nobody has to be told of."""
+"""The metrics page: prometheus_client's, over HTTPS with a self-signed certificate made at start-up."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import prometheus_client
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from prometheus_client import core, exposition, registry
-
-from cdi_worker import metrics
+from prometheus_client import core, registry
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,12 @@ TURN = 0.1
 #: Longer than any import; clients cannot verify it anyway.
 VALIDITY = dt.timedelta(days=365)
 
+Families = Callable[[], Iterable[core.Metric]]
 
-def serve(told: metrics.Metrics, port: int, over: threading.Event) -> None:
-    """Serve until ``over`` is set. Raises ``OSError``, such as when the port is taken."""
-    with _Server(told, port) as server:
+
+def serve(families: Families, port: int, over: threading.Event) -> None:
+    """Serve what ``families`` returns, until ``over`` is set. Raises ``OSError``: the port is taken."""
+    with _Server(families, port) as server:
         server.timeout = TURN
         log.info("metrics port=%d path=%r", port, PATH)
         while not over.is_set():
@@ -45,46 +46,22 @@ def serve(told: metrics.Metrics, port: int, over: threading.Event) -> None:
 class _Collector(registry.Collector):
     """The numbers as they are when asked for."""
 
-    def __init__(self, told: metrics.Metrics) -> None:
-        self._told = told
+    def __init__(self, families: Families) -> None:
+        self._families = families
 
-    def collect(self) -> Iterator[core.Metric]:
-        told = self._told
-        # Controllers look for the name, this one label and digits (CDI's progress reporters).
-        yield self._counter(told.counter, "Percent of the work that is done.", round(told.percent, 2))
-        yield self._counter("cdi_worker_read_bytes", "Bytes that came from the source.", told.bytes_read)
-        if (written := told.bytes_written) is not None:
-            yield self._counter("cdi_worker_written_bytes", "Bytes given to storage.", written)
-        failures = told.failures
-        yield self._counter("cdi_worker_retries", "Further attempts after a failure.", sum(failures.values()))
-        kinds = core.CounterMetricFamily(
-            "cdi_worker_errors",
-            "Failures that were followed by another attempt.",
-            labels=("ownerUID", "kind"),
-        )
-        for kind, count in sorted(failures.items()):
-            kinds.add_metric((told.owner_uid, kind), count)
-        yield kinds
-        phase = core.GaugeMetricFamily(
-            "cdi_worker_phase", "What is being done.", labels=("ownerUID", "phase")
-        )
-        phase.add_metric((told.owner_uid, "done" if told.finished else told.name or "start"), 1)
-        yield phase
-
-    def _counter(self, name: str, text: str, value: float) -> core.CounterMetricFamily:
-        family = core.CounterMetricFamily(name, text, labels=("ownerUID",))
-        family.add_metric((self._told.owner_uid,), value)
-        return family
+    def collect(self) -> Iterable[core.Metric]:
+        return self._families()
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    def __init__(self, told: metrics.Metrics, port: int) -> None:
-        super().__init__(("", port), _Handler, bind_and_activate=False)
+    def __init__(self, families: Families, port: int) -> None:
+        page = registry.CollectorRegistry()
+        page.register(_Collector(families))
+        super().__init__(("", port), _Handler.factory(page), bind_and_activate=False)
         self.socket.close()
-        self.registry = registry.CollectorRegistry()
-        self.registry.register(_Collector(told))
         self._free = threading.BoundedSemaphore(CONNECTIONS)
-        # The handshake is the business of each connection's thread: a silent client keeps nobody waiting.
+        # The handshake is the business of each connection's thread: a silent client keeps no other waiting.
+        # prometheus_client's own server does it in the thread that accepts.
         self.socket = _context().wrap_socket(_listen(port), server_side=True, do_handshake_on_connect=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -103,26 +80,17 @@ class _Server(http.server.ThreadingHTTPServer):
         log.debug("scrape client=%r", client_address, exc_info=True)  # noqa: LOG014  (is called from one)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
+class _Handler(prometheus_client.MetricsHandler):
     timeout = PATIENCE
     server_version = "cdi-worker"
     sys_version = ""
 
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] != PATH:
+    def do_GET(self) -> None:  # noqa: N802  (the name that http.server calls)
+        # The library's answers on any path.
+        if self.path.partition("?")[0] == PATH:
+            super().do_GET()
+        else:
             self.send_error(404)
-            return
-        encode, content_type = exposition.choose_encoder(self.headers.get("Accept", ""))
-        page = encode(self.server.registry)
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (http.server's name)
-        log.debug("scrape %s", format % args)
 
 
 def _listen(port: int) -> socket.socket:
