@@ -18,16 +18,12 @@ def whole(data: bytes) -> int:
     return int(google_crc32c.value(data))
 
 
-@hypothesis.given(st.binary(max_size=300), st.binary(max_size=300))
-def test_two_runs_are_joined(first: bytes, second: bytes) -> None:
-    assert crc32c.combine(whole(first), whole(second), len(second)) == whole(first + second)
-
-
-def test_long_runs_are_joined() -> None:
-    zeros = 5 << 30
-    crc = crc32c.combine(whole(b"a"), 0, 0)
-    half = crc32c.combine(crc, 0, zeros // 2)
-    assert crc32c.combine(half, 0, zeros // 2) == crc32c.combine(crc, 0, zeros)
+def test_runs_longer_than_32_bits_are_joined() -> None:
+    combine = crc32c._crc().combine
+    crc, zeros = whole(b"a"), 10 << 30
+    half = combine(crc, 0, zeros // 2)
+    assert half != crc
+    assert combine(half, 0, zeros // 2) == combine(crc, 0, zeros)
 
 
 @hypothesis.given(st.integers(0, 2**32), st.integers(1, 20))
