@@ -98,7 +98,7 @@ ratios, not the seconds: the machine is shared and noisy.
 
 **Columns.** *slowest stage* is the slowest stage of the rival on its own: no pipeline of these stages can
 be faster. CPU includes child processes. MiB is the peak of anonymous memory of all processes together.
-Aims marked **missed** are explained in [benchmarks-profile.md](benchmarks-profile.md).
+For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile.md).
 
 {table}
 
