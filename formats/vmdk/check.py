@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from cdi_worker.formats import facts
+from cdi_worker.formats import facts, inspector
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import AT_END, SECTOR
 
@@ -17,12 +17,16 @@ _MAX_DIRECTORY = 16 << 20
 
 
 def check(view: facts.View) -> facts.Facts:
-    """Refuse all but one sparse extent without a parent. What oslo.utils looks at is left to it."""
+    """Refuse all but one sparse extent without a parent."""
     header = parse(view.head)
     at_end = header.directory == AT_END
     if at_end and view.random:
         vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
-    return facts.Facts("vmdk", header.capacity * SECTOR, complete=view.random or not at_end)
+    complete = view.random or not at_end
+    # Of one that ends with another header at least the descriptor can be inspected early.
+    seen = view if complete else facts.View(vmdk_header.without_footer(view.head))
+    inspector.inspect("vmdk", seen, tail=vmdk_header.FOOTER)
+    return facts.Facts("vmdk", header.capacity * SECTOR, complete=complete)
 
 
 def parse(head: bytes) -> vmdk_header.Header:
