@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import re
 
-from cdi_worker.formats import facts, inspector
+from cdi_worker.formats import facts
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import AT_END, SECTOR
 
 #: Entries. 64 TiB in the usual grains of 64 KiB take 2 Mi.
 _MAX_DIRECTORY = 16 << 20
+
+#: Of a descriptor in lower case: what it is of, and the kinds that have their data in the same file.
+_TYPE = re.compile(r'createtype="([^"]*)"')
+_TYPES = ("monolithicsparse", "streamoptimized")
+#: Nothing, a comment, the disk data base, a field, an extent.
+_LINE = re.compile(r"|#.*|ddb.*|[^ =]*=.*|(rw|rdonly|noaccess)( .*)?")
+_EXTENT = re.compile(r"(rw|rdonly|noaccess)(\s|$)")
+_SPARSE = re.compile(r'\w+ \s*\d+\s+sparse\s+"[^"/\\]+"')
 
 
 def check(view: facts.View) -> facts.Facts:
@@ -22,11 +30,7 @@ def check(view: facts.View) -> facts.Facts:
     at_end = header.directory == AT_END
     if at_end and view.random:
         vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
-    complete = view.random or not at_end
-    # Of one that ends with another header at least the descriptor can be inspected early.
-    seen = view if complete else facts.View(vmdk_header.without_footer(view.head))
-    inspector.inspect("vmdk", seen, tail=vmdk_header.FOOTER)
-    return facts.Facts("vmdk", header.capacity * SECTOR, complete=complete)
+    return facts.Facts("vmdk", header.capacity * SECTOR, complete=view.random or not at_end)
 
 
 def parse(head: bytes) -> vmdk_header.Header:
@@ -38,21 +42,46 @@ def parse(head: bytes) -> vmdk_header.Header:
     header = vmdk_header.parse(head)
     # With a capacity of 0 QEMU opens the files that the descriptor names.
     facts.check_size("vmdk", header.capacity * SECTOR)
-    _check_descriptor(head[vmdk_header.DESCRIPTOR])
+    _check_parent(head[vmdk_header.DESCRIPTOR])
+    _check_descriptor(_descriptor(header, head))
     return header
 
 
-def _check_descriptor(text: bytes) -> None:
+def _check_parent(text: bytes) -> None:
     if re.search(rb"parentfilenamehint", text, re.IGNORECASE):
         raise facts.refuse("vmdk", "parent", "it names a parent image")
     text = text.partition(b"\0")[0]
     parent = re.search(rb"^\s*parentCID\s*=\s*(\w+)", text, re.IGNORECASE | re.MULTILINE)
     if parent and parent[1].lower() != b"ffffffff":
         raise facts.refuse("vmdk", "parent", "it depends on a parent image")
-    extents = re.findall(rb"^\s*(?:RW|RDONLY|NOACCESS)\s.*$", text, re.IGNORECASE | re.MULTILINE)
-    if len(extents) != 1 or not re.fullmatch(
-        rb'\s*\w+\s+\d+\s+SPARSE\s+"[^"/\\]+"\s*', extents[0], re.IGNORECASE
-    ):
+
+
+def _descriptor(header: vmdk_header.Header, head: bytes) -> str:
+    """Return the descriptor in lower case: all of it is ASCII, and upper and lower case mean the same."""
+    start, size = header.descriptor_offset * SECTOR, header.descriptor_size * SECTOR
+    if start != vmdk_header.DESCRIPTOR.start or start + size > min(len(head), vmdk_header.HEAD_SIZE):
+        reason = f"its descriptor of {size} bytes at {start} does not follow its header"
+        raise facts.refuse("vmdk", "descriptor", reason)
+    text = head[start : start + size].partition(b"\0")[0]
+    if not text.isascii():
+        raise facts.refuse("vmdk", "descriptor", "its descriptor is not ASCII")
+    return text.decode("ascii").lower()
+
+
+def _check_descriptor(text: str) -> None:
+    """Refuse a descriptor with a line of an unknown kind, as OpenStack does since CVE-2024-32498.
+
+    The rules are those of ``VMDKInspector`` in ``oslo_utils/imageutils/format_inspector.py``.
+    """
+    kind = _TYPE.search(text)
+    if kind is None or kind[1] not in _TYPES:
+        raise facts.refuse("vmdk", "descriptor", f"its createType is not one of {', '.join(_TYPES)}")
+    lines = [line.strip() for line in text.split("\n")]
+    for line in lines:
+        if not _LINE.fullmatch(line):
+            raise facts.refuse("vmdk", "descriptor", f"its descriptor has an unknown line: {line[:80]!r}")
+    extents = [line for line in lines if _EXTENT.match(line)]
+    if len(extents) != 1 or not _SPARSE.fullmatch(extents[0]):
         raise facts.refuse("vmdk", "extents", "it does not consist of one sparse extent in this file")
 
 

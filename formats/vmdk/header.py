@@ -33,7 +33,6 @@ _KNOWN = LINE_ENDS | REDUNDANT | ZERO_GRAINS | COMPRESSED | MARKERS
 _DEFLATE = 1
 
 _HEADER = struct.Struct("<4sIIQQQQIQQQB4sH")
-_DIRECTORY_AT = struct.calcsize("<4sIIQQQQIQ")
 _LINE_ENDS = b"\n \r\n"  # broken by any transfer that takes the file for text
 _MAX_GRAIN = 128 << 11
 _MAX_TABLE = 512
@@ -121,8 +120,3 @@ def check_placeable(header: Header) -> None:
     for reason, wrong in faults.items():
         if wrong:
             raise errors.Unsupported(reason=f"vmdk with {reason}")
-
-
-def without_footer(head: bytes) -> bytes:
-    """Return the beginning of a file as if its directory were not told at its end."""
-    return head[:_DIRECTORY_AT] + bytes(8) + head[_DIRECTORY_AT + 8 :]

@@ -146,3 +146,6 @@ def _planned(
         if faults:
             raise errors.RequestError(*faults)
         yield volume, stages
+
+
+COMMANDS = (manifest, run)

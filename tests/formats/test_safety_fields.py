@@ -28,6 +28,9 @@ PATCHES = {
     "vmdk-grain": ("vmdk", "header", (20, "<Q", 7)),
     "vmdk-grain-table": ("vmdk", "header", (44, "<I", 513)),
     "vmdk-line-ends": ("vmdk", "header", (73, "4s", b"\n\n\r\n")),
+    "vmdk-descriptor-at": ("vmdk", "descriptor", (28, "<Q", 2)),
+    "vmdk-descriptor-length": ("vmdk", "descriptor", (36, "<Q", 1 << 60)),
+    "vmdk-descriptor-cut": ("vmdk", "descriptor", (36, "<Q", 0)),
     "vmdk-hint": ("vmdk", "parent", (9000, "20s", b'parentFileNameHint="')),
     "vmdk-footer-size": ("vmdk-footer", "footer", (-1024 + 12, "<Q", 8)),
     "vmdk-footer-gone": ("vmdk-footer", "footer", (-1024, "4s", b"GONE")),
@@ -52,9 +55,11 @@ PATCHES = {
 #: Format, rule, what is there, and what comes in its place. The ids of VHDX are from [MS-VHDX] 2.6.2.
 REPLACEMENTS = {
     "vmdk-parent": ("vmdk", "parent", b"parentCID=ffffffff", b"parentCID=12345678"),
+    "vmdk-path": ("vmdk", "extents", b' SPARSE "', b' SPARSE"/'),
     "vmdk-two-extents": ("vmdk", "extents", b"ddb.virtualHWVersion", b'RW 8 SPARSE "x"\nddb.'),
     "vmdk-flat-extent": ("vmdk", "extents", b" SPARSE ", b" FLAT   "),
     "vmdk-type": ("vmdk", "descriptor", b'"monolithicSparse"', b'"monolithicOthers"'),
+    "vmdk-letter": ("vmdk", "descriptor", b"# Disk Descriptor", b"# Disk D\xe9scriptor"),
     "vmdk-line": ("vmdk", "descriptor", b"ddb.virtualHWVersion", b"odd.virtual HWersion"),
     "vhd-footer-sum": ("vhd", "footer", b"conectix\0\0\0\x02", b"conectix\0\0\0\x03"),
     "vhd-header-sum": ("vhd", "header", b"cxsparse\xff", b"cxsparse\xfe"),

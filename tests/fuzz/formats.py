@@ -19,7 +19,7 @@ import tempfile
 
 import atheris
 
-with atheris.instrument_imports(include=["formats", "oslo_utils.imageutils"]):
+with atheris.instrument_imports(include=["cdi_worker.formats"]):
     from cdi_worker.formats import readers, safety
     from cdi_worker.formats.compressed import decompress, layers
     from cdi_worker.formats.tar import archive

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import atheris
 
-with atheris.instrument_imports(include=["formats"]):
+with atheris.instrument_imports(include=["cdi_worker.formats"]):
     from cdi_worker.formats.mapped import image as mapped
     from cdi_worker.formats.mapped import pieces, readers
     from cdi_worker.formats.vmdk import header
