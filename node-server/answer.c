@@ -1,4 +1,4 @@
-/* Answers: the disk or a range of it, the environment, or why not. */
+/* Responses: the disk or a range of it, the environment, or an error. */
 #include "server.h"
 
 #include <errno.h>
@@ -64,7 +64,7 @@ static bool send_disk(int client, const struct disk *disk, off_t start, off_t en
         ssize_t count = sendfile(client, disk->fd, &start, (size_t)(end - start));
         if (count < 0 && errno == EINTR)
             continue;
-        if (count <= 0) /* the client has gone, or the file has become shorter */
+        if (count <= 0) /* the client closed the connection, or the file was truncated */
             return false;
     }
     return true;
@@ -73,7 +73,7 @@ static bool send_disk(int client, const struct disk *disk, off_t start, off_t en
 bool answer_status(int client, int status, const char *headers, bool is_head)
 {
     char all[512], text[64];
-    /* A refused request may be followed by anything. */
+    /* After a malformed request, where the next one begins is unknown. */
     bool closes = status == 503 || (status >= 400 && status != 404 && status != 412 && status != 416);
     snprintf(all, sizeof all, "%sContent-Type: text/plain\r\n%s", headers, closes ? "Connection: close\r\n" : "");
     snprintf(text, sizeof text, "%d %s\n", status, reason(status));

@@ -1,4 +1,4 @@
-/* One client: requests in, one after the other. */
+/* One connection: read requests, one after the other. */
 #include "server.h"
 
 #include <errno.h>
@@ -27,8 +27,8 @@ static bool can_read(int client, double deadline)
     return count > 0;
 }
 
-/* Fill text up to the empty line that ends a request's head. Return the head's length; 0: the client has gone
-   or was silent between requests; -1: too long or too slow. */
+/* Read up to the empty line that ends the headers. Return the length of the request line and headers;
+   0: the client closed the connection or sent no request; -1: the headers are too long or too slow. */
 static ssize_t read_head(int client, char *text, size_t *held)
 {
     double deadline = now() + (*held ? HEAD_SECONDS : IDLE_SECONDS);
@@ -43,15 +43,15 @@ static ssize_t read_head(int client, char *text, size_t *held)
         ssize_t count = recv(client, text + *held, HEAD_LIMIT - *held, 0);
         if (count <= 0)
             return 0;
-        /* Bytes that come one by one do not move it. */
+        /* The deadline is for all headers: sending them byte by byte does not extend it. */
         if (!*held)
             deadline = now() + HEAD_SECONDS;
         *held += (size_t)count;
     }
 }
 
-/* Let the client read the answer: closing with unread bytes would reset the connection. */
-static void part(int client)
+/* Let the client read the response: close() with unread data would reset the connection. */
+static void drain(int client)
 {
     char ignored[4096];
     double deadline = now() + 2;
@@ -81,13 +81,13 @@ void serve_connection(int client, const struct disk *disk)
         }
         if (status) {
             answer_status(client, status, status == 405 ? "Allow: GET, HEAD\r\n" : "", false);
-            part(client);
+            drain(client);
             return;
         }
         if (!answer(client, disk, &request))
             return;
         if (request.closes) {
-            part(client);
+            drain(client);
             return;
         }
     }

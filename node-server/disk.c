@@ -1,4 +1,4 @@
-/* The one file of an image directory. */
+/* The only file in the image directory. */
 #include "server.h"
 
 #include <dirent.h>
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static char found[4096]; /* nftw has no argument to hand on */
+static char found[4096]; /* nftw passes no argument to its callback */
 
 static int take(const char *path, const struct stat *status, int kind, struct FTW *where)
 {
@@ -20,19 +20,19 @@ static int take(const char *path, const struct stat *status, int kind, struct FT
         return 0;
     if (kind == FTW_DNR || kind == FTW_NS)
         refuse_to_serve("%s: %s (user %d)", path, strerror(errno), (int)getuid());
-    /* A link may lead to what the kubelet mounts beside the image: credentials. */
+    /* A link could lead to credentials that the kubelet mounts beside the image. */
     if (!S_ISREG(status->st_mode))
         refuse_to_serve("%s is not a regular file", path);
     if (*found)
-        refuse_to_serve("more than one file: %s and %s; an image holds one disk", found, path);
+        refuse_to_serve("more than one file: %s and %s; an image must contain one disk", found, path);
     if (strlen(path) >= sizeof found)
         refuse_to_serve("%.100s…: the path is too long", path);
     strcpy(found, path);
     return 0;
 }
 
-/* The ready file is read as one line without white space at its ends. */
-static bool is_nameable(const char *name)
+/* The importer reads the ready file as one line and strips white space. */
+static bool fits_ready_file(const char *name)
 {
     size_t length = strlen(name);
     for (size_t i = 0; i < length; i++)
@@ -52,15 +52,15 @@ struct disk open_disk(const char *directory)
     snprintf(top, sizeof top, "%.*s", (int)length, directory);
     struct stat status;
     if (lstat(top, &status) || !S_ISDIR(status.st_mode))
-        refuse_to_serve("%s is not a directory of this image: it holds no disk to import", top);
+        refuse_to_serve("%s is not a directory of this image: it contains no disk to import", top);
     if (nftw(top, take, 8, FTW_PHYS))
         refuse_to_serve("%s: %s (user %d)", top, strerror(errno), (int)getuid());
     if (!*found)
-        refuse_to_serve("no file below %s: the image holds no disk to import", top);
+        refuse_to_serve("no file below %s: the image contains no disk to import", top);
 
     struct disk disk = {.name = found + length + (top[length - 1] != '/')};
-    if (!is_nameable(disk.name))
-        refuse_to_serve("the name of the file below %s has control characters, or spaces at an end", top);
+    if (!fits_ready_file(disk.name))
+        refuse_to_serve("the name of the file below %s contains control characters, or begins or ends with a space", top);
     disk.fd = open(found, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (disk.fd < 0 || fstat(disk.fd, &status) || !S_ISREG(status.st_mode))
         refuse_to_serve("%s: %s (user %d)", found, strerror(errno), (int)getuid());

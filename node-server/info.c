@@ -1,4 +1,4 @@
-/* The environment of the container, which its image has set: labels come from it (contract, Labels). */
+/* The environment of the container as set by its image. The importer makes labels from it. */
 #include "server.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Return the length of the UTF-8 sequence at text (RFC 3629), 0 if it is none. */
+/* Return the length of the UTF-8 sequence at text (RFC 3629), or 0 if it is not valid UTF-8. */
 static size_t sequence(const unsigned char *text)
 {
     static const struct { unsigned char low, high, second_low, second_high; size_t length; } forms[] = {

@@ -1,4 +1,4 @@
-/* Options, the hand-shake files, and a process for each connection. */
+/* Options, ready and done files, and one process for each connection. */
 #include "server.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ static _Noreturn void usage(void)
     exit(2);
 }
 
-/* Go's flags, as the contract has them: -name value, -name=value, with one dash or two. */
+/* Flags as in Go: -name value or -name=value, with one dash or two. */
 static void read_options(int count, char **words, struct options *options)
 {
     struct { const char *name, **value; } known[] = {
@@ -58,15 +58,15 @@ static void read_options(int count, char **words, struct options *options)
     }
 }
 
-/* What boots a machine by itself is labelled so (contract, Sources); labels are not seen from inside, these are. */
+/* Bootable container images have labels, but labels are not visible inside the container. These paths are. */
 static void refuse_bootable(void)
 {
     static const char *const signs[] = {"/usr/lib/bootc", "/ostree", "/sysroot/ostree"};
     struct stat ignored;
     for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
         if (lstat(signs[i], &ignored) == 0)
-            refuse_to_serve("this image boots by itself (bootc or ostree: it has %s) and is no disk to import; "
-                            "build a disk from it first, as with bootc-image-builder", signs[i]);
+            refuse_to_serve("this is a bootable container image (bootc or ostree: it contains %s), not a disk; "
+                            "build a disk from it first, for example with bootc-image-builder", signs[i]);
 }
 
 static int listen_on(const char *text)
@@ -78,14 +78,14 @@ static int listen_on(const char *text)
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), one = 1;
     struct sockaddr_in address = {
         .sin_family = AF_INET, .sin_port = htons((in_port_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    /* A container that is started again finds its port in TIME_WAIT. */
+    /* After a container restart the port may still be in TIME_WAIT. */
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) ||
         bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, CLIENTS))
         refuse_to_serve("cannot listen on 127.0.0.1:%ld: %s", port, strerror(errno));
     return fd;
 }
 
-/* The importer reads the file as soon as it sees it: it appears whole. */
+/* Write atomically: the importer reads the file as soon as it exists. */
 static void write_ready_file(const char *path, const char *content)
 {
     char part[4096];
@@ -139,11 +139,11 @@ int main(int count, char **words)
 {
     struct options options = {"8100", "/disk", "/shared/ready", "/shared/done"};
     read_options(count, words, &options);
-    /* As process 1 of a container: signals without a handler would be ignored. */
+    /* Process 1 of a container ignores signals that have no handler. */
     sigaction(SIGTERM, &(struct sigaction){.sa_handler = stop}, NULL);
     sigaction(SIGINT, &(struct sigaction){.sa_handler = stop}, NULL);
     signal(SIGPIPE, SIG_IGN);
-    /* One that an earlier start has left would promise what is not yet so. */
+    /* A ready file left by an earlier start would announce a server that is not listening yet. */
     unlink(options.ready_file);
     refuse_bootable();
     struct disk disk = open_disk(options.image_dir);

@@ -1,4 +1,4 @@
-/* Refusing to serve: a sentence for people, then the end of the program. */
+/* Refusing to serve: a message for the user, then exit. */
 #include "server.h"
 
 #include <fcntl.h>

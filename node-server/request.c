@@ -1,4 +1,4 @@
-/* A request as text (RFC 9112), taken literally: what is odd is refused. */
+/* Strict parser for requests (RFC 9112): anything unusual is refused. */
 #include "server.h"
 
 #include <ctype.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Only CR LF ends a line, and nothing invisible is inside one but a tab. */
+/* Lines end with CR LF. The only control character allowed in a line is tab. */
 static bool is_clean(const char *text, size_t length)
 {
     for (size_t i = 0; i < length; i++) {
@@ -26,7 +26,7 @@ static int hex(char digit)
 
 static bool decode_path(const char *target, char *path)
 {
-    if (strncasecmp(target, "http://", 7) == 0) { /* as to a proxy: RFC 9112, 3.2.2 */
+    if (strncasecmp(target, "http://", 7) == 0) { /* absolute form, as sent to a proxy: RFC 9112, 3.2.2 */
         const char *slash = strchr(target + 7, '/');
         target = slash ? slash : "/";
     }
@@ -71,7 +71,8 @@ static bool read_number(const char **text, long long *value)
     return *text > start;
 }
 
-/* One range of bytes. Others, and several, may be ignored (RFC 9110, 14.2); of two headers the last counts. */
+/* Parse a single byte range. Other units and multiple ranges are ignored, as RFC 9110, 14.2 allows. The last
+   header wins. */
 static void parse_range(const char *value, struct request *request)
 {
     request->has_range = false;
@@ -88,7 +89,7 @@ static void parse_range(const char *value, struct request *request)
         request->first = -request->last;
     if (!has_first || !has_last)
         request->last = -1;
-    /* "-0" is nothing: as much as a range behind the end. */
+    /* "-0" selects no bytes: treat it as a range behind the end. */
     if (!has_first && !request->first)
         request->first = LLONG_MAX;
     request->has_range = true;

@@ -67,7 +67,7 @@ def test_bootable_images(empty_node: node_servers.Container, sign: str) -> None:
     log.touch()
     log.chmod(0o666)
     said = empty_node.refusal()
-    assert "this image boots by itself" in said
+    assert "this is a bootable container image" in said
     assert log.read_text() in said
 
 
