@@ -1,23 +1,23 @@
-# Every target sets up what it needs; a second call finds it done. `make help` lists them.
+# Every target installs what it needs first. `make help` lists the targets.
 .DEFAULT_GOAL := help
-# Debian keeps nginx, losetup and mkfs where a user's PATH may not look.
+# Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 .PHONY: help import boot setup test test-lowest check format bench fuzz image test-image lock try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
-import: ## import a disk: URL=... TARGET=..., or without them a real one, served here
+import: ## import a disk: URL=... TARGET=...; default: a real disk served on loopback
 	@tools/setup $(if $(URL),run,demo)
 	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
 
 boot: setup ## import the real disk and boot it in qemu to its menu
 	@.venv/bin/python -m pytest tests/end_to_end/test_boot.py
 
-try-debian: ## all of this in a fresh Debian root: RELEASE=trixie
+try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 	@tools/try-debian $(or $(RELEASE),trixie)
 
-setup: ## set up everything that the tests need
+setup: ## install everything that the tests need
 	@tools/setup test
 
 test: setup ## run all tests, three at a time
@@ -26,7 +26,7 @@ test: setup ## run all tests, three at a time
 test-lowest: setup ## run all tests with the lowest version of every dependency
 	@tools/lowest $(PYTEST_ARGS)
 
-check: setup ## format, lint, types, layers, contents of the wheel
+check: setup ## check format, lint, types, layers, content of the wheel
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	@tools/tree
@@ -36,11 +36,11 @@ check: setup ## format, lint, types, layers, contents of the wheel
 	@.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	.venv/bin/check-wheel-contents build/dist/*.whl
 
-format: setup ## let ruff format and mend what it can
+format: setup ## format the code, and fix what ruff can fix
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-bench: ## measure beside curl, dd and qemu-img; writes docs/benchmarks.md
+bench: ## measure against curl, dd and qemu-img; writes docs/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
@@ -56,9 +56,9 @@ image: ## build the container image with buildah, podman or docker: IMAGE=name I
 test-image: setup ## build the image on a base made here, run every role in containers (as root)
 	@tools/test-image $(PYTEST_ARGS)
 
-lock: ## pin the image's Python packages anew: requirements.lock
+lock: ## update requirements.lock, the image's Python packages
 	@tools/lock
 
-clean: ## remove what the targets made here; Debian packages stay
+clean: ## remove generated files; Debian packages stay installed
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
