@@ -1,7 +1,7 @@
-"""Measure the worker beside what a user would otherwise type: ``python -m tests.bench``.
+"""Measure the worker against the commands a user would type: ``python -m tests.bench``.
 
-Every row is run in turn with its rival, five rounds, medians; ratios are what to read, for machines
-differ and are noisy. The result is ``docs/benchmarks.md`` with its plots.
+Each row alternates with its rival, five rounds, medians. Compare ratios: machines differ and are noisy. The
+result is ``docs/benchmarks.md`` with its plots.
 """
 
 from __future__ import annotations
@@ -219,11 +219,11 @@ class Bench:
 
 
 def main() -> None:
-    """Measure the rows that are asked for and write the report when all were."""
+    """Measure the requested rows; write the report if all rows were measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", help="rows whose name contains this; nothing is written then")
+    parser.add_argument("--only", help="measure only rows whose name contains this; write no report")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks, 20 GiB")
+    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks (20 GiB)")
     parser.add_argument("--report", type=Path, default=Path("docs/benchmarks.md"))
     given = parser.parse_args()
     directory = given.directory.absolute()

@@ -1,7 +1,7 @@
-"""Tell where the time of an import goes: ``python -m tests.bench.profile raw``, with Linux's perf.
+"""Profile an import with perf: ``python -m tests.bench.profile raw``.
 
-The table holds what each function took by itself, then together with all that it calls; kernel and Python's
-own C functions included. What Python code does is seen better with ``py-spy record --gil``.
+The first table shows the CPU time of each function alone, the second with the functions it calls, including
+the kernel and Python's C functions. For Python code, ``py-spy record --gil`` shows more.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LINES = 40
 
 
 def main() -> None:
-    """Import one form of the bench's disk under perf; write the tables to a file and print its name."""
+    """Import the benchmark's disk in one format under perf; write the tables to a file and print its name."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("form", choices=["raw", *inputs.FORMS])
-    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="that of the bench")
+    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="of the benchmark")
     given = parser.parse_args()
     directory = given.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _table(data: Path, kind: str) -> str:
-    """Return the first lines of one of perf's tables."""
+    """Return the first lines of a perf report."""
     said = processes.run("perf", "report", kind, "--call-graph", "none", "--stdio", "--input", data).stdout
     lines = [line.rstrip() for line in said.splitlines() if line.strip() and not line.startswith("#")]
     return "\n".join([f"perf report {kind}", *lines[:LINES]])

@@ -57,9 +57,7 @@ class Uploads:
             unpack = f"{sys.executable} -m isal.igzip -dc {path} > /dev/null"
             limits["unpack"] = measure.run(["bash", "-c", unpack])
         slowest = max(limit.wall for limit in limits.values())
-        note = (
-            f"(of the slowest stage {ours.wall / slowest:.2f}, of plain HTTP {ours.wall / plainly.wall:.2f})"
-        )
+        note = f"(slowest stage {ours.wall / slowest:.2f}, plain HTTP {ours.wall / plainly.wall:.2f})"
         ratio = ours.wall / theirs.wall
         return report.Row(f"upload {name}", "file", ours, theirs, AIM, ratio, limits, note=note)
 
@@ -81,7 +79,7 @@ class Uploads:
                     ],
                 )
             target.unlink()
-        note = f"({ours.wall / there.wall:.2f} of all bytes to the device)"
+        note = f"(to the same device {ours.wall / there.wall:.2f})"
         ratio = ours.wall / theirs.wall
         return report.Row("clone", "block", ours, theirs, CLONE_AIM, ratio, note=note)
 
