@@ -1,4 +1,4 @@
-"""``import importer``: the small surface that other programs stand on."""
+"""``import cdi_worker``: the small surface that other programs stand on."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_written_bytes_of_programs_count_while_they_run(tmp_path: Path) -> None:
 def test_an_end_at_any_moment_of_the_start(milliseconds: int) -> None:
     """Threads that Python has to end itself may crash it."""
     script = (
-        "import time; from importer import metrics\n"
+        "import time; from cdi_worker import metrics\n"
         f"with metrics.exposed('importer', 'x', {processes.free_port()}): time.sleep({milliseconds / 1000})"
     )
     done = subprocess.run(
