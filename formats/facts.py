@@ -39,11 +39,19 @@ class Facts:
 class View:
     """A file as far as it can be seen: its head, and any other place if ``read`` is given.
 
-    ``size``: length of the file in bytes; ``read`` needs it.
+    ``size``: length of the file in bytes; ``read`` needs it. ``allow_backing``: the base name of the one
+    backing file that the image may have.
     """
 
-    def __init__(self, head: bytes, read: Read | None = None, size: int | None = None) -> None:
+    def __init__(
+        self,
+        head: bytes,
+        read: Read | None = None,
+        size: int | None = None,
+        allow_backing: str | None = None,
+    ) -> None:
         self.head = head
+        self.allow_backing = allow_backing
         self.size = size
         self._read = read
 

@@ -12,8 +12,9 @@ may import ``errors`` while this package is still being imported.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from cdi_worker import lazy
 
 if TYPE_CHECKING:
     from cdi_worker.errors import Error
@@ -24,22 +25,24 @@ if TYPE_CHECKING:
     from cdi_worker.request import Request
     from cdi_worker.sources.base import Access, Location, Source
 
-_HOMES = {
-    "Access": "cdi_worker.sources.base",
-    "Error": "cdi_worker.errors",
-    "FetchOptions": "cdi_worker.images.engine.fetch",
-    "Inspection": "cdi_worker.execute",
-    "Location": "cdi_worker.sources.base",
-    "NullProgress": "cdi_worker.progress",
-    "Plan": "cdi_worker.plan",
-    "Progress": "cdi_worker.progress",
-    "Request": "cdi_worker.request",
-    "Result": "cdi_worker.execute",
-    "Route": "cdi_worker.plan",
-    "Source": "cdi_worker.sources.base",
-    "inspect": "cdi_worker.execute",
-    "run": "cdi_worker.execute",
-}
+_PUBLIC: lazy.Table[str, Any] = lazy.Table(
+    {
+        "Access": "cdi_worker.sources.base:Access",
+        "Error": "cdi_worker.errors:Error",
+        "FetchOptions": "cdi_worker.images.engine.fetch:Options",
+        "Inspection": "cdi_worker.execute:Inspection",
+        "Location": "cdi_worker.sources.base:Location",
+        "NullProgress": "cdi_worker.progress:NullProgress",
+        "Plan": "cdi_worker.plan:Plan",
+        "Progress": "cdi_worker.progress:Progress",
+        "Request": "cdi_worker.request:Request",
+        "Result": "cdi_worker.execute:Result",
+        "Route": "cdi_worker.plan:Route",
+        "Source": "cdi_worker.sources.base:Source",
+        "inspect": "cdi_worker.execute:inspect",
+        "run": "cdi_worker.execute:run",
+    }
+)
 
 __all__ = [
     "Access",
@@ -60,8 +63,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "FetchOptions":
-        return importlib.import_module(_HOMES[name]).Options
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return _PUBLIC[name]

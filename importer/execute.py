@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from cdi_worker import errors, plan, request, sources
+from cdi_worker import errors, lazy, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
 from cdi_worker.images.engine import cancelling, retry
@@ -23,19 +22,20 @@ log = logging.getLogger(__name__)
 #: How late a cancel is noticed, in seconds.
 TURN = 0.2
 
-#: Where each route is. It is loaded, with all that it needs, when it is taken: start-up is part of every
-#: import.
-ROUTES: Mapping[plan.Route, str] = {
-    plan.Route.BLANK: "routes.direct.blank",
-    plan.Route.EXTENTS: "routes.direct.extents",
-    plan.Route.PLACE: "routes.place.place_mapped",
-    plan.Route.STREAM: "routes.direct.stream",
-    plan.Route.CONVERT: "routes.convert.convert",
-    plan.Route.SPOOL: "routes.convert.spool",
-    plan.Route.MERGE: "routes.convert.merge",
-    plan.Route.UPDATE: "routes.direct.update",
-    plan.Route.UNPACK: "routes.unpack.unpack_archive",
-}
+#: A route is loaded, with all that it needs, when it is taken.
+ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
+    {
+        plan.Route.BLANK: "cdi_worker.routes.direct:blank",
+        plan.Route.EXTENTS: "cdi_worker.routes.direct:extents",
+        plan.Route.PLACE: "cdi_worker.routes.place:place_mapped",
+        plan.Route.STREAM: "cdi_worker.routes.direct:stream",
+        plan.Route.CONVERT: "cdi_worker.routes.convert:convert",
+        plan.Route.SPOOL: "cdi_worker.routes.convert:spool",
+        plan.Route.MERGE: "cdi_worker.routes.convert:merge",
+        plan.Route.UPDATE: "cdi_worker.routes.direct:update",
+        plan.Route.UNPACK: "cdi_worker.routes.unpack:unpack_archive",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _carry_out(
             ranges=ranges,
         )
         try:
-            _way(made.route)(job)
+            ROUTES[made.route](job)
             return job
         except errors.NoRanges as err:
             if not ranges:
@@ -211,10 +211,4 @@ def _carry_out(
 def load() -> None:
     """Load what a disk most often needs: for who has nothing to do until one comes."""
     for route in (plan.Route.STREAM, plan.Route.PLACE):
-        _way(route)
-
-
-def _way(route: plan.Route) -> Callable[[job_module.Job], None]:
-    module, _, name = ROUTES[route].rpartition(".")
-    found: Callable[[job_module.Job], None] = getattr(importlib.import_module(f"cdi_worker.{module}"), name)
-    return found
+        _ = ROUTES[route]

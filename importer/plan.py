@@ -124,7 +124,7 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
             return Plan(Route.STREAM, "raw disk in parallel ranges, straight to the target", random=True)
         return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
     if content.format in readers.FORMATS and not content.unplaceable:
-        parts = f"{content.format} {readers.FORMATS[content.format].unit}"
+        parts = f"{content.format} {readers.FORMATS[content.format].UNIT}"
         if at_random:
             return Plan(Route.PLACE, f"{parts} fetched by range, put where they belong", random=True)
         return Plan(Route.PLACE, f"{parts} put where they belong as they pass: {forward}", spill=True)

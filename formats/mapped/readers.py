@@ -1,40 +1,41 @@
-"""The disk formats that are read by our own readers, so that a disk needs no other program.
-
-Each has a module that tells what reads its images at random, and what follows them as they pass.
-"""
+"""The disk formats that are read by our own readers, so that a disk needs no other program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Protocol
 
-from cdi_worker import errors
+from cdi_worker import errors, lazy
 from cdi_worker.formats import facts
 from cdi_worker.formats.mapped import image, passing
-from cdi_worker.formats.qcow2 import header, layout
-from cdi_worker.formats.vmdk import layout as vmdk_layout
 
 #: Bytes of a file's beginning that tell whether it can be placed and where.
-HEAD_SIZE = header.HEAD_SIZE
+HEAD_SIZE = 64 << 10
 
 
-class Reader(NamedTuple):
-    """``unit``: what the format calls the pieces of a disk.
+class Reader(Protocol):
+    """What the module of a format knows. ``UNIT``: what the format calls the pieces of a disk."""
 
-    ``look(head)`` takes a file's beginning and raises ``errors.Unsupported`` for what another program may
-    be able to read; ``read_image(read, size)`` reads header and directory of a file of so many bytes.
-    """
+    UNIT: str
 
-    unit: str
-    look: Callable[[bytes], object]
-    read_image: Callable[[facts.Read, int], image.Image]
-    follow: Callable[[bytes], passing.Follower]
+    def look(self, head: bytes) -> object:
+        """Read a file's first ``HEAD_SIZE`` bytes.
+
+        Raises ``errors.Unsupported`` for what another program may be able to read.
+        """
+
+    def is_crowded(self, head: bytes) -> bool:
+        """Tell whether a stream may name more pieces than are remembered."""
+
+    def read_image(self, read: facts.Read, size: int) -> image.Image:
+        """Read header and directory of a file of so many bytes."""
+
+    def follow(self, head: bytes) -> passing.Follower:
+        """Return what follows an image that comes in order and begins with ``head``."""
 
 
-FORMATS: Mapping[str, Reader] = {
-    "qcow2": Reader("clusters", header.parse, layout.read_image, layout.follow),
-    "vmdk": Reader("grains", vmdk_layout.look, vmdk_layout.read_image, vmdk_layout.follow),
-}
+FORMATS: lazy.Table[str, Reader] = lazy.Table(
+    {"qcow2": "cdi_worker.formats.qcow2.layout", "vmdk": "cdi_worker.formats.vmdk.layout"}
+)
 
 
 def obstacle(form: str, head: bytes) -> str:
@@ -48,8 +49,5 @@ def obstacle(form: str, head: bytes) -> str:
 
 
 def is_crowded(form: str, head: bytes) -> bool:
-    """Tell whether a stream of an image without ``obstacle`` may tell of more pieces than are remembered.
-
-    Of vmdk all tables come first. Of qcow2, whose tables come among the data, nobody knows.
-    """
-    return form == "vmdk" and vmdk_layout.is_crowded(head)
+    """Tell whether a stream of an image without ``obstacle`` may name more pieces than are remembered."""
+    return form in FORMATS and FORMATS[form].is_crowded(head)

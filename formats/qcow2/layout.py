@@ -22,6 +22,9 @@ from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
 
+#: What the format calls the pieces of a disk.
+UNIT = "clusters"
+
 
 class Layout:
     """An image with this header; see ``mapped.Layout``."""
@@ -66,6 +69,16 @@ def read_image(read: facts.Read, size: int) -> mapped.Image:
     ``read(offset, length)`` returns all of the bytes or raises.
     """
     return mapped.read_image(read_layout(read(0, min(size, qcow2_header.HEAD_SIZE))), read, size)
+
+
+def look(head: bytes) -> qcow2_header.Header:
+    """Return the header. Raises ``errors.Unsupported`` for what another program may be able to read."""
+    return qcow2_header.parse(head)
+
+
+def is_crowded(_head: bytes) -> bool:
+    """Return False: its tables come among the data, so that a stream does not tell."""
+    return False
 
 
 def follow(head: bytes) -> passing.Passing:

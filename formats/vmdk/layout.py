@@ -18,6 +18,8 @@ from cdi_worker.formats.vmdk import check, grains, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import SECTOR
 
+#: What the format calls the pieces of a disk.
+UNIT = "grains"
 #: A sector that no grain is in.
 _BEHIND = 1 << 33
 

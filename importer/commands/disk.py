@@ -128,6 +128,3 @@ def upload(
     with output.progress(style, as_json=False) as shown:
         upload_file.send(upload_file.Wanted(file, url, token=token, **given), shown, obj.cancel)
     return 0
-
-
-COMMANDS = (import_, inspect, digest, blank, upload)

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import threading
 from collections.abc import Callable
 
 import click
 
-from cdi_worker import contract
+from cdi_worker import contract, lazy
 from cdi_worker.roles import run
 
 POD = contract.Paths()
 #: Names by which CDI's controllers start the image for what is no role of the contract.
 PROGRAMS = frozenset({"cdi-source-update-poller", "cdi-image-size-detection"})
-#: The modules of the sub-commands. None is loaded before it is needed: start-up is part of every import,
-#: and a pod's role needs none of them.
-MODULES = {
-    **dict.fromkeys(("import", "inspect", "digest", "blank", "upload"), "commands.disk"),
-    **dict.fromkeys(("manifest", "run"), "kubernetes.commands"),
-    **dict.fromkeys(PROGRAMS, "kubernetes.cron"),
-}
+#: A pod's role needs none of them.
+COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
+    {
+        "import": "cdi_worker.commands.disk:import_",
+        "inspect": "cdi_worker.commands.disk:inspect",
+        "digest": "cdi_worker.commands.disk:digest",
+        "blank": "cdi_worker.commands.disk:blank",
+        "upload": "cdi_worker.commands.disk:upload",
+        "manifest": "cdi_worker.kubernetes.commands:manifest",
+        "run": "cdi_worker.kubernetes.commands:run",
+        "cdi-source-update-poller": "cdi_worker.kubernetes.cron:poll",
+        "cdi-image-size-detection": "cdi_worker.kubernetes.cron:measure",
+    }
+)
 
 
 @dataclasses.dataclass
@@ -36,15 +42,10 @@ class _Group(click.Group):
     """The sub-commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(MODULES)
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        # For a name that is none, click looks at all of them for one that is like it.
-        wanted = [MODULES[cmd_name]] if cmd_name in MODULES else sorted(set(MODULES.values()))
-        for module in wanted:
-            for command in importlib.import_module(f"cdi_worker.{module}").COMMANDS:
-                self.add_command(command)
-        return super().get_command(ctx, cmd_name)
+        return COMMANDS.get(cmd_name)
 
 
 def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

@@ -146,6 +146,3 @@ def _planned(
         if faults:
             raise errors.RequestError(*faults)
         yield volume, stages
-
-
-COMMANDS = (manifest, run)

@@ -48,9 +48,6 @@ def measure(path: str, termination_log: str) -> int:
     return 0
 
 
-COMMANDS = (poll, measure)
-
-
 #: The digest that is to be imported next; the controller acts on it.
 DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
 #: Seconds without an answer of the API server.

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from cdi_worker import contract, errors, report
+from cdi_worker import contract, errors, lazy, report
 from cdi_worker.images.engine import retry
 
 log = logging.getLogger(__name__)
 
-#: The modules of the roles: a pod loads those of its own.
-ROLES = {"importer": "roles.importer", "uploadserver": "upload.role", "cloner": "send.volume"}
+Role = Callable[[Mapping[str, str], contract.Paths, retry.Cancel], report.Report]
+#: A pod loads the modules of its own role.
+ROLES: lazy.Table[str, Role] = lazy.Table(
+    {
+        "importer": "cdi_worker.roles.importer:play",
+        "uploadserver": "cdi_worker.upload.role:play",
+        "cloner": "cdi_worker.send.volume:play",
+    }
+)
 
 
 def run(
@@ -31,7 +37,7 @@ def run(
     """
     source = env.get("IMPORTER_SOURCE", "")
     try:
-        outcome: report.Report = importlib.import_module(f"cdi_worker.{ROLES[role]}").play(env, paths, cancel)
+        outcome = ROLES[role](env, paths, cancel)
     except errors.Error as err:
         log.error("failed: %s", err)  # noqa: TRY400  (the sentence is for people, the trace for -v=4)
         log.debug("trace", exc_info=True)

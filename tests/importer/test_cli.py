@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,69 +45,6 @@ def test_the_version(tmp_path: Path) -> None:
     (tmp_path / "cdi_worker-1.2.dist-info").mkdir()
     (tmp_path / "cdi_worker-1.2.dist-info/METADATA").write_text("Name: cdi-worker\nVersion: 1.2\n")
     assert told() == "cdi-worker, version 1.2\n"
-
-
-#: What no start needs, and what an import of a disk that comes as it is has no use for either.
-OTHERS = {"cdi_worker.kubernetes.commands", "cdi_worker.kubernetes.cron", "cdi_worker.metrics_server", "rich"}
-ROUTES = {"cdi_worker.routes.place", "cdi_worker.routes.convert", "cdi_worker.routes.unpack", "subprocess"}
-CLONE = {"UPLOAD_URL": "https://127.0.0.1:1/"}
-SERVER = {"CLIENT_NAME": "client"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "env", "loaded", "unwanted"),
-    [
-        (
-            ("--version",),
-            {},
-            "cdi_worker.commands.group",
-            {"cdi_worker.commands.disk", "cdi_worker.execute", "fractions"},
-        ),
-        (
-            (),
-            CLONE,
-            "cdi_worker.send.volume",
-            {"cdi_worker.execute", "cdi_worker.commands.options", "cdi_worker.sources", "fractions"},
-        ),
-        (
-            (),
-            SERVER,
-            "cdi_worker.upload.settings",
-            {"cdi_worker.send.volume", "cdi_worker.commands.options", "requests", *ROUTES},
-        ),
-        (
-            (),
-            {"IMPORTER_SOURCE": "none"},
-            "cdi_worker.routes.direct",
-            {"cdi_worker.commands.options", "requests", "ssl", *ROUTES},
-        ),
-        (("blank", "disk.img", "1Mi"), {}, "cdi_worker.routes.direct", {"requests", "ssl", *ROUTES}),
-        (
-            ("import", "{web}", "disk.img"),
-            {},
-            "cdi_worker.sources.web.http",
-            {"botocore", "oslo_utils", *ROUTES},
-        ),
-    ],
-)
-def test_a_start_loads_what_it_needs(
-    web: servers.Web,
-    disks: disks_module.Disks,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    env: dict[str, str],
-    loaded: str,
-    unwanted: set[str],
-) -> None:
-    """Start-up is part of every import. Python itself tells what was loaded until the program's end."""
-    url = web.url(disks.image("raw"))
-    pod = {"data-dir": "", "block-device": "none", "termination-log": "log", "metrics-port": None}
-    places = [f"--{name}={0 if place is None else tmp_path / place}" for name, place in pod.items()]
-    given = [part.replace("{web}", url).replace("disk.img", f"{tmp_path}/disk.img") for part in arguments]
-    done = worker.run(*(places if not given else []), *given, env={**env, "PYTHONVERBOSE": "1"})
-    found = set(re.findall(r"^import '?([\w.]+)'? #", done.errors, re.MULTILINE))
-    assert loaded in found, done.errors
-    assert not found & (OTHERS | unwanted)
 
 
 # -- import ------------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""What a qcow2 image must not be, and how long its file has to be."""
+
+from __future__ import annotations
+
+import posixpath
+import struct
+
+from cdi_worker.formats import facts
+from cdi_worker.formats.qcow2 import header as qcow2_header
+from cdi_worker.formats.qcow2 import layout
+
+#: In the header: offset of the backing file's name in the file, and the name's length.
+_BACKING = struct.Struct(">8xQI")
+_BACKING_FIELDS = slice(8, 20)
+
+
+def check(view: facts.View) -> facts.Facts:
+    """Refuse other files, encryption and unknown features; only the allowed backing file passes."""
+    head = bytearray(view.head)
+    backing = _backing(view.head, view.allow_backing) if view.allow_backing is not None else None
+    if backing is not None:
+        head[_BACKING_FIELDS] = bytes(12)
+    header = qcow2_header.parse(bytes(head))
+    facts.check_size("qcow2", header.virtual_size)
+    return facts.Facts("qcow2", header.virtual_size, backing=backing)
+
+
+def required_length(view: facts.View) -> int:
+    """Return the bytes that a file with these tables holds at least; a backing file is not looked at."""
+
+    def masked(offset: int, length: int) -> bytes:
+        data = bytearray(view.at(offset, length))
+        for place in range(max(offset, _BACKING_FIELDS.start), min(offset + len(data), _BACKING_FIELDS.stop)):
+            data[place - offset] = 0
+        return bytes(data)
+
+    return layout.required_length(masked, view.size or 0)
+
+
+def _backing(head: bytes, allowed: str) -> str | None:
+    """Return the name of the backing file if there is one, and its base name is the allowed one."""
+    offset, length = _BACKING.unpack_from(head)
+    if not offset:
+        return None
+    name = head[offset : offset + length].decode()
+    if len(name.encode()) != length or posixpath.basename(name) != allowed:
+        raise facts.refuse("qcow2", "backing_file", f"its backing file is {name!r}, not {allowed!r}")
+    return name

@@ -1,0 +1,41 @@
+"""Objects by reference, imported when they are first used: start-up is part of every import.
+
+A reference is ``module:attribute``, as in entry points; ``module`` alone is the module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def load(reference: str) -> Any:
+    """Import and return the object that ``reference`` names."""
+    name, _, attribute = reference.partition(":")
+    module = importlib.import_module(name)
+    return getattr(module, attribute) if attribute else module
+
+
+class Table(Mapping[K, V]):
+    """Objects by key, each imported when it is looked up. Asking for the keys imports nothing."""
+
+    def __init__(self, references: Mapping[K, str]) -> None:
+        self._references = references
+
+    def __getitem__(self, key: K) -> V:
+        found: V = load(self._references[key])
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        # Mapping's own looks the value up, which would import it.
+        return key in self._references
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._references)
+
+    def __len__(self) -> int:
+        return len(self._references)

@@ -1,0 +1,78 @@
+"""References to objects: what they name, and when it is imported."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import execute, lazy, plan
+from cdi_worker.commands import group
+from cdi_worker.formats import detect, safety
+from cdi_worker.formats.mapped import readers
+from cdi_worker.formats.qcow2 import header as qcow2_header
+from cdi_worker.formats.vmdk import header as vmdk_header
+from cdi_worker.roles import run
+
+
+def test_load_returns_an_attribute_or_a_module() -> None:
+    assert lazy.load("posixpath:join") is __import__("posixpath").join
+    assert lazy.load("posixpath") is __import__("posixpath")
+
+
+@pytest.mark.parametrize(
+    ("reference", "error"),
+    [("cdi_worker.nothing", ModuleNotFoundError), ("cdi_worker.lazy:nothing", AttributeError)],
+)
+def test_load_refuses_what_is_not_there(reference: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        lazy.load(reference)
+
+
+def test_a_table_imports_on_lookup_only(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lazily_loaded.py").write_text("value = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    table: lazy.Table[str, int] = lazy.Table({"seven": "lazily_loaded:value"})
+    assert (list(table), len(table), "seven" in table, "eight" in table) == (["seven"], 1, True, False)
+    assert table.get("eight") is None
+    assert "lazily_loaded" not in sys.modules
+    assert table["seven"] == 7
+    assert sys.modules.pop("lazily_loaded")
+    with pytest.raises(KeyError):
+        _ = table["eight"]
+
+
+TABLES: dict[str, lazy.Table[Any, Any]] = {
+    "commands": group.COMMANDS,
+    "public names": cdi_worker._PUBLIC,
+    "readers": readers.FORMATS,
+    "roles": run.ROLES,
+    "routes": execute.ROUTES,
+    "safety": safety.FORMATS,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_reference_resolves(name: str) -> None:
+    table = TABLES[name]
+    assert len(table) >= 2
+    for key in table:
+        assert table[key] is not None
+
+
+def test_tables_are_complete() -> None:
+    assert set(execute.ROUTES) == set(plan.Route)
+    assert set(safety.FORMATS) == detect.DISKS
+    assert set(cdi_worker._PUBLIC) == set(cdi_worker.__all__)
+
+
+def test_every_format_has_what_its_table_says() -> None:
+    for checks in safety.FORMATS.values():
+        assert callable(checks.check)
+        assert callable(checks.required_length)
+    for reader in readers.FORMATS.values():
+        assert reader.UNIT
+        assert all(map(callable, (reader.look, reader.is_crowded, reader.read_image, reader.follow)))
+    assert max(qcow2_header.HEAD_SIZE, vmdk_header.HEAD_SIZE) <= readers.HEAD_SIZE

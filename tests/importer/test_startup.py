@@ -1,0 +1,111 @@
+"""The start-up budget: which modules, and how many, a start may load. Start-up is part of every import."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import servers, worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What one start may load beyond what Python loads for an empty program.
+
+    ``ours``, ``all``: how many modules, those of Python 3.11 and a few more for others. ``packages``: the
+    packages that are neither ours nor Python's. ``without``: modules and packages that it has no use for.
+    """
+
+    ours: int
+    all: int
+    packages: frozenset[str]
+    without: frozenset[str]
+
+
+def _budget(ours: int, total: int, packages: str, without: str) -> Budget:
+    return Budget(ours, total, frozenset(packages.split()), frozenset(without.split()))
+
+
+FORMATS = "click isal backports"
+HTTP = f"{FORMATS} requests urllib3 certifi charset_normalizer idna"
+INSPECTOR = "oslo_utils oslo_i18n cryptography _cffi_backend"
+#: What no start needs.
+OTHERS = "cdi_worker.metrics_server rich"
+COMMANDS = "cdi_worker.commands.disk cdi_worker.commands.options cdi_worker.kubernetes"
+ROUTES = "cdi_worker.routes.convert cdi_worker.routes.unpack subprocess"
+#: Raise a number only for a module that this very start needs.
+BUDGETS = {
+    "help": _budget(72, 180, FORMATS, "requests ssl cdi_worker.routes.direct"),
+    "version": _budget(17, 135, "click", f"{COMMANDS} cdi_worker.execute fractions"),
+    "blank": _budget(66, 170, FORMATS, f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
+    "raw": _budget(72, 300, HTTP, f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"),
+    "qcow2": _budget(
+        80,
+        346,
+        f"{HTTP} {INSPECTOR} zstandard",
+        f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk oslo_utils.strutils",
+    ),
+    "clone": _budget(
+        37,
+        150,
+        "click backports",
+        f"{COMMANDS} cdi_worker.execute cdi_worker.sources fractions requests",
+    ),
+    "server": _budget(66, 175, FORMATS, f"{COMMANDS} {ROUTES} cdi_worker.send.volume requests"),
+}
+ENVIRONMENTS = {
+    "blank": {"IMPORTER_SOURCE": "none", "IMPORTER_IMAGE_SIZE": "1Mi"},
+    "raw": {"IMPORTER_SOURCE": "http"},
+    "qcow2": {"IMPORTER_SOURCE": "http"},
+    "clone": {"UPLOAD_URL": "https://127.0.0.1:1/"},
+    "server": {"CLIENT_NAME": "client"},
+}
+
+
+def _loaded(messages: str) -> set[str]:
+    """Return the modules that Python reports (``PYTHONVERBOSE``) until the program's end."""
+    return set(re.findall(r"^import '?([\w.]+)'? #", messages, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def empty() -> set[str]:
+    """Return what an empty program loads: the interpreter's own, and what the installation adds."""
+    command = [sys.executable, "-v", "-c", "import runpy"]
+    done = subprocess.run(command, env=worker.ENVIRONMENT, check=True, capture_output=True, text=True)
+    return _loaded(done.stderr)
+
+
+@pytest.mark.parametrize("start", BUDGETS)
+def test_a_start_keeps_to_its_budget(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, empty: set[str], start: str
+) -> None:
+    env = dict(ENVIRONMENTS.get(start, {}))
+    if env.get("IMPORTER_SOURCE") == "http":
+        env["IMPORTER_ENDPOINT"] = web.url(disks.image(start))
+    pod = worker.Pod(tmp_path)
+    arguments = pod.arguments if env else [f"--{start}"]
+    done = worker.run(*arguments, env={**env, "PYTHONVERBOSE": "1"})
+    assert done.status == (1 if start in {"clone", "server"} else 0), done.errors
+    found = _loaded(done.errors) - empty
+    budget = BUDGETS[start]
+    ours = {name for name in found if f"{name}.".startswith("cdi_worker.")}
+    packages = {name.partition(".")[0] for name in found - ours} - sys.stdlib_module_names
+    assert packages <= budget.packages
+    unwanted = budget.without | set(OTHERS.split())
+    assert not {name for name in found for other in unwanted if f"{name}.".startswith(f"{other}.")}
+    assert len(ours) <= budget.ours, sorted(ours)
+    assert len(found) <= budget.all, sorted(found)
+
+
+def test_importing_the_library_loads_no_source_and_sets_up_no_logging() -> None:
+    code = "import sys, cdi_worker, cdi_worker.execute\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    names = done.stdout.split()
+    assert "cdi_worker.sources.base" in names
+    assert not {"requests", "h11", "rich", "boto3", "google"} & set(names)
