@@ -1,18 +1,26 @@
-"""The source of a DataVolume (``spec.source``) as typed values."""
+"""A DataVolume (cdi.kubevirt.io/v1beta1) as typed values, checked by the API's rules, all faults at once."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import pathlib
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from cdi_worker import contract, errors, request, units
+from cdi_worker import contract, errors, units
 from cdi_worker.formats import checksum
-from cdi_worker.kubernetes import documents
+from cdi_worker.kubernetes import documents, schema
 
+API_VERSION = "cdi.kubevirt.io/v1beta1"
+#: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
+VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
+#: Requests that a claim is bound at once, not when a virtual machine first wants it.
+BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
 #: Sources that copy a disk in stages.
 MULTI_STAGE = frozenset({"imageio", "vddk"})
 #: Sources that are an object of the cluster, which knows its own size.
@@ -50,168 +58,6 @@ class Source:
     name: str = ""
 
 
-def parse_source(spec: documents.Fields) -> Source:
-    """Return the one source that ``spec`` names, of no kind where there is none or several."""
-    if "sourceRef" in spec:
-        spec.fault("sourceRef", "refers to a DataSource of a cluster; name the source itself in spec.source")
-    spec.value("sourceRef")
-    source = spec.fields("source")
-    kinds = source.names()
-    if not kinds and "sourceRef" not in spec:
-        spec.fault("source", f"missing; wants one of {', '.join(SOURCES)}")
-    if len(kinds) > 1:
-        spec.fault("source", f"wants one source, found {len(kinds)}: {', '.join(kinds)}")
-    for kind in kinds:
-        if kind not in SOURCES:
-            source.fault(kind, f"unknown source; one of {', '.join(SOURCES)}")
-    known = [kind for kind in kinds if kind in SOURCES]
-    made = [_one_source(kind, source.fields(kind)) for kind in known]
-    return made[0] if len(made) == 1 else Source(kind="")
-
-
-def _one_source(kind: str, given: documents.Fields) -> Source:
-    made = Source(kind=kind, **SOURCES[kind](given))
-    given.end()
-    return made
-
-
-def _http(given: documents.Fields) -> dict[str, Any]:
-    headers = []
-    for path, header in given.texts("extraHeaders"):
-        try:
-            contract.parse_header(header)
-            headers.append(header)
-        except errors.RequestError as err:
-            given.fault(path, str(err))
-    said = given.text("checksum")
-    if said:
-        try:
-            checksum.parse(said)
-        except errors.RequestError as err:
-            given.fault("checksum", str(err))
-    return {
-        "url": _address(given, "http", "https"),
-        "secret": given.name("secretRef"),
-        "certificates": given.name("certConfigMap"),
-        "headers": tuple(headers),
-        "secret_headers": tuple(_names(given, "secretExtraHeaders")),
-        "checksum": said,
-    }
-
-
-def _s3(given: documents.Fields) -> dict[str, Any]:
-    return {
-        "url": _address(given, "http", "https", "s3"),
-        "secret": given.name("secretRef"),
-        "certificates": given.name("certConfigMap"),
-    }
-
-
-def _gcs(given: documents.Fields) -> dict[str, Any]:
-    return {"url": _address(given, "gs", "http", "https"), "secret": given.name("secretRef")}
-
-
-def _registry(given: documents.Fields) -> dict[str, Any]:
-    node_pull = given.choice("pullMethod", ("pod", "node")) == "node"
-    stream = given.text("imageStream")
-    if ("url" in given) == ("imageStream" in given):
-        given.fault("url", "wants either url or imageStream")
-    if stream and not node_pull:
-        given.fault("imageStream", "needs pullMethod node")
-    platform = given.fields("platform")
-    architecture = platform.text("architecture")
-    platform.end()
-    given.value("url")
-    return {
-        "url": _address(given, "docker", "oci-archive") if "url" in given else "",
-        "image_stream": stream,
-        "node_pull": node_pull,
-        "secret": given.name("secretRef"),
-        "certificates": given.name("certConfigMap"),
-        "architecture": architecture,
-    }
-
-
-def _imageio(given: documents.Fields) -> dict[str, Any]:
-    insecure = given.flag("insecureSkipVerify")
-    return {
-        "url": _address(given, "http", "https"),
-        "disk_id": given.text("diskId", required=True),
-        "secret": given.name("secretRef", required=True),
-        "certificates": given.name("certConfigMap", required=not insecure),
-        "insecure": insecure,
-    }
-
-
-def _vddk(given: documents.Fields) -> dict[str, Any]:
-    return {
-        "url": _address(given, "http", "https"),
-        "uuid": given.text("uuid", required=True),
-        "backing_file": given.text("backingFile", required=True),
-        "thumbprint": given.text("thumbprint", required=True),
-        "secret": given.name("secretRef", required=True),
-        "init_image": given.text("initImageURL"),
-        "extra_arguments": given.name("extraArgs"),
-    }
-
-
-def _clone(given: documents.Fields) -> dict[str, Any]:
-    return {
-        "namespace": given.name("namespace", required=True),
-        "name": given.name("name", required=True),
-    }
-
-
-def _nothing(_given: documents.Fields) -> dict[str, Any]:
-    return {}
-
-
-#: The names below ``spec.source``, and what reads their fields.
-SOURCES: Mapping[str, Callable[[documents.Fields], dict[str, Any]]] = {
-    "http": _http,
-    "s3": _s3,
-    "gcs": _gcs,
-    "registry": _registry,
-    "upload": _nothing,
-    "blank": _nothing,
-    "imageio": _imageio,
-    "vddk": _vddk,
-    "pvc": _clone,
-    "snapshot": _clone,
-}
-
-
-def _address(given: documents.Fields, *schemes: str) -> str:
-    """Return the URL; messages do not repeat it, since it may hold a password."""
-    url = given.text("url", required=True)
-    try:
-        parts = urllib.parse.urlsplit(url)
-        good = not url or (parts.scheme in schemes and bool(parts.netloc or parts.path.strip("/")))
-    except ValueError:
-        good = False
-    if not good or re.search(r"[\s\x00-\x1f\x7f]", url):
-        given.fault("url", f"is no address that begins with {', '.join(f'{scheme}:' for scheme in schemes)}")
-    return url
-
-
-def _names(given: documents.Fields, name: str) -> list[str]:
-    found = []
-    for path, value in given.texts(name):
-        if documents.NAME.fullmatch(value):
-            found.append(value)
-        else:
-            given.fault(path, "is no name of a Secret")
-    return found
-
-
-API_VERSION = "cdi.kubevirt.io/v1beta1"
-#: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
-VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
-#: Requests that a claim is bound at once, not when a virtual machine first wants it.
-BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
-ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
     """The volume that is asked for. ``size`` in bytes, None where the source's decides.
@@ -222,9 +68,15 @@ class Claim:
 
     section: str
     size: int | None
-    block: bool
-    storage_class: str | None
     spec: Mapping[str, Any]
+
+    @property
+    def block(self) -> bool:
+        return self.spec.get("volumeMode") == "Block"
+
+    @property
+    def storage_class(self) -> str | None:
+        return self.spec.get("storageClassName")
 
     def size_with(self, overhead: Fraction) -> int:
         """Return the bytes of the volume on which a disk of ``size`` bytes has room."""
@@ -255,6 +107,7 @@ class DataVolume:
     checkpoints: tuple[Checkpoint, ...]
     final: bool
     priority_class: str
+    service_account: str
 
     @property
     def is_archive(self) -> bool:
@@ -287,115 +140,209 @@ def find(found: list[documents.Document]) -> documents.Document:
 
 def parse(document: documents.Document, faults: list[str]) -> DataVolume:
     """Return the values of a DataVolume; what is wrong with them is added to ``faults``, by path."""
-    top = documents.Fields(document.content, "", faults)
-    if (version := top.value("apiVersion")) != API_VERSION:
-        top.fault("apiVersion", f"{version!r} is not {API_VERSION}")
-    top.value("kind")
-    top.value("status")
-    metadata = top.fields("metadata")
-    name = metadata.name("name", required=True)
-    spec = top.fields("spec")
-    if "spec" not in top:
-        top.fault("spec", "missing")
-    top.end()
-    annotations = metadata.strings("annotations")
-    source = parse_source(spec)
-    if source.kind == "vddk" and not source.extra_arguments:
-        named = documents.Fields(annotations, "metadata.annotations", faults).name(VDDK_ARGUMENTS)
-        source = dataclasses.replace(source, extra_arguments=named)
+    found: dict[str, str] = {}
+    # Published by CDI: tools/datavolume-schema.
+    published = json.loads(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
+    content = schema.check(document.content, {"allOf": [published, RULES]}, found)
+    metadata, spec = content.get("metadata", {}), content.get("spec", {})
+    source = _source(spec, metadata, found)
     volume = DataVolume(
-        name=name,
-        namespace=metadata.name("namespace"),
-        labels=metadata.strings("labels"),
-        annotations=annotations,
+        name=metadata.get("name", ""),
+        namespace=metadata.get("namespace", ""),
+        labels=metadata.get("labels", {}),
+        annotations=metadata.get("annotations", {}),
         source=source,
-        claim=_claim(spec, source),
-        content_type=spec.choice("contentType", request.CONTENT_TYPES) or "kubevirt",
-        preallocation=spec.flag("preallocation"),
-        checkpoints=_checkpoints(spec, source),
-        final=spec.flag("finalCheckpoint"),
-        priority_class=spec.name("priorityClassName"),
+        claim=_claim(spec, source, found),
+        content_type=spec.get("contentType", "kubevirt"),
+        preallocation=spec.get("preallocation", False),
+        checkpoints=tuple(
+            Checkpoint(stage.get("previous", ""), stage.get("current", ""))
+            for stage in spec.get("checkpoints", ())
+        ),
+        final=spec.get("finalCheckpoint", False),
+        priority_class=spec.get("priorityClassName", ""),
+        service_account=spec.get("serviceAccountName", ""),
     )
-    spec.end()
-    _check_archive(spec, volume)
+    _check_source(volume, found)
+    faults += (f"{path}: {what}" for path, what in found.items())
     return volume
 
 
-def _check_archive(spec: documents.Fields, volume: DataVolume) -> None:
-    if not volume.is_archive:
-        return
-    if volume.source.kind and volume.source.kind not in ARCHIVES:
-        spec.fault("contentType", f"source {volume.source.kind} cannot give an archive")
-    if volume.claim.block:
-        spec.fault("contentType", "an archive needs a volume with a file system, not volumeMode Block")
+# -- what a single field may be ---------------------------------------------------------------
 
 
-def _checkpoints(spec: documents.Fields, source: Source) -> tuple[Checkpoint, ...]:
-    found = []
-    for index, entry in enumerate(spec.entries("checkpoints")):
-        given = documents.Fields(entry, f"spec.checkpoints[{index}]", spec.faults)
-        if "previous" not in given:
-            given.fault("previous", "missing (empty text for the first stage)")
-        found.append(Checkpoint(given.text("previous"), given.text("current", required=True)))
-        given.end()
-    if found and source.kind and source.kind not in MULTI_STAGE:
-        spec.fault(
-            "checkpoints",
-            f"source {source.kind} has none, only {' and '.join(sorted(MULTI_STAGE))}",
+def _check_name(text: str) -> None:
+    if text and (len(text) > 253 or not documents.NAME.fullmatch(text)):
+        allowed = "lower-case letters, digits, '-' and '.', at most 253 characters"
+        raise errors.RequestError(f"{schema.shown(text)} is not a name ({allowed})")
+
+
+def _check_url(schemes: Iterable[str], url: str) -> None:
+    """Refuse a URL of another scheme; messages do not repeat it, since it may hold a password."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme in schemes and bool(parts.netloc or parts.path.strip("/"))
+    except ValueError:
+        good = False
+    if not good or re.search(r"[\s\x00-\x1f\x7f]", url):
+        raise errors.RequestError(
+            f"is not a URL that begins with {' or '.join(f'{one}:' for one in schemes)}"
         )
-    return tuple(found)
 
 
-def _claim(spec: documents.Fields, source: Source) -> Claim:
+#: The fields of ``Source`` by their names in the API.
+NAMES = {
+    "secretRef": "secret",
+    "certConfigMap": "certificates",
+    "extraHeaders": "headers",
+    "secretExtraHeaders": "secret_headers",
+    "imageStream": "image_stream",
+    "diskId": "disk_id",
+    "insecureSkipVerify": "insecure",
+    "backingFile": "backing_file",
+    "initImageURL": "init_image",
+    "extraArgs": "extra_arguments",
+}
+NAME = {"check": _check_name}
+#: Of a field below ``spec.source``, by its name.
+FIELDS: Mapping[str, Any] = {
+    "secretRef": NAME,
+    "certConfigMap": NAME,
+    "extraArgs": NAME,
+    "name": NAME,
+    "namespace": NAME,
+    "secretExtraHeaders": {"items": NAME},
+    "extraHeaders": {"items": {"check": contract.parse_header}},
+    "checksum": {"check": checksum.parse},
+    "pullMethod": {"enum": ["pod", "node"]},
+}
+WEB = ("http", "https")
+#: Of a source: the schemes of its URL, and the fields without which there is no import.
+SOURCES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "http": (WEB, ("url",)),
+    "s3": ((*WEB, "s3"), ("url",)),
+    "gcs": (("gs", *WEB), ("url",)),
+    "registry": (("docker", "oci-archive"), ()),
+    "upload": ((), ()),
+    "blank": ((), ()),
+    "imageio": (WEB, ("url", "diskId", "secretRef")),
+    "vddk": (WEB, ("url", "uuid", "backingFile", "thumbprint", "secretRef")),
+    "pvc": ((), ("namespace", "name")),
+    "snapshot": ((), ("namespace", "name")),
+}
+
+
+def _source_rules(schemes: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+    fields = {**FIELDS, "url": {"check": functools.partial(_check_url, schemes)}}
+    filled = {name: {"minLength": 1, **fields.get(name, {})} for name in ("url", *required)}
+    return {"required": required, "properties": fields | filled}
+
+
+VOLUME: Mapping[str, Any] = {
+    "properties": {
+        "accessModes": {
+            "items": {"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}
+        },
+        "volumeMode": {"enum": ["Filesystem", "Block"]},
+    }
+}
+STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+#: What CDI's controllers and an import want, beyond what the published schema says.
+RULES: Mapping[str, Any] = {
+    "required": ["apiVersion", "metadata"],
+    "properties": {
+        "apiVersion": {"const": API_VERSION},
+        "metadata": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "minLength": 1} | NAME,
+                "namespace": {"type": "string"} | NAME,
+                "labels": STRINGS,
+                "annotations": {**STRINGS, "properties": {VDDK_ARGUMENTS: {"type": "string"} | NAME}},
+            },
+        },
+        "spec": {
+            "properties": {
+                "source": {"properties": {kind: _source_rules(*of) for kind, of in SOURCES.items()}},
+                "checkpoints": {"items": {"properties": {"current": {"minLength": 1}}}},
+                "pvc": VOLUME,
+                "storage": VOLUME,
+                "priorityClassName": NAME,
+                "serviceAccountName": NAME,
+            }
+        },
+    },
+}
+
+
+# -- what one field means for another ---------------------------------------------------------
+
+
+def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[str, str]) -> Source:
+    """Return the one source that ``spec`` names, of no kind where there is none or several."""
+    given = spec.get("source", {})
+    if "sourceRef" in spec:
+        found["spec.sourceRef"] = "refers to a DataSource of a cluster; name the source itself in spec.source"
+    elif not given and not any(path.startswith("spec.source") for path in found):
+        found["spec.source"] = f"missing; wants one of {', '.join(SOURCES)}"
+    if len(given) > 1:
+        found["spec.source"] = f"wants one source, found {len(given)}: {', '.join(given)}"
+    if len(given) != 1:
+        return Source(kind="")
+    ((kind, fields),) = given.items()
+    if kind == "vddk" and VDDK_ARGUMENTS in (annotations := metadata.get("annotations", {})):
+        fields = {"extraArgs": annotations[VDDK_ARGUMENTS]} | fields
+    made: dict[str, Any] = {
+        NAMES.get(name, name): tuple(value) if isinstance(value, list) else value
+        for name, value in fields.items()
+    }
+    if kind == "registry":
+        made["node_pull"] = made.pop("pullMethod", "pod") == "node"
+        made["architecture"] = made.pop("platform", {}).get("architecture", "")
+    return Source(kind=kind, **made)
+
+
+def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
+    source = volume.source
+    where = f"spec.source.{source.kind}"
+    if source.kind == "registry":
+        if bool(source.url) == bool(source.image_stream):
+            found.setdefault(f"{where}.url", "wants either url or imageStream")
+        if source.image_stream and not source.node_pull:
+            found.setdefault(f"{where}.imageStream", "needs pullMethod node")
+    if source.kind == "imageio" and not source.insecure and not source.certificates:
+        found.setdefault(f"{where}.certConfigMap", "missing")
+    if volume.checkpoints and source.kind and source.kind not in MULTI_STAGE:
+        only = " and ".join(sorted(MULTI_STAGE))
+        found.setdefault("spec.checkpoints", f"source {source.kind} has none, only {only}")
+    if volume.is_archive and source.kind and source.kind not in ARCHIVES:
+        found.setdefault("spec.contentType", f"source {source.kind} cannot give an archive")
+    if volume.is_archive and volume.claim.block:
+        needed = "an archive needs a volume with a file system, not volumeMode Block"
+        found.setdefault("spec.contentType", needed)
+
+
+def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> Claim:
     sections = [name for name in ("pvc", "storage") if name in spec]
     if len(sections) != 1:
-        spec.fault("storage", f"wants either spec.pvc or spec.storage, found {len(sections) or 'neither'}")
+        count = len(sections) or "neither"
+        found.setdefault("spec.storage", f"wants either spec.pvc or spec.storage, found {count}")
     section = sections[0] if sections else "storage"
-    other = "pvc" if section == "storage" else "storage"
-    spec.value(other)
-    given = spec.fields(section)
-    modes = list(given.texts("accessModes"))
-    for path, mode in modes:
-        if mode not in ACCESS_MODES:
-            given.fault(path, f"{mode!r} is none of {', '.join(ACCESS_MODES)}")
-    if sections and section == "pvc" and len(modes) != 1:
-        given.fault("accessModes", "wants one access mode")
-    block = given.choice("volumeMode", ("Filesystem", "Block")) == "Block"
-    storage_class = given.value("storageClassName")
-    given.text("storageClassName")
-    for passed_on in ("selector", "volumeName", "volumeAttributesClassName"):
-        given.value(passed_on)
+    given = spec.get(section, {})
+    if section == "pvc" and len(given.get("accessModes", ())) != 1:
+        found.setdefault("spec.pvc.accessModes", "wants one access mode")
     for name in ("dataSource", "dataSourceRef"):
-        if given.value(name) is not None:
-            given.fault(name, "another source; name it in spec.source")
-    size = _size(
-        given,
-        required=bool(sections) and not (section == "storage" and source.kind in CLONES),
-    )
-    given.end()
-    whole = spec.value(section)
-    content = whole if isinstance(whole, Mapping) else {}
-    return Claim(section, size, block, storage_class, content)
-
-
-def _size(given: documents.Fields, *, required: bool) -> int | None:
-    resources = given.fields("resources")
-    requests = resources.fields("requests")
-    resources.value("limits")
-    resources.end()
-    value = requests.value("storage")
-    requests.end()
-    if value is None:
-        if required:
-            requests.fault("storage", "missing: the size of the disk")
-        return None
+        if name in given:
+            found.setdefault(f"spec.{section}.{name}", "another source; name it in spec.source")
+    path = f"spec.{section}.resources.requests.storage"
+    quantity = given.get("resources", {}).get("requests", {}).get("storage")
+    size = None
     try:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise errors.RequestError(f"{type(value).__name__} is no quantity such as 10Gi, 500M or 1e9")
-        size = units.parse_quantity(str(value))
+        if quantity is not None and not (size := units.parse_quantity(str(quantity))):
+            raise errors.RequestError("has to be more than 0")
     except errors.RequestError as err:
-        requests.fault("storage", str(err))
-        return None
-    if size == 0:
-        requests.fault("storage", "has to be more than 0")
-    return size
+        found.setdefault(path, str(err))
+    if quantity is None and sections and not (section == "storage" and source.kind in CLONES):
+        found.setdefault(path, "missing: the size of the disk")
+    return Claim(section, size, given)

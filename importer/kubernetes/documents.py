@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,11 @@ class Document:
     def kind(self) -> str:
         return str(self.content.get("kind", ""))
 
+    @property
+    def name(self) -> str:
+        metadata = self.content.get("metadata")
+        return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+
 
 def read(path: str) -> list[Document]:
     """Return the objects of a YAML file, ``-`` for standard input; a ``List`` counts as its items.
@@ -48,12 +53,12 @@ def read(path: str) -> list[Document]:
         if content is None:
             continue
         if not isinstance(content, dict):
-            raise errors.RequestError(f"{where}: is no object (a mapping)")
+            raise errors.RequestError(f"{where}: is not an object (a mapping)")
         items = content.get("items")
         if content.get("kind") == "List" and isinstance(items, list):
             for index, item in enumerate(items):
                 if not isinstance(item, dict):
-                    raise errors.RequestError(f"{where}: items[{index}]: is no object (a mapping)")
+                    raise errors.RequestError(f"{where}: items[{index}]: is not an object (a mapping)")
                 found.append(Document(f"{where}, items[{index}]", item))
         else:
             found.append(Document(where, content))
@@ -66,7 +71,7 @@ def _text(path: str) -> str:
             stream = sys.stdin.buffer if path == "-" else stack.enter_context(Path(path).open("rb"))
             data = stream.read(LIMIT + 1)
         if len(data) > LIMIT:
-            raise errors.RequestError(f"{path}: larger than {LIMIT} bytes, which no manifest is")
+            raise errors.RequestError(f"{path}: larger than {LIMIT} bytes")
         return data.decode("utf-8-sig")
     except OSError as err:
         raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
@@ -117,7 +122,7 @@ def _loader(library: Any) -> type[yaml.SafeLoader]:
             for key, _ in node.value:
                 is_text = isinstance(key.value, str)
                 if not is_text or key.value in seen:
-                    problem = f"key {key.value!r} is there twice" if is_text else "a key is no text"
+                    problem = f"key {key.value!r} appears twice" if is_text else "a key is not a string"
                     raise library.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
@@ -132,111 +137,3 @@ def _loader(library: Any) -> type[yaml.SafeLoader]:
 
 def _line(mark: Any) -> str:
     return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-
-
-class Fields:
-    """The fields of one mapping. Faults are collected; a field that nobody has asked for is one."""
-
-    def __init__(self, content: object, path: str, faults: list[str]) -> None:
-        self.path = path
-        self.faults = faults
-        self._asked: set[str] = set()
-        self._content: Mapping[Any, Any] = {}
-        if isinstance(content, Mapping):
-            self._content = content
-        elif content is not None:
-            self.fault("", "is no mapping")
-
-    def __contains__(self, name: str) -> bool:
-        return self._content.get(name) is not None
-
-    def names(self) -> list[str]:
-        """Return the names of the fields that are not null."""
-        return [str(name) for name, value in self._content.items() if value is not None]
-
-    def at(self, name: str) -> str:
-        """Return the path of a field."""
-        return f"{self.path}.{name}".strip(".") if name else self.path
-
-    def fault(self, name: str, what: str) -> None:
-        self.faults.append(f"{self.at(name)}: {what}")
-
-    def value(self, name: str) -> Any:
-        """Return a field as it is, None if it is not there."""
-        self._asked.add(name)
-        return self._content.get(name)
-
-    def text(self, name: str, *, required: bool = False) -> str:
-        value = self.value(name)
-        if value is not None and not isinstance(value, str):
-            self.fault(name, f"{_shown(value)} is no text; put it in quotes")
-            return ""
-        if required and not value:
-            self.fault(name, "missing")
-        return value or ""
-
-    def name(self, name: str, *, required: bool = False) -> str:
-        """Return the name of an object of the cluster."""
-        value = self.text(name, required=required)
-        if value and (len(value) > 253 or not NAME.fullmatch(value)):
-            self.fault(
-                name, f"{_shown(value)} is no name (lower-case letters, digits, '-' and '.', at most 253)"
-            )
-            return ""
-        return value
-
-    def flag(self, name: str) -> bool:
-        value = self.value(name)
-        if value is not None and not isinstance(value, bool):
-            self.fault(name, f"{_shown(value)} is neither true nor false")
-        return value is True
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        value = self.text(name)
-        if value and value not in choices:
-            self.fault(name, f"{_shown(value)} is none of {', '.join(choices)}")
-            return ""
-        return value
-
-    def entries(self, name: str) -> list[Any]:
-        """Return the entries of a list."""
-        value = self.value(name)
-        if value is not None and not isinstance(value, list):
-            self.fault(name, "is no list")
-            return []
-        return value or []
-
-    def texts(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield path and text of each entry of a list."""
-        for index, value in enumerate(self.entries(name)):
-            if isinstance(value, str):
-                yield f"{name}[{index}]", value
-            else:
-                self.fault(f"{name}[{index}]", f"{_shown(value)} is no text; put it in quotes")
-
-    def strings(self, name: str) -> dict[str, str]:
-        """Return a mapping of text to text, such as labels."""
-        value = self.value(name)
-        if value is not None and not isinstance(value, dict):
-            self.fault(name, "is no mapping")
-            return {}
-        for key, item in (value or {}).items():
-            if not isinstance(key, str) or not isinstance(item, str):
-                self.fault(f"{name}[{key}]", f"{_shown(item)} is no text; put it in quotes")
-        return {str(key): str(item) for key, item in (value or {}).items()}
-
-    def fields(self, name: str) -> Fields:
-        """Return the fields of a mapping below this one; none where it is not there."""
-        return Fields(self.value(name), self.at(name), self.faults)
-
-    def end(self) -> None:
-        """Name the fields that nobody has asked for."""
-        for name in self._content:
-            if name not in self._asked:
-                self.fault(str(name), "unknown field")
-
-
-def _shown(value: object) -> str:
-    """Return a value for a message: short, and nothing that could be a secret's whole."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

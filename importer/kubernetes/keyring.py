@@ -27,10 +27,8 @@ class Keyring:
         faults: list[str] = []
         for document in found:
             if document.kind in {"Secret", "ConfigMap"}:
-                top = documents.Fields(document.content, "", [])
-                name = top.fields("metadata").text("name")
-                where = f"{document.kind} {name}" if name else document.where
-                self._held[document.kind, name] = _content(document, where, faults)
+                where = f"{document.kind} {document.name}" if document.name else document.where
+                self._held[document.kind, document.name] = _content(document, where, faults)
         if faults:
             raise errors.RequestError(*faults)
 
@@ -88,12 +86,12 @@ def _mapping(
     if value is None:
         return []
     if not isinstance(value, dict):
-        faults.append(f"{where}: {field}: is no mapping")
+        faults.append(f"{where}: {field}: is not a mapping")
         return []
     good = []
     for key, item in value.items():
         if isinstance(key, str) and isinstance(item, str):
             good.append((key, item))
         elif item is not None:
-            faults.append(f"{where}: {field}.{key}: is no text; put it in quotes")
+            faults.append(f"{where}: {field}.{key}: is not a string; put it in quotes")
     return good

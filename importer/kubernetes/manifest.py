@@ -158,6 +158,8 @@ def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
     }
     if pod.volume.priority_class:
         spec["priorityClassName"] = pod.volume.priority_class
+    if pod.volume.service_account:
+        spec["serviceAccountName"] = pod.volume.service_account
     if pod.before:
         spec["initContainers"] = pod.before
     spec |= {"containers": [main, *pod.beside], "volumes": pod.volumes}

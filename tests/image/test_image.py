@@ -212,7 +212,7 @@ def test_labels_user_and_size(image: str) -> None:
 #: What only one source or role needs is imported when it is used: nothing else would notice.
 EVERYTHING = """
 import importlib, pkgutil
-import anycrc, boto3, google.cloud.storage, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
+import anycrc, boto3, google.cloud.storage, jsonschema, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
 import cdi_worker
 for module in pkgutil.walk_packages(cdi_worker.__path__, "cdi_worker."):
     if not module.name.endswith("__main__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,29 +57,38 @@ def test_values() -> None:
 @pytest.mark.parametrize(
     ("spec", "fault"),
     [
-        ({"source": {"ftp": {"url": "ftp://x/y"}}}, "spec.source.ftp: unknown source; one of http, s3,"),
+        (
+            {"source": {"ftp": {"url": "ftp://x/y"}}},
+            "spec.source.ftp: unknown field; known: blank, gcs, http, imageio, ",
+        ),
         ({"source": {**HTTP, "blank": {}}}, "spec.source: wants one source, found 2: http, blank"),
         ({"source": {}}, "spec.source: missing"),
         ({"source": None}, "spec.source: missing"),
-        ({"source": "http"}, "spec.source: is no mapping"),
+        ({"source": "http"}, "spec.source: is not a mapping"),
         ({"source": None, "sourceRef": {"kind": "DataSource"}}, "spec.sourceRef: refers to a DataSource"),
         ({"source": {"http": {}}}, "spec.source.http.url: missing"),
-        ({"source": {"http": {"url": 7}}}, "spec.source.http.url: 7 is no text"),
-        ({"source": {"http": {"url": "ftp://x/y"}}}, "spec.source.http.url: is no address that begins with"),
-        ({"source": {"http": {"url": "http://[x/y"}}}, "spec.source.http.url: is no address"),
-        ({"source": {"http": {"uri": "x", **HTTP["http"]}}}, "spec.source.http.uri: unknown field"),
+        ({"source": {"http": {"url": 7}}}, "spec.source.http.url: 7 is not a string; put it in quotes"),
+        (
+            {"source": {"http": {"url": "ftp://x/y"}}},
+            "spec.source.http.url: is not a URL that begins with http: or https:",
+        ),
+        ({"source": {"http": {"url": "http://[x/y"}}}, "spec.source.http.url: is not a URL"),
+        (
+            {"source": {"http": {"uri": "x", **HTTP["http"]}}},
+            "spec.source.http.uri: unknown field; did you mean url?",
+        ),
         (
             {"source": {"http": {**HTTP["http"], "extraHeaders": ["A: 1", "B"]}}},
             "spec.source.http.extraHeaders[1]: malformed extra header",
         ),
         (
             {"source": {"http": {**HTTP["http"], "secretExtraHeaders": ["../x"]}}},
-            "spec.source.http.secretExtraHeaders[0]: is no name",
+            "spec.source.http.secretExtraHeaders[0]: '../x' is not a name",
         ),
         ({"source": {"http": {**HTTP["http"], "checksum": "crc:1"}}}, "spec.source.http.checksum: "),
         (
             {"source": {"http": {**HTTP["http"], "secretRef": "a/b"}}},
-            "spec.source.http.secretRef: 'a/b' is no",
+            "spec.source.http.secretRef: 'a/b' is not a name",
         ),
         ({"source": {"registry": {}}}, "spec.source.registry.url: wants either url or imageStream"),
         (
@@ -87,7 +97,7 @@ def test_values() -> None:
         ),
         (
             {"source": {"registry": {"url": "docker://r/x", "pullMethod": "push"}}},
-            "spec.source.registry.pullMethod: 'push' is none of pod, node",
+            "spec.source.registry.pullMethod: 'push' is not one of pod, node",
         ),
         (
             {"source": {"imageio": {**IMAGEIO, "certConfigMap": None}}},
@@ -106,14 +116,20 @@ def test_values() -> None:
         ),
         (
             {"storage": {"resources": {"requests": {"storage": True}}}},
-            "spec.storage.resources.requests.storage: bool is no quantity",
+            "spec.storage.resources.requests.storage: true is not a quantity",
         ),
         (
             {"storage": {"resources": {"requests": {"storage": 0}}}},
             "spec.storage.resources.requests.storage: has to be more than 0",
         ),
-        ({"storage": {**STORAGE, "accessModes": ["RWO"]}}, "spec.storage.accessModes[0]: 'RWO' is none of"),
-        ({"storage": {**STORAGE, "volumeMode": "block"}}, "spec.storage.volumeMode: 'block' is none of"),
+        (
+            {"storage": {**STORAGE, "accessModes": ["RWO"]}},
+            "spec.storage.accessModes[0]: 'RWO' is not one of",
+        ),
+        (
+            {"storage": {**STORAGE, "volumeMode": "block"}},
+            "spec.storage.volumeMode: 'block' is not one of Filesystem, Block",
+        ),
         ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: another source"),
         (
             {"checkpoints": [{"previous": "", "current": "a"}]},
@@ -125,11 +141,11 @@ def test_values() -> None:
         ),
         (
             {"source": {"imageio": IMAGEIO}, "checkpoints": [{"previous": "", "current": 5}]},
-            "spec.checkpoints[0].current: 5 is no text; put it in quotes",
+            "spec.checkpoints[0].current: 5 is not a string; put it in quotes",
         ),
-        ({"source": {"imageio": IMAGEIO}, "checkpoints": {}}, "spec.checkpoints: is no list"),
+        ({"source": {"imageio": IMAGEIO}, "checkpoints": {}}, "spec.checkpoints: is not a list"),
         ({"finalCheckpoint": "yes"}, "spec.finalCheckpoint: 'yes' is neither true nor false"),
-        ({"contentType": "tar"}, "spec.contentType: 'tar' is none of kubevirt, archive"),
+        ({"contentType": "tar"}, "spec.contentType: 'tar' is not one of kubevirt, archive"),
         (
             {"source": {"blank": {}}, "contentType": "archive"},
             "spec.contentType: source blank cannot give an archive",
@@ -138,8 +154,14 @@ def test_values() -> None:
             {"contentType": "archive", "storage": {**STORAGE, "volumeMode": "Block"}},
             "spec.contentType: an archive needs a volume with a file system",
         ),
+        ({"source": {"upload": {"url": "x"}}}, "spec.source.upload.url: unknown field"),
+        (
+            {"source": {"http": {**HTTP["http"], "zebra": 1}}},
+            "spec.source.http.zebra: unknown field; known: cert",
+        ),
+        ({"storage": {**STORAGE, "resources": 5}}, "spec.storage.resources: is not a mapping"),
         ({"preallocation": "true"}, "spec.preallocation: 'true' is neither true nor false"),
-        ({"sauce": {}}, "spec.sauce: unknown field"),
+        ({"sauce": {}}, "spec.sauce: unknown field; did you mean source?"),
     ],
 )
 def test_bad_spec_is_named_by_its_path(spec: dict[str, Any], fault: str) -> None:
@@ -150,9 +172,9 @@ def test_bad_spec_is_named_by_its_path(spec: dict[str, Any], fault: str) -> None
 def test_bad_top_is_named_by_its_path() -> None:
     assert faults(apiVersion="v1")[0].startswith("apiVersion: 'v1' is not cdi.kubevirt.io/v1beta1")
     assert "metadata.name: missing" in faults(metadata={})
-    assert faults(metadata={"name": "A_b"})[0].startswith("metadata.name: 'A_b' is no name")
+    assert faults(metadata={"name": "A_b"})[0].startswith("metadata.name: 'A_b' is not a name")
     assert faults(metadata={"name": "x", "labels": {"a": 1}})[0].startswith(
-        "metadata.labels[a]: 1 is no text"
+        "metadata.labels.a: 1 is not a string"
     )
     found: list[str] = []
     datavolume.parse(documents.Document("x", {}), found)
@@ -160,12 +182,40 @@ def test_bad_top_is_named_by_its_path() -> None:
     assert "status" not in "".join(faults(status={"phase": "Succeeded"}))
 
 
+def test_every_published_source_has_rules() -> None:
+    published = json.loads(Path(datavolume.__file__).with_name("datavolume.json").read_text())
+    assert published["$comment"]
+    sources = published["properties"]["spec"]["properties"]["source"]["properties"]
+    assert sources.keys() == datavolume.SOURCES.keys()
+
+
+def test_faulty_values_count_as_absent() -> None:
+    """What follows from them is no further fault, and nothing of them is used."""
+    found: list[str] = []
+    spec = {
+        "source": {"http": {"url": "http://x.invalid/", "secretExtraHeaders": ["../a", "b", 1]}},
+        "storage": {"resources": {"requests": {"storage": "10GiB"}}, "accessModes": None},
+    }
+    content = {"apiVersion": datavolume.API_VERSION, "metadata": {"name": "x"}, "spec": spec}
+    volume = datavolume.parse(documents.Document("x", content), found)
+    assert volume.source.secret_headers == ("b",)
+    assert volume.claim.size is None
+    assert [fault.partition(":")[0] for fault in found] == [
+        "spec.source.http.secretExtraHeaders[2]",
+        "spec.storage.resources.requests.storage",
+        "spec.source.http.secretExtraHeaders[0]",
+    ]
+    assert spec["source"]["http"]["secretExtraHeaders"] == ["../a", "b", 1]
+
+
 def test_an_annotation_names_no_path() -> None:
     """`run` looks below --secrets for the ConfigMap that it names."""
     name = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
     metadata = {"name": "x", "annotations": {name: "../../etc"}}
     found = faults({"source": {"vddk": {"url": "https://v.invalid"}}}, metadata=metadata)
-    assert any(one.startswith(f"metadata.annotations.{name}: '../../etc' is no name") for one in found), found
+    assert any(one.startswith(f"metadata.annotations.{name}: '../../etc' is not a name") for one in found), (
+        found
+    )
 
 
 def test_all_faults_at_once() -> None:
@@ -182,14 +232,14 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
     [
         ("a: [1, 2", ", line "),
         ("a: &x [1]\nb: *x\n", ", line 2, column 4: aliases"),
-        ("a: 1\nb: 2\na: 3\n", ", line 3, column 1: key 'a' is there twice"),
+        ("a: 1\nb: 2\na: 3\n", ", line 3, column 1: key 'a' appears twice"),
         ("a: !!python/object/apply:os.system [x]\n", ", line 1, column 4: could not determine a constructor"),
         ("[" * 100 + "]" * 100, ", line 1, column 65: nested deeper than 64 levels"),
-        ("- 1\n", ", document 1: is no object"),
-        ("kind: List\nitems: [1]\n", ", document 1: items[0]: is no object"),
+        ("- 1\n", ", document 1: is not an object"),
+        ("kind: List\nitems: [1]\n", ", document 1: items[0]: is not an object"),
         ("a: \x07\n", ": malformed YAML: "),
-        ("? [a]\n: b\n", ", line 1, column 3: a key is no text"),
-        ("a: {? {b: c} : d}\n", ", line 1, column 7: a key is no text"),
+        ("? [a]\n: b\n", ", line 1, column 3: a key is not a string"),
+        ("a: {? {b: c} : d}\n", ", line 1, column 7: a key is not a string"),
         ("a: !!bool maybe\n", ": malformed YAML: "),
         ("a: !!int ''\n", ": malformed YAML: "),
         ("a: !!timestamp x\n", ": malformed YAML: "),

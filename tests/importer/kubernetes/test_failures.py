@@ -48,7 +48,7 @@ def test_what_is_missing_is_named_all_at_once(place: manifests.Place) -> None:
     done = place.run()
     assert done.status == 2
     assert done.complaint.split("; ") == [
-        "spec.contentType: 'tar' is none of kubevirt, archive",
+        "spec.contentType: 'tar' is not one of kubevirt, archive",
         "spec.source.http.secretRef: Secret keys has no key secretKey",
         "spec.source.http.secretExtraHeaders[0]: no Secret more in the manifest, nor below --secrets",
         "spec.source.http.secretExtraHeaders[1]: Secret bad, key header: malformed extra header",
@@ -86,7 +86,8 @@ def test_secrets_that_are_none(place: manifests.Place) -> None:
     done = place.run()
     assert done.status == 2
     assert done.complaint == (
-        "Secret keys: data.secretKey: is not base64; Secret n: stringData.a: is no text; put it in quotes"
+        "Secret keys: data.secretKey: is not base64; "
+        "Secret n: stringData.a: is not a string; put it in quotes"
     )
 
 

@@ -1,0 +1,114 @@
+"""Objects against JSON schemas: every fault at once, each with its path, in a plain sentence."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from cdi_worker import errors
+
+Path = tuple[str | int, ...]
+
+QUANTITY = "is not a quantity such as 10Gi, 500M or 1e9"
+#: What to say of a value that breaks a keyword; {0}: the value, {1}: what the schema says.
+SENTENCES: Mapping[str, str] = {
+    "const": "{0} is not {1}",
+    "enum": "{0} is not one of {1}",
+    "minLength": "missing",
+    "string": "{0} is not a string; put it in quotes",
+    "boolean": "{0} is neither true nor false",
+    "object": "is not a mapping",
+    "array": "is not a list",
+    # In Kubernetes' schemas only quantities have either.
+    "anyOf": f"{{0}} {QUANTITY}",
+    "pattern": f"{{0}} {QUANTITY}",
+}
+
+
+def check(content: object, schema: Mapping[str, Any], faults: dict[str, str]) -> Any:
+    """Return a copy of ``content`` that holds what is valid; each fault is added by its path.
+
+    Null stands for a field that is not there, as in Kubernetes. The schema's keyword ``check`` is a
+    function for strings, whose ``RequestError`` is the fault.
+    """
+    with errors.optional("checking manifests", package="jsonschema", extra="kubernetes"):
+        import jsonschema
+    extend: Any = jsonschema.validators.extend
+    validator = extend(jsonschema.Draft202012Validator, {"check": _checks(jsonschema)})(schema)
+    content = _without_nulls(content)
+    found: dict[Path, str] = {}
+    for error in validator.iter_errors(content):
+        for path, sentence in _sentences(error):
+            found.setdefault(path, sentence)
+    for path, sentence in found.items():
+        faults.setdefault(dotted(path), sentence)
+    _remove(content, found)
+    return content
+
+
+def dotted(path: Path) -> str:
+    """Return a path as text: ``spec.checkpoints[0].current``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: short, and no secret as a whole."""
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _checks(library: Any) -> Callable[..., Iterator[Any]]:
+    def check(_: object, rule: Callable[[str], object], value: object, __: object) -> Iterator[Any]:
+        if isinstance(value, str):
+            try:
+                rule(value)
+            except errors.RequestError as err:
+                yield library.ValidationError(str(err))
+
+    return check
+
+
+def _sentences(error: Any) -> Iterator[tuple[Path, str]]:
+    path: Path = tuple(error.absolute_path)
+    if error.validator == "required":
+        yield from (
+            ((*path, name), "missing") for name in error.validator_value if name not in error.instance
+        )
+    elif error.validator == "additionalProperties":
+        known = sorted(error.schema.get("properties", ()))
+        yield from (((*path, name), _unknown(name, known)) for name in error.instance if name not in known)
+    elif error.validator == "check":
+        yield path, error.message
+    else:
+        expected = error.validator_value
+        keyword = expected if error.validator == "type" else error.validator
+        sentence = SENTENCES.get(keyword, f"{{0}} is not valid: {keyword} is {{1}}")
+        listed = ", ".join(expected) if error.validator == "enum" else expected
+        yield path, sentence.format(shown(error.instance), listed)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}" if known else ""
+    return f"unknown field; {hint}".removesuffix("; ")
+
+
+def _without_nulls(content: object) -> object:
+    if isinstance(content, dict):
+        return {name: _without_nulls(value) for name, value in content.items() if value is not None}
+    return [_without_nulls(value) for value in content] if isinstance(content, list) else content
+
+
+def _remove(content: Any, paths: Iterable[Path]) -> None:
+    # What is deepest and last goes first, so that the other paths stay what they are.
+    last: Any
+    for *above, last in sorted(paths, reverse=True):
+        holder: Any = functools.reduce(operator.getitem, above, content)
+        if isinstance(holder, list) or last in holder:
+            del holder[last]
