@@ -1,4 +1,17 @@
-"""Connections of requests and urllib3, as far as ours: whom they trust, where they go, how a wait ends."""
+"""Connections of requests and urllib3, as far as ours: whom they trust, where they go, how a wait ends.
+
+What is overridden here has no public API yet:
+
+- The TLS context. requests has a hook for it since 2.32 (``get_connection_with_tls_context``), but its
+  ``cert_verify`` would add its own authorities; what is missing is ``verify=`` with a context
+  (psf/requests#2118, closed).
+- The address, checked before the first byte is sent (``_new_conn``): a hook for addresses is proposed in
+  urllib3#3675.
+- The end of a wait for a connection, or for an answer to begin (``connect``, ``getresponse``).
+  ``HTTPResponse.shutdown()`` (urllib3 2.3) ends only the reads of an answer that has begun; for the time
+  before it there is nothing (urllib3#1602, closed).
+- Reading into a buffer without a copy in between (``read``): urllib3#1540.
+"""
 
 from __future__ import annotations
 
