@@ -1,4 +1,4 @@
-"""What a running worker tells Prometheus (contract, Metrics; docs/metrics.md)."""
+"""The metrics of a running worker (contract, Metrics; docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds: an import that is over sooner is asked by nobody, and need not share its start-up.
+#: Seconds before metrics are served: a shorter import is not scraped, and starts faster without.
 DELAY = 0.25
 #: The contract's counters, by role.
 COUNTERS = {"importer": "kubevirt_cdi_import_progress", "cloner": "kubevirt_cdi_clone_progress"}
 
 
 class Metrics(progress.Meter):
-    """A progress that can be asked. ``counter``: the name of the percentage, without ``_total``."""
+    """Progress with numbers for a scraper. ``counter``: the name of the percentage, without ``_total``."""
 
     def __init__(self, counter: str, owner_uid: str) -> None:
         super().__init__()
@@ -42,26 +42,26 @@ class Metrics(progress.Meter):
 
     def retry(self, failure: errors.Error) -> None:
         with self._counting:
-            # A library's class says more than ours: ReadTimeout, ConnectionResetError.
+            # The class of a library's exception is more specific: ReadTimeout, ConnectionResetError.
             self._failures[type(failure.__cause__ or failure).__name__] += 1
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """How often an exception of each class was answered by another attempt."""
+        """The number of retries, by the class of the exception that caused them."""
         with self._counting:
             return dict(self._failures)
 
     @property
     def bytes_written(self) -> int | None:
-        """Bytes that this process and the programs it runs have given to storage; None: not counted.
+        """Bytes that this process and its programs have written to storage; None: not counted.
 
-        The kernel's own count: qemu-img writes by itself, and holes are not written at all.
+        Counted by the kernel: qemu-img writes on its own, and holes are not written at all.
         """
         try:
             now = sum(_written(pid) for pid in ("self", *_children()))
         except OSError:
             return None
-        # Between two readings a program may end, whose bytes become ours.
+        # A program may end between two readings; its bytes are then counted with ours.
         self._written = max(self._written, now)
         return self._written
 
@@ -98,44 +98,42 @@ class Metrics(progress.Meter):
 
 @contextlib.contextmanager
 def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]:
-    """Yield a progress that is served while the block lasts; ``port`` 0: not served.
+    """Yield a progress whose numbers are served while the block runs; ``port`` 0: not served.
 
-    Whatever goes wrong with it is a warning: a disk is worth more than its metrics.
+    If they cannot be served, a warning is logged: the disk matters more than its metrics.
     """
     if not port:
         yield progress.NullProgress()
         return
-    told = Metrics(COUNTERS[role], owner_uid)
+    meter = Metrics(COUNTERS[role], owner_uid)
     over = threading.Event()
-    # Libraries, key and certificate take a while that the import need not wait for.
-    serving = threading.Thread(target=_serve, args=(told, port, over), name="metrics")
+    # Libraries, key and certificate take time, for which the import does not wait.
+    serving = threading.Thread(target=_serve, args=(meter, port, over), name="metrics")
     serving.start()
     try:
-        yield told
+        yield meter
     finally:
         over.set()
-        # Python ends threads that are left by unwinding their stacks, which those of other languages do not
-        # survive: a thread on its way through cryptography would take the whole process with it.
+        # At its exit Python unwinds the stacks of remaining threads. Foreign frames do not survive that: a
+        # thread inside cryptography would crash the process.
         serving.join()
 
 
-def _serve(told: Metrics, port: int, over: threading.Event) -> None:
+def _serve(meter: Metrics, port: int, over: threading.Event) -> None:
     if over.wait(DELAY):
         return
     try:
-        from cdi_worker import metrics_server
-    except ImportError:
-        missing = errors.MissingExtra(what="/metrics", package="prometheus-client", extra="metrics")
-        log.warning("no metrics: %s", missing)
-        return
-    try:
-        metrics_server.serve(told.families, port, over)
+        with errors.optional("/metrics", package="prometheus-client", extra="metrics"):
+            from cdi_worker import metrics_server
+        metrics_server.serve(meter.families, port, over)
+    except errors.MissingExtra as err:
+        log.warning("no metrics: %s", err)
     except OSError as err:
         log.warning("no metrics port=%d error=%s", port, err.strerror)
 
 
 def _children() -> Iterator[str]:
-    """Yield the process ids of the programs that this process runs."""
+    """Yield the process ids of this process's children."""
     parent = f"PPid:\t{os.getpid()}\n"
     for path in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):

@@ -22,20 +22,20 @@ from prometheus_client import core, registry
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
-#: Scrapes under way at the same time; more are turned away.
+#: Scrapes served at the same time; more are refused.
 CONNECTIONS = 8
-#: Seconds that a client may be silent.
+#: Seconds of silence after which a client is disconnected.
 PATIENCE = 10.0
-#: How late the end of the work is noticed, in seconds.
+#: Seconds until the end of the work is noticed.
 TURN = 0.1
-#: Longer than any import; clients cannot verify it anyway.
+#: Longer than any import. Clients cannot verify a self-signed certificate anyway.
 VALIDITY = dt.timedelta(days=365)
 
 Families = Callable[[], Iterable[core.Metric]]
 
 
 def serve(families: Families, port: int, over: threading.Event) -> None:
-    """Serve what ``families`` returns, until ``over`` is set. Raises ``OSError``: the port is taken."""
+    """Serve what ``families`` returns until ``over`` is set. Raises ``OSError`` if the port is taken."""
     with _Server(families, port) as server:
         server.timeout = TURN
         log.info("metrics port=%d path=%r", port, PATH)
@@ -44,7 +44,7 @@ def serve(families: Families, port: int, over: threading.Event) -> None:
 
 
 class _Collector(registry.Collector):
-    """The numbers as they are when asked for."""
+    """Collects the numbers at each scrape."""
 
     def __init__(self, families: Families) -> None:
         self._families = families
@@ -60,8 +60,8 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(("", port), _Handler.factory(page), bind_and_activate=False)
         self.socket.close()
         self._free = threading.BoundedSemaphore(CONNECTIONS)
-        # The handshake is the business of each connection's thread: a silent client keeps no other waiting.
-        # prometheus_client's own server does it in the thread that accepts.
+        # The TLS handshake runs in each connection's thread, so that a silent client blocks no other.
+        # prometheus_client's own server runs it in the thread that accepts.
         self.socket = _context().wrap_socket(_listen(port), server_side=True, do_handshake_on_connect=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -86,7 +86,7 @@ class _Handler(prometheus_client.MetricsHandler):
     sys_version = ""
 
     def do_GET(self) -> None:  # noqa: N802  (the name that http.server calls)
-        # The library's answers on any path.
+        # The library's handler answers on any path.
         if self.path.partition("?")[0] == PATH:
             super().do_GET()
         else:
@@ -100,7 +100,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _context() -> ssl.SSLContext:
-    """Return a context with a key and a certificate of its own."""
+    """Return a context with a new key and a self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cdi-worker")])
     now = dt.datetime.now(dt.UTC)
@@ -118,7 +118,7 @@ def _context() -> ssl.SSLContext:
     ) + certificate.public_bytes(serialization.Encoding.PEM)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # OpenSSL reads files only, and a pod may have no place to write one.
+    # OpenSSL reads keys only from files, and a pod may have no writable folder.
     with open(os.memfd_create("metrics.pem"), "wb", buffering=0) as file:
         file.write(pem)
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

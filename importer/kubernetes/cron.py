@@ -1,4 +1,4 @@
-"""The programs of CDI's importer image that are no imports, with their own flags."""
+"""The helper programs in CDI's importer image, with their flags: registry polling and size detection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 @click.option("--account", default=ACCOUNT, help="Folder of the pod's credentials.")
 @click.pass_obj
 def poll(obj: group.Context, /, url: str, certificates: str, **cron: str) -> int:
-    """Tell a DataImportCron of an image's digest."""
+    """Report an image's digest to its DataImportCron."""
     from cdi_worker.sources.registry import source
 
     env = contract.environment()
@@ -43,16 +43,16 @@ def poll(obj: group.Context, /, url: str, certificates: str, **cron: str) -> int
 @click.option("-image-path", "path", required=True, help="The disk.")
 @click.option("--termination-log", default=contract.Paths().termination_log)
 def measure(path: str, termination_log: str) -> int:
-    """Leave the size of a disk in the termination log."""
+    """Write the size of a disk to the termination log."""
     click.echo(note_size(path, termination_log))
     return 0
 
 
-#: The digest that is to be imported next; the controller acts on it.
+#: Annotation with the digest to import next; CDI's controller watches it.
 DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
-#: Seconds without an answer of the API server.
+#: Seconds to wait for the API server.
 TIMEOUT = 30
-#: How often somebody else may have changed the object meanwhile.
+#: Attempts to update an object that others change at the same time.
 ATTEMPTS = 5
 
 
@@ -69,7 +69,7 @@ class Cron:
         self._account = Path(account)
 
     def note(self, digest: str) -> bool:
-        """Ask for the import of ``digest``, unless it is there or asked for; return whether it was new."""
+        """Request the import of ``digest`` unless it is imported or requested; return whether it was new."""
         for _ in range(ATTEMPTS):
             found = self._call("GET")
             annotations = found["metadata"].setdefault("annotations", {})
@@ -77,10 +77,10 @@ class Cron:
             if digest in {current, annotations.get(DESIRED)}:
                 return False
             annotations[DESIRED] = digest
-            # The role allows to update, not to patch: the version in the object keeps others' changes.
+            # CDI's role allows update, not patch. The resource version detects changes by others.
             if self._call("PUT", found) is not None:
                 return True
-        raise errors.Transient(url=self.url, reason="changed by somebody else each time")
+        raise errors.Transient(url=self.url, reason="changed by another client at each attempt")
 
     def _call(self, method: str, body: object = None) -> Any:
         """Return the answer; None for a conflict. Raises ``Unreachable``."""
@@ -108,9 +108,9 @@ class Cron:
 
 
 def note_size(path: str, termination_log: str) -> int:
-    """Leave the size of a volume's disk where the controller looks for it, and return it in bytes.
+    """Write the size of a disk to the termination log, and return it in bytes.
 
-    A disk of CDI's is raw: its first bytes are its guest's, and no reason to read it as anything else.
+    Disks on CDI's volumes are raw. Their first bytes belong to the guest and are not interpreted.
     """
     try:
         size = Path(path).stat().st_size
@@ -121,7 +121,7 @@ def note_size(path: str, termination_log: str) -> int:
 
 
 def location(env: Mapping[str, str], url: str, certificates: str) -> base.Location:
-    """Return where the registry is, as an importer with the same Secrets and proxies would have it."""
+    """Return the registry's location as an importer with the same Secrets and proxies would read it."""
     given = {
         **env,
         "IMPORTER_SOURCE": "registry",

@@ -1,4 +1,4 @@
-"""A DataVolume (cdi.kubevirt.io/v1beta1) as typed values, checked by the API's rules, all faults at once."""
+"""A DataVolume (cdi.kubevirt.io/v1beta1) as typed values, checked against the API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cdi_worker.kubernetes import documents, schema
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
 VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
-#: Requests that a claim is bound at once, not when a virtual machine first wants it.
+#: Requests that the claim is bound at once, not when a virtual machine first uses it.
 BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
 #: Sources that copy a disk in stages.
 MULTI_STAGE = frozenset({"imageio", "vddk"})
@@ -31,7 +31,7 @@ ARCHIVES = frozenset({"http", "upload"}) | CLONES
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the data comes from. ``kind``: the name below ``spec.source``; the rest by its kind.
+    """Where the data comes from. ``kind``: the name below ``spec.source``; the other fields depend on it.
 
     ``secret``, ``certificates`` and ``extra_arguments`` are names of a Secret and of ConfigMaps.
     ``namespace`` and ``name``: those of the claim or snapshot to clone.
@@ -60,9 +60,9 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """The volume that is asked for. ``size`` in bytes, None where the source's decides.
+    """The requested volume. ``size``: in bytes, None if it is that of the source.
 
-    ``section``: ``pvc`` is taken as it is, to ``storage`` the overhead of a file system is added.
+    ``section``: ``pvc`` is used as it is; for ``storage`` the overhead of the file system is added.
     ``spec``: the section as the manifest has it.
     """
 
@@ -79,14 +79,14 @@ class Claim:
         return self.spec.get("storageClassName")
 
     def size_with(self, overhead: Fraction) -> int:
-        """Return the bytes of the volume on which a disk of ``size`` bytes has room."""
+        """Return the size, in bytes, of a volume that holds a disk of ``size`` bytes."""
         size = self.size or 0
         return size if self.section == "pvc" or self.block else units.volume_size(size, overhead)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A stage: what has changed from ``previous`` (empty: everything) to ``current``."""
+    """A stage: the change from ``previous`` (empty: everything) to ``current``."""
 
     previous: str
     current: str
@@ -94,7 +94,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DataVolume:
-    """What a manifest asks for. ``final``: nothing follows after the last checkpoint."""
+    """The values of a manifest. ``final``: the last checkpoint is the end of the migration."""
 
     name: str
     namespace: str
@@ -114,18 +114,18 @@ class DataVolume:
         return self.content_type == "archive"
 
     def stages_after(self, copied: str) -> tuple[Checkpoint, ...]:
-        """Return the stages that follow the one of checkpoint ``copied``; empty: all of them.
+        """Return the stages after checkpoint ``copied``, or all of them if it is empty.
 
-        Raises ``RequestError`` where there is no such checkpoint, or nothing follows.
+        Raises ``RequestError`` if there is no such checkpoint, or no stage after it.
         """
         if not copied:
             return self.checkpoints
         names = [stage.current for stage in self.checkpoints]
         if copied not in names:
-            raise errors.RequestError(f"spec.checkpoints: none of them has current {copied!r}")
+            raise errors.RequestError(f"spec.checkpoints: no checkpoint has current {copied!r}")
         following = self.checkpoints[names.index(copied) + 1 :]
         if not following:
-            raise errors.RequestError(f"spec.checkpoints: nothing follows {copied!r}")
+            raise errors.RequestError(f"spec.checkpoints: no checkpoint follows {copied!r}")
         return following
 
 
@@ -133,13 +133,13 @@ def find(found: list[documents.Document]) -> documents.Document:
     """Return the one DataVolume among documents. Raises ``RequestError``."""
     volumes = [document for document in found if document.kind == "DataVolume"]
     if len(volumes) != 1:
-        kinds = ", ".join(document.kind or "a document without kind" for document in found) or "nothing"
-        raise errors.RequestError(f"wants one DataVolume, found {len(volumes)} (there is {kinds})")
+        kinds = ", ".join(document.kind or "a document without kind" for document in found) or "none"
+        raise errors.RequestError(f"expected one DataVolume, found {len(volumes)} (documents: {kinds})")
     return volumes[0]
 
 
 def parse(document: documents.Document, faults: list[str]) -> DataVolume:
-    """Return the values of a DataVolume; what is wrong with them is added to ``faults``, by path."""
+    """Return the values of a DataVolume; each fault is added to ``faults``, with its path."""
     found: dict[str, str] = {}
     # Published by CDI: tools/datavolume-schema.
     published = json.loads(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
@@ -168,7 +168,7 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
     return volume
 
 
-# -- what a single field may be ---------------------------------------------------------------
+# -- rules for single fields ------------------------------------------------------------------
 
 
 def _check_name(text: str) -> None:
@@ -178,7 +178,7 @@ def _check_name(text: str) -> None:
 
 
 def _check_url(schemes: Iterable[str], url: str) -> None:
-    """Refuse a URL of another scheme; messages do not repeat it, since it may hold a password."""
+    """Refuse a URL with another scheme. Messages do not repeat the URL: it may contain a password."""
     try:
         parts = urllib.parse.urlsplit(url)
         good = parts.scheme in schemes and bool(parts.netloc or parts.path.strip("/"))
@@ -204,7 +204,7 @@ NAMES = {
     "extraArgs": "extra_arguments",
 }
 NAME = {"check": _check_name}
-#: Of a field below ``spec.source``, by its name.
+#: Rules for a field below ``spec.source``, by its name.
 FIELDS: Mapping[str, Any] = {
     "secretRef": NAME,
     "certConfigMap": NAME,
@@ -217,7 +217,7 @@ FIELDS: Mapping[str, Any] = {
     "pullMethod": {"enum": ["pod", "node"]},
 }
 WEB = ("http", "https")
-#: Of a source: the schemes of its URL, and the fields without which there is no import.
+#: For each source: the schemes of its URL, and the fields that an import needs.
 SOURCES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "http": (WEB, ("url",)),
     "s3": ((*WEB, "s3"), ("url",)),
@@ -247,7 +247,7 @@ VOLUME: Mapping[str, Any] = {
     }
 }
 STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
-#: What CDI's controllers and an import want, beyond what the published schema says.
+#: What CDI's controllers and an import require beyond the published schema.
 RULES: Mapping[str, Any] = {
     "required": ["apiVersion", "metadata"],
     "properties": {
@@ -276,18 +276,18 @@ RULES: Mapping[str, Any] = {
 }
 
 
-# -- what one field means for another ---------------------------------------------------------
+# -- rules between fields ---------------------------------------------------------------------
 
 
 def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[str, str]) -> Source:
-    """Return the one source that ``spec`` names, of no kind where there is none or several."""
+    """Return the source in ``spec``; its kind is empty if there are none or several."""
     given = spec.get("source", {})
     if "sourceRef" in spec:
         found["spec.sourceRef"] = "refers to a DataSource of a cluster; name the source itself in spec.source"
     elif not given and not any(path.startswith("spec.source") for path in found):
-        found["spec.source"] = f"missing; wants one of {', '.join(SOURCES)}"
+        found["spec.source"] = f"missing; one of {', '.join(SOURCES)}"
     if len(given) > 1:
-        found["spec.source"] = f"wants one source, found {len(given)}: {', '.join(given)}"
+        found["spec.source"] = f"expected one source, found {len(given)}: {', '.join(given)}"
     if len(given) != 1:
         return Source(kind="")
     ((kind, fields),) = given.items()
@@ -308,18 +308,18 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
     where = f"spec.source.{source.kind}"
     if source.kind == "registry":
         if bool(source.url) == bool(source.image_stream):
-            found.setdefault(f"{where}.url", "wants either url or imageStream")
+            found.setdefault(f"{where}.url", "expected either url or imageStream")
         if source.image_stream and not source.node_pull:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
     if source.kind == "imageio" and not source.insecure and not source.certificates:
         found.setdefault(f"{where}.certConfigMap", "missing")
     if volume.checkpoints and source.kind and source.kind not in MULTI_STAGE:
         only = " and ".join(sorted(MULTI_STAGE))
-        found.setdefault("spec.checkpoints", f"source {source.kind} has none, only {only}")
+        found.setdefault("spec.checkpoints", f"source {source.kind} has no checkpoints, only {only}")
     if volume.is_archive and source.kind and source.kind not in ARCHIVES:
-        found.setdefault("spec.contentType", f"source {source.kind} cannot give an archive")
+        found.setdefault("spec.contentType", f"source {source.kind} cannot provide an archive")
     if volume.is_archive and volume.claim.block:
-        needed = "an archive needs a volume with a file system, not volumeMode Block"
+        needed = "an archive needs a volume with a file system; remove volumeMode: Block"
         found.setdefault("spec.contentType", needed)
 
 
@@ -327,20 +327,20 @@ def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> Cl
     sections = [name for name in ("pvc", "storage") if name in spec]
     if len(sections) != 1:
         count = len(sections) or "neither"
-        found.setdefault("spec.storage", f"wants either spec.pvc or spec.storage, found {count}")
+        found.setdefault("spec.storage", f"expected either spec.pvc or spec.storage, found {count}")
     section = sections[0] if sections else "storage"
     given = spec.get(section, {})
     if section == "pvc" and len(given.get("accessModes", ())) != 1:
-        found.setdefault("spec.pvc.accessModes", "wants one access mode")
+        found.setdefault("spec.pvc.accessModes", "expected one access mode")
     for name in ("dataSource", "dataSourceRef"):
         if name in given:
-            found.setdefault(f"spec.{section}.{name}", "another source; name it in spec.source")
+            found.setdefault(f"spec.{section}.{name}", "not supported; name the source in spec.source")
     path = f"spec.{section}.resources.requests.storage"
     quantity = given.get("resources", {}).get("requests", {}).get("storage")
     size = None
     try:
         if quantity is not None and not (size := units.parse_quantity(str(quantity))):
-            raise errors.RequestError("has to be more than 0")
+            raise errors.RequestError("must be greater than 0")
     except errors.RequestError as err:
         found.setdefault(path, str(err))
     if quantity is None and sections and not (section == "storage" and source.kind in CLONES):

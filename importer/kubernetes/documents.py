@@ -1,4 +1,4 @@
-"""YAML documents from outside, and their fields as typed values with every fault named by its path."""
+"""YAML documents from outside, with limits on what they may expand to."""
 
 from __future__ import annotations
 

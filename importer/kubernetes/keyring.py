@@ -11,12 +11,14 @@ from typing import Any
 from cdi_worker import errors
 from cdi_worker.kubernetes import documents
 
-#: Bytes of all that one Secret or ConfigMap may hold (Kubernetes, MaxSecretSize).
+#: Largest Secret or ConfigMap, in bytes (Kubernetes, MaxSecretSize).
 LIMIT = 1 << 20
 
 
 class Keyring:
-    """What objects hold, by name and key. ``directory``: a folder for each, with a file for each key.
+    """The values of Secrets and ConfigMaps, by name and key.
+
+    ``directory`` has a folder for each object, with a file for each key.
 
     Raises ``RequestError`` for objects that are malformed.
     """
@@ -33,11 +35,11 @@ class Keyring:
             raise errors.RequestError(*faults)
 
     def secret(self, name: str) -> Mapping[str, bytes] | None:
-        """Return the values of a Secret, None where there is no such Secret."""
+        """Return the values of a Secret, or None if there is no such Secret."""
         return self._find("Secret", name)
 
     def config_map(self, name: str) -> Mapping[str, bytes] | None:
-        """Return the values of a ConfigMap, None where there is no such ConfigMap."""
+        """Return the values of a ConfigMap, or None if there is no such ConfigMap."""
         return self._find("ConfigMap", name)
 
     def _find(self, kind: str, name: str) -> Mapping[str, bytes] | None:

@@ -11,16 +11,16 @@ from cdi_worker import errors, units
 from cdi_worker.kubernetes import datavolume
 from cdi_worker.kubernetes import pod as datavolume_pod
 
-#: Annotations of a DataVolume that its pods get, and their defaults: a side-car would outlive the import.
+#: Annotations that are copied to the pods, with their defaults. A side-car would outlive the import.
 POD_ANNOTATIONS = {
     "k8s.v1.cni.cncf.io/networks": "",
     "v1.multus-cni.io/default-network": "",
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
 }
-#: What sub-commands exit with when trying again cannot help (docs/exit-status.md).
+#: Exit statuses after which a retry cannot help (docs/exit-status.md).
 FINAL = [2, 4, 5, 7]
-#: Text that all versions of YAML read as text.
+#: Strings that every version of YAML reads as a string without quotes.
 PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null|nan|inf)$)[A-Za-z/][A-Za-z0-9./_-]*", re.IGNORECASE
 )
@@ -29,7 +29,10 @@ Object = datavolume_pod.Object
 
 
 def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> list[Object]:
-    """Return the claim and what fills it. Raises ``RequestError`` for what needs CDI's controllers."""
+    """Return the claim and the objects that fill it.
+
+    Raises ``RequestError`` if that needs CDI's controllers.
+    """
     _check(volume)
     made = [_claim(volume, settings)]
     if volume.source.kind in {"pvc", "snapshot"}:
@@ -40,13 +43,13 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
         return [*made, _job(volume, settings, "upload", template(volume, settings)), _service(volume)]
     name = "importer"
     if stages := len(volume.checkpoints):
-        # The next checkpoints come in a job of their own: a job's template cannot change.
+        # The template of a Job cannot change, so later checkpoints get another Job.
         name = f"importer-{stages}"
     return [*made, _job(volume, settings, name, template(volume, settings))]
 
 
 def dump(made: Iterable[Object]) -> str:
-    """Return objects as one text of YAML documents."""
+    """Return objects as YAML documents."""
     with errors.optional("writing manifests", package="PyYAML", extra="kubernetes"):
         import yaml
 
@@ -55,7 +58,7 @@ def dump(made: Iterable[Object]) -> str:
             return True
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        # Readers of YAML 1.1 differ on what y, 1e9 or 12:30 is; nobody does on text in quotes.
+        # YAML parsers differ on what y, 1e9 and 12:30 are; all read a quoted string as a string.
         style = None if PLAIN.fullmatch(value) else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
@@ -124,24 +127,24 @@ def _service(volume: datavolume.DataVolume) -> Object:
 
 
 def _binding(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
-    """Return a pod that does nothing but want the claim, so that it is bound."""
+    """Return a pod that only mounts the claim, so that the claim is bound."""
     pod = datavolume_pod.Pod(volume, settings)
     datavolume_pod.add_claim(pod)
     return _pod(pod, pod.container("bind", args=["--version"]))
 
 
 def template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
-    """Return the template of the pod that brings the data to the claim of the volume's name."""
+    """Return the template of the pod that fills the claim."""
     pod = datavolume_pod.Pod(volume, settings)
     datavolume_pod.add_target(pod)
-    role = datavolume_pod.upload if volume.source.kind == "upload" else datavolume_pod.bring
+    role = datavolume_pod.upload if volume.source.kind == "upload" else datavolume_pod.importer
     return _pod(pod, role(pod))
 
 
 def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
     user = datavolume_pod.QEMU
-    # The kubelet starts again what failed: not the stages before it, and beside the server of a node
-    # pull, which would keep a pod alive in which nothing else runs.
+    # The kubelet restarts only the container that failed: not the stages before it. The server of a node
+    # pull would otherwise keep a pod alive whose import has failed.
     again = pod.beside or any(container["name"].startswith("stage-") for container in pod.before)
     spec: Object = {
         "restartPolicy": "OnFailure" if again else "Never",

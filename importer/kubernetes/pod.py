@@ -1,4 +1,4 @@
-"""The pod that carries out a DataVolume without CDI: the worker contract's environment and mounts."""
+"""The pod that fills a DataVolume without CDI: the worker contract's environment and mounts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from cdi_worker import contract
 from cdi_worker.kubernetes import datavolume
 
-#: User and group of qemu in KubeVirt's images, to which the disk shall belong; CDI's pods run as them.
+#: User and group of qemu in KubeVirt's images, who must own the disk. CDI's pods run as them.
 QEMU = 107
-#: What CDI gives a worker when nobody says otherwise.
+#: CDI's default for a worker.
 RESOURCES = {"requests": {"cpu": "100m", "memory": "60M"}, "limits": {"cpu": "750m", "memory": "600M"}}
 
 PATHS = contract.Paths()
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the manifest does not say. ``overhead``: the part of a file system to leave free.
+    """Settings beyond the manifest. ``overhead``: the part of a file system to leave free.
 
     ``scratch``: whether to mount scratch; None: unless it is known not to be needed. ``after``: the
     checkpoint that is on the volume already.
@@ -50,7 +50,7 @@ class Pod:
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def set(self, **values: str) -> None:
-        """Add variables of the environment; empty ones say nothing and are left out."""
+        """Add environment variables; empty ones are left out."""
         # In a manifest $(NAME) stands for another variable, and $$ for $.
         self.env += [
             {"name": name, "value": value.replace("$", "$$")} for name, value in values.items() if value
@@ -64,7 +64,7 @@ class Pod:
         self.mounts.append({"name": name, "mountPath": path, **more})
 
     def container(self, name: str, **more: Any) -> Object:
-        """Return a container of our image with what has been gathered."""
+        """Return a container of our image with the environment and mounts so far."""
         made: Object = {"name": name, "image": self.settings.image, "imagePullPolicy": "IfNotPresent"}
         made |= {"args": ["-v=1", "--strict-exit-status"], **more, "env": list(self.env)}
         made |= {"volumeMounts": list(self.mounts)}
@@ -95,7 +95,7 @@ def overhead(volume: datavolume.DataVolume, settings: Settings) -> Fraction:
 
 
 def _restricted(container: Object) -> Object:
-    """Return a container as the Pod Security Standards' restricted profile wants it, with limits."""
+    """Return a container with limits and the Pod Security Standards' restricted profile."""
     return container | {
         "resources": RESOURCES,
         "securityContext": {
@@ -108,7 +108,7 @@ def _restricted(container: Object) -> Object:
 
 
 def add_claim(pod: Pod) -> None:
-    """Give the pod its volume."""
+    """Mount the claim."""
     source = {"persistentVolumeClaim": {"claimName": pod.volume.name}}
     if pod.volume.claim.block:
         pod.volumes.append({"name": "data", **source})
@@ -117,7 +117,7 @@ def add_claim(pod: Pod) -> None:
 
 
 def add_target(pod: Pod) -> None:
-    """Give the pod its volume, scratch where it may need some, and a place for temporary files."""
+    """Mount the claim, scratch if it may be needed, and a folder for temporary files."""
     add_claim(pod)
     if needs_scratch(pod.volume, pod.settings):
         pod.mount("scratch", PATHS.scratch, {"ephemeral": _scratch(pod)})
@@ -126,7 +126,7 @@ def add_target(pod: Pod) -> None:
 
 
 def _scratch(pod: Pod) -> Object:
-    """Return a claim that lives as long as the pod, of the size that CDI's has."""
+    """Return a claim that lives as long as the pod, of the size that CDI uses."""
     storage_class = pod.settings.scratch_class
     if storage_class is None:
         storage_class = pod.volume.claim.storage_class
@@ -141,26 +141,26 @@ def _scratch(pod: Pod) -> Object:
 
 
 def claim_size(volume: datavolume.DataVolume, settings: Settings) -> int:
-    """Return the bytes that the claim asks for."""
+    """Return the size of the claim in bytes."""
     return volume.claim.size_with(overhead(volume, settings))
 
 
 def decimal(fraction: Fraction) -> str:
-    """Return a fraction as the contract has it: ``0.06``, ``0``."""
+    """Return a fraction in the contract's form: ``0.06``, ``0``."""
     return f"{float(fraction):g}"
 
 
 def boolean(value: object) -> str:
-    """Return a truth as the contract has it."""
+    """Return a boolean in the contract's form."""
     return "true" if value else "false"
 
 
-#: What the contract calls a source, where it is not as in the API.
+#: The contract's names of sources where they differ from the API's.
 SOURCES = {"blank": "none"}
 #: The hand-shake of a node pull (contract, Node pull).
 SHARED = "/shared"
 NODE_PORT = 8100
-#: The name that a client's certificate has to have, and where the server's certificates are.
+#: The common name required of client certificates, and the folder of the server's certificates.
 UPLOAD_CLIENT = "uploadclient"
 UPLOAD_TLS = "/upload-tls"
 UPLOAD_PORT = 8443
@@ -185,12 +185,12 @@ def upload(pod: Pod) -> Object:
 
 
 def upload_secret(volume: datavolume.DataVolume) -> str:
-    """Return the name of the Secret with the upload server's certificates, which the user makes."""
+    """Return the name of the Secret with the upload server's certificates, which the user creates."""
     return f"{volume.name}-upload"
 
 
-def bring(pod: Pod) -> Object:
-    """Return the container of an import, with all that runs before and beside it."""
+def importer(pod: Pod) -> Object:
+    """Return the container of an import; add the containers that run before and beside it."""
     source = pod.volume.source
     if source.node_pull:
         _add_node_pull(pod)
@@ -213,7 +213,7 @@ def bring(pod: Pod) -> Object:
         IMPORTER_THUMBPRINT=source.thumbprint,
         **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
     )
-    # The same for all pods of one job: the next one goes on where the last one was killed.
+    # The same for all pods of a Job, so that a pod resumes where the one before was killed.
     label = "metadata.labels['batch.kubernetes.io/controller-uid']"
     pod.set_from("OWNER_UID", {"fieldRef": {"fieldPath": label}})
     _add_secrets(pod)
@@ -245,7 +245,7 @@ def _add_secrets(pod: Pod) -> None:
 def _add_vddk(pod: Pod) -> None:
     source = pod.volume.source
     volume = {"name": "vddk", "mountPath": "/opt"}
-    # The image holds the library that nobody may pass on; it copies it into /opt.
+    # VMware's library may not be redistributed: the user's image copies it into /opt.
     pod.before.append(pod.helper("vddk", source.init_image, volumeMounts=[volume]))
     library = "vmware-vix-disklib-distrib"
     pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
@@ -280,7 +280,7 @@ def _add_node_pull(pod: Pod) -> None:
 
 
 def _staged(pod: Pod) -> Object:
-    """Return the container of the last stage; those before it are containers that run before it."""
+    """Return the container of the last stage; add the earlier stages as init containers."""
     stages = pod.volume.stages_after(pod.settings.after)
     common = pod.env
     for number, stage in enumerate(stages, 1):

@@ -1,4 +1,4 @@
-"""Objects against JSON schemas: every fault at once, each with its path, in a plain sentence."""
+"""Check objects against JSON schemas; report every fault at once, with its path, in a plain sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdi_worker import errors
 Path = tuple[str | int, ...]
 
 QUANTITY = "is not a quantity such as 10Gi, 500M or 1e9"
-#: What to say of a value that breaks a keyword; {0}: the value, {1}: what the schema says.
+#: The message for a value that breaks a keyword. {0}: the value, {1}: the keyword's value in the schema.
 SENTENCES: Mapping[str, str] = {
     "const": "{0} is not {1}",
     "enum": "{0} is not one of {1}",
@@ -30,10 +30,10 @@ SENTENCES: Mapping[str, str] = {
 
 
 def check(content: object, schema: Mapping[str, Any], faults: dict[str, str]) -> Any:
-    """Return a copy of ``content`` that holds what is valid; each fault is added by its path.
+    """Return a copy of ``content`` without its faulty values; add each fault to ``faults``, by path.
 
-    Null stands for a field that is not there, as in Kubernetes. The schema's keyword ``check`` is a
-    function for strings, whose ``RequestError`` is the fault.
+    A null counts as an absent field, as in Kubernetes. The value of the schema's keyword ``check`` is a
+    function that raises ``RequestError`` for a faulty string.
     """
     with errors.optional("checking manifests", package="jsonschema", extra="kubernetes"):
         import jsonschema
@@ -56,7 +56,7 @@ def dotted(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: short, and no secret as a whole."""
+    """Return a value for a message, cut to 60 characters."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
@@ -106,7 +106,7 @@ def _without_nulls(content: object) -> object:
 
 
 def _remove(content: Any, paths: Iterable[Path]) -> None:
-    # What is deepest and last goes first, so that the other paths stay what they are.
+    # Deepest and last first: the other paths stay valid.
     last: Any
     for *above, last in sorted(paths, reverse=True):
         holder: Any = functools.reduce(operator.getitem, above, content)

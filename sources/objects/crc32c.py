@@ -1,4 +1,4 @@
-"""CRC-32C of bytes that come in pieces, in any order, some of them twice."""
+"""CRC-32C of an object whose pieces arrive in any order, some of them twice."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import sys
 import threading
 from typing import Any
 
-#: More gaps than this are the mark of random reading, which does not end in a whole.
+#: With more gaps than this the object is read at random, and never as a whole.
 MOST_RUNS = 4096
 
 
 class Coverage:
-    """What has been seen of an object, and its CRC. Several threads may add."""
+    """The parts of an object read so far, and their CRCs. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Runs that touch or overlap nowhere: starts in order, with (end, CRC) of each.
+        # Disjoint runs that do not touch: sorted starts, and (end, CRC) for each.
         self._starts: list[int] = []
         self._runs: list[tuple[int, int]] = []
 
     def add(self, offset: int, data: memoryview) -> None:
-        """Take in bytes at an offset; those already seen are left out."""
+        """Add bytes at an offset; parts already added are skipped."""
         with self._lock:
             while len(data) and len(self._starts) <= MOST_RUNS:
                 at = bisect.bisect_right(self._starts, offset)
@@ -34,7 +34,7 @@ class Coverage:
                 offset, data = offset + seen, data[seen:]
 
     def value(self, size: int) -> int | None:
-        """Return the CRC of all ``size`` bytes, None while some have not been seen."""
+        """Return the CRC of all ``size`` bytes, or None if some are missing."""
         with self._lock:
             if not size:
                 return 0

@@ -61,7 +61,7 @@ def test_values() -> None:
             {"source": {"ftp": {"url": "ftp://x/y"}}},
             "spec.source.ftp: unknown field; known: blank, gcs, http, imageio, ",
         ),
-        ({"source": {**HTTP, "blank": {}}}, "spec.source: wants one source, found 2: http, blank"),
+        ({"source": {**HTTP, "blank": {}}}, "spec.source: expected one source, found 2: http, blank"),
         ({"source": {}}, "spec.source: missing"),
         ({"source": None}, "spec.source: missing"),
         ({"source": "http"}, "spec.source: is not a mapping"),
@@ -90,7 +90,7 @@ def test_values() -> None:
             {"source": {"http": {**HTTP["http"], "secretRef": "a/b"}}},
             "spec.source.http.secretRef: 'a/b' is not a name",
         ),
-        ({"source": {"registry": {}}}, "spec.source.registry.url: wants either url or imageStream"),
+        ({"source": {"registry": {}}}, "spec.source.registry.url: expected either url or imageStream"),
         (
             {"source": {"registry": {"imageStream": "s"}}},
             "spec.source.registry.imageStream: needs pullMethod node",
@@ -107,9 +107,9 @@ def test_values() -> None:
         ({"source": {"vddk": {"url": "https://v.invalid"}}}, "spec.source.vddk.thumbprint: missing"),
         ({"source": {"pvc": {"name": "a"}}, "pvc": None}, "spec.source.pvc.namespace: missing"),
         ({"storage": {}}, "spec.storage.resources.requests.storage: missing"),
-        ({"storage": None}, "spec.storage: wants either spec.pvc or spec.storage, found neither"),
-        ({"pvc": STORAGE}, "spec.storage: wants either spec.pvc or spec.storage, found 2"),
-        ({"storage": None, "pvc": STORAGE}, "spec.pvc.accessModes: wants one access mode"),
+        ({"storage": None}, "spec.storage: expected either spec.pvc or spec.storage, found neither"),
+        ({"pvc": STORAGE}, "spec.storage: expected either spec.pvc or spec.storage, found 2"),
+        ({"storage": None, "pvc": STORAGE}, "spec.pvc.accessModes: expected one access mode"),
         (
             {"storage": {"resources": {"requests": {"storage": "10GiB"}}}},
             "spec.storage.resources.requests.storage: '10GiB' is not a quantity",
@@ -120,7 +120,7 @@ def test_values() -> None:
         ),
         (
             {"storage": {"resources": {"requests": {"storage": 0}}}},
-            "spec.storage.resources.requests.storage: has to be more than 0",
+            "spec.storage.resources.requests.storage: must be greater than 0",
         ),
         (
             {"storage": {**STORAGE, "accessModes": ["RWO"]}},
@@ -130,10 +130,10 @@ def test_values() -> None:
             {"storage": {**STORAGE, "volumeMode": "block"}},
             "spec.storage.volumeMode: 'block' is not one of Filesystem, Block",
         ),
-        ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: another source"),
+        ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: not supported"),
         (
             {"checkpoints": [{"previous": "", "current": "a"}]},
-            "spec.checkpoints: source http has none, only imageio and vddk",
+            "spec.checkpoints: source http has no checkpoints, only imageio and vddk",
         ),
         (
             {"source": {"imageio": IMAGEIO}, "checkpoints": [{"current": "a"}]},
@@ -148,7 +148,7 @@ def test_values() -> None:
         ({"contentType": "tar"}, "spec.contentType: 'tar' is not one of kubevirt, archive"),
         (
             {"source": {"blank": {}}, "contentType": "archive"},
-            "spec.contentType: source blank cannot give an archive",
+            "spec.contentType: source blank cannot provide an archive",
         ),
         (
             {"contentType": "archive", "storage": {**STORAGE, "volumeMode": "Block"}},
@@ -288,7 +288,9 @@ def test_timestamps_stay_text(tmp_path: Path) -> None:
 def test_one_data_volume(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump_all([{"kind": "Secret"}, {"kind": "Pod"}]))
-    with pytest.raises(errors.RequestError, match=r"wants one DataVolume, found 0 \(there is Secret, Pod\)"):
+    with pytest.raises(
+        errors.RequestError, match=r"expected one DataVolume, found 0 \(documents: Secret, Pod\)"
+    ):
         datavolume.find(documents.read(str(path)))
 
 
@@ -296,7 +298,7 @@ def test_stages_that_follow() -> None:
     volume = parse("vddk-stages")
     assert [stage.current for stage in volume.stages_after("")] == ["snapshot-1", "snapshot-2"]
     assert [stage.current for stage in volume.stages_after("snapshot-1")] == ["snapshot-2"]
-    with pytest.raises(errors.RequestError, match="nothing follows"):
+    with pytest.raises(errors.RequestError, match="no checkpoint follows"):
         volume.stages_after("snapshot-2")
-    with pytest.raises(errors.RequestError, match="none of them"):
+    with pytest.raises(errors.RequestError, match="no checkpoint has"):
         volume.stages_after("snapshot-3")

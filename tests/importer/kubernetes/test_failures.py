@@ -67,7 +67,7 @@ def test_what_is_missing_is_named_all_at_once(place: manifests.Place) -> None:
             (),
             "spec.source.registry.imageStream: only a cluster",
         ),
-        ({"blank": {}}, ("--after=x",), "spec.checkpoints: none of them has current 'x'"),
+        ({"blank": {}}, ("--after=x",), "spec.checkpoints: no checkpoint has current 'x'"),
     ],
 )
 def test_what_cannot_be_done_here(
