@@ -66,13 +66,3 @@ class HashingReader:
 
     def close(self) -> None:
         self._reader.close()
-
-
-class VerifyingReader(HashingReader):
-    """Compares where the bytes end, for who reads to there before anything is made usable."""
-
-    def readinto(self, into: memoryview, /) -> int:
-        count = super().readinto(into)
-        if not count and len(into):
-            self.verify()
-        return count

@@ -92,18 +92,18 @@ class Encoder:
 
 
 class Decoder:
-    """Yields what a stream holds: a number for a run of zeros, else data in the next of ``buffers``.
+    """Yields what a stream holds: a number for a run of zeros, else data in the next of its buffers.
 
-    A buffer holds LONGEST bytes. Ends after the last record if its digest is that of what came. Raises
-    ``errors.Corrupt``.
+    ``buffers``: returns these, of as many bytes as it is asked for. Ends after the last record if its
+    digest is that of what came. Raises ``errors.Corrupt``.
     """
 
-    def __init__(self, reader: readers.Reader, buffers: Iterator[memoryview]) -> None:
+    def __init__(self, reader: readers.Reader, buffers: Callable[[int], Iterator[memoryview]]) -> None:
         self._reader = reader
         self._digest = _hasher()()
         self._total = 0
-        self._buffers = buffers
-        self._packed = _memory()
+        self._buffers = buffers(LONGEST)
+        self._packed = _memory(LONGEST)
 
     def __iter__(self) -> Iterator[int | memoryview]:
         if self._few(len(MAGIC)) != MAGIC:
@@ -163,7 +163,7 @@ class Reader:
     def __init__(self, reader: readers.Reader) -> None:
         self._reader = reader
         # No record is asked for before the one before it was read: one buffer serves them all.
-        self._records = iter(Decoder(reader, itertools.repeat(_memory())))
+        self._records = iter(Decoder(reader, lambda size: itertools.repeat(_memory(size))))
         self._zeros = 0
         self._data = memoryview(b"")
 
@@ -199,9 +199,9 @@ def _hasher() -> Callable[[], xxhash.xxh3_128]:
     return xxhash.xxh3_128
 
 
-def _memory() -> memoryview:
-    """Return LONGEST bytes, of which those take room that are used: our own records are shorter."""
-    return memoryview(mmap.mmap(-1, LONGEST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+def _memory(size: int) -> memoryview:
+    """Return memory, of which only what is used takes room: our own records are shorter."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _corrupt(reason: str) -> errors.Corrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
         plan.Route.MERGE: "cdi_worker.routes.convert:merge",
         plan.Route.UPDATE: "cdi_worker.routes.direct:update",
         plan.Route.UNPACK: "cdi_worker.routes.unpack:unpack_archive",
+        plan.Route.EXTRACT: "cdi_worker.routes.unpack:extract_disk",
     }
 )
 
@@ -89,19 +91,23 @@ def bring(
     wanted: request.Request,
     progress: progress_module.Progress,
     cancel: cancelling.Stop,
+    *,
+    accepted: Callable[[], object] = lambda: None,
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that is already made and not yet opened.
 
-    A failure that leaves a read of the source under way sets ``cancel`` to end it.
+    A failure that leaves a read of the source under way sets ``cancel`` to end it. ``accepted``: see
+    ``routes.job.Job``.
     """
     started = time.monotonic()
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     with opened(unopened, wanted, progress, cancel) as source, _reached():
-        if wanted.is_archive or wanted.volume:
+        folder = wanted.volume or wanted.target
+        if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # What a killed attempt has left of an archive does not count against this one.
-            staging.remove_left_over(wanted.volume or wanted.target)
+            staging.remove_left_over(folder)
         found = survey_module.survey(source, wanted, cancel)
-        job = _carry_out(wanted, source, found, progress, cancel)
+        job = _carry_out(wanted, source, found, progress, cancel, accepted=accepted)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -181,6 +187,8 @@ def _carry_out(
     found: survey_module.Survey,
     progress: progress_module.Progress,
     cancel: cancelling.Stop,
+    *,
+    accepted: Callable[[], object],
 ) -> job_module.Job:
     """Run the planned route; once more in order if the source does not keep to its ranges."""
     for ranges in (True, False) if found.offer.ranges else (False,):
@@ -195,6 +203,7 @@ def _carry_out(
             progress=progress,
             cancel=cancel,
             ranges=ranges,
+            accepted=accepted,
         )
         try:
             ROUTES[made.route](job)
@@ -210,5 +219,5 @@ def _carry_out(
 
 def load() -> None:
     """Load what a disk most often needs: for who has nothing to do until one comes."""
-    for route in (plan.Route.STREAM, plan.Route.PLACE):
+    for route in (plan.Route.STREAM, plan.Route.PLACE, plan.Route.UNPACK):
         _ = ROUTES[route]

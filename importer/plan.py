@@ -22,19 +22,22 @@ class Route(enum.StrEnum):
     MERGE = "merge"
     UPDATE = "update"
     UNPACK = "unpack"
+    EXTRACT = "extract"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
     """What the source offers. ``size``: bytes as served, None if unknown.
 
-    ``once``: the stream cannot be read again. ``blank``: there are no bytes, the disk is zeros.
+    ``extents``: of the ranges; ``runs``: of the stream, in order. ``once``: the stream cannot be read
+    again. ``blank``: there are no bytes, the disk is zeros.
     """
 
     size: int | None = None
     identity: str | None = None
     ranges: bool = False
     extents: bool = False
+    runs: bool = False
     once: bool = False
     blank: bool = False
 
@@ -97,7 +100,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
         return _blank(wanted, space)
     detect.refuse_stranger(content.format)
     if wanted.is_archive:
-        return _unpack(content, space)
+        return _unpack(wanted, content, space)
     if content.format == "tar":
         raise errors.Unsupported(reason="a tar archive is not a disk; import it with content type archive")
     size = content.virtual_size
@@ -122,6 +125,8 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
             return Plan(Route.EXTENTS, "raw disk whose holes the source knows: only data moves", random=True)
         if at_random:
             return Plan(Route.STREAM, "raw disk in parallel ranges, straight to the target", random=True)
+        if offer.runs:
+            return Plan(Route.EXTENTS, "raw disk whose holes the stream tells: only data is written")
         return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
     if content.format in readers.FORMATS and not content.unplaceable:
         parts = f"{content.format} {readers.FORMATS[content.format].UNIT}"
@@ -166,9 +171,11 @@ def _blank(wanted: request.Request, space: Space) -> Plan:
     return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=size)
 
 
-def _unpack(content: Content, space: Space) -> Plan:
+def _unpack(wanted: request.Request, content: Content, space: Space) -> Plan:
     if content.format != "tar":
         raise errors.Unsupported(reason=f"content type archive wants a tar archive, this is {content.format}")
+    if space.block and wanted.content_type == request.CLONE:
+        return Plan(Route.EXTRACT, "disk in the tar of a cloned file system, onto the device as it passes")
     if space.block:
         raise errors.RequestError("an archive needs a volume with a file system, not a block device")
     return Plan(Route.UNPACK, "tar archive unpacked as it passes, moved into place when whole")

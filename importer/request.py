@@ -13,6 +13,8 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 
 CONTENT_TYPES = ("kubevirt", "archive")
+#: What the clone of a file system is, a tar: to be unpacked, or its disk to be put onto a device.
+CLONE = "filesystem-clone"
 #: Sources whose bytes may be an archive.
 ARCHIVE_SOURCES = frozenset({"http", "local"})
 
@@ -53,12 +55,16 @@ class Request:
 
     @property
     def is_archive(self) -> bool:
-        return self.content_type == "archive"
+        """Whether the bytes have to be a tar."""
+        return self.content_type in {"archive", CLONE}
 
     @property
     def preallocates(self) -> bool:
-        """Whether every byte gets storage: files out of an archive are as sparse as it says."""
-        return self.preallocation and not self.is_archive
+        """Whether every byte gets storage: files out of an archive are as sparse as it says.
+
+        The source of a clone makes a tar without holes where preallocation is asked for.
+        """
+        return self.preallocation and self.content_type != "archive"
 
     @property
     def is_delta(self) -> bool:

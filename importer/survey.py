@@ -75,6 +75,7 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
         identity=source.identity,
         ranges=ranges is not None,
         extents=extents,
+        runs=source.runs() is not None,
         once=source.once,
         blank=source.blank,
     )
@@ -112,7 +113,9 @@ def examine(
 
 
 def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.Content:
-    """Return what the protocol says that the bytes are: a disk, or what has changed on one."""
+    """Return what the protocol says that the bytes are: a disk, what has changed on one, or an archive."""
+    if form not in detect.DISKS:
+        return plan.Content(form)
     facts = safety.check(form, source.head, size=source.size, allow_backing=wanted.location.previous or None)
     if form == "qcow2" and wanted.is_delta and facts.backing is None:
         # Without one it is a whole disk: committed, it would leave old data where it has none.
@@ -131,8 +134,9 @@ def room(wanted: request.Request) -> plan.Space:
     """Return what the target can take (contract, Sizes); no target named takes anything."""
     if not wanted.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
-    path = f"{wanted.target}/disk.img" if wanted.is_archive else wanted.target
-    facts = target.facts(path)
+    facts = target.facts(wanted.target)
+    if wanted.is_archive and facts.kind != "block":
+        facts = target.facts(f"{wanted.target}/disk.img")
     if facts.kind == "missing":
         raise errors.TargetError(path=wanted.target, reason="no such directory or device")
     if facts.kind == "block":

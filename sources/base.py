@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Protocol, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol, Self, TypeAlias
 
 from cdi_worker import errors
 
@@ -16,6 +16,12 @@ class Reader(Protocol):
         """Read 1 to ``len(into)`` bytes; 0 only at the end."""
 
     def close(self) -> None: ...
+
+
+#: What follows in a disk: so many zeros, or data.
+Run: TypeAlias = "int | memoryview"
+#: Returns memory for data, of so many bytes each, to be used in turn.
+Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
 
 
 class RandomReader(Protocol):
@@ -142,6 +148,17 @@ class Source:
         Raises ``errors.NoRanges`` for an offset the source cannot go to.
         """
         raise errors.SourceError(reason=f"{self.name}: has no ordered stream")
+
+    def unwrapped(self, served: Reader) -> Reader:
+        """Return the bytes in ``served``, read from ``stream``, where the protocol wraps them.
+
+        Closing it closes ``served``.
+        """
+        return served
+
+    def runs(self) -> Callable[[Reader, Buffers], Iterable[Run]] | None:
+        """Return what decodes a reader of ``stream`` to the disk's runs, in order; None: it has none."""
+        return None
 
     def ranges(self) -> RandomReader | None:
         """Return a reader for random access, or None where the source is forward-only."""

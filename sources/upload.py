@@ -132,18 +132,19 @@ class UploadSource(base.Source):
         self.name = NAME
         self.size = size
         self._body = body
+        self._reader: base.Reader = body
         self._opened = False
 
     def __enter__(self) -> Self:
-        self._peeked = readers.Peek(self._body, HEAD_SIZE)
-        self.head = self._peeked.head
+        self._reader = peeked = readers.Peek(self._body, HEAD_SIZE)
+        self.head = peeked.head
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:
         if offset or self._opened:
             raise errors.NoRanges(url=self.name, reason="a request body is read once")
         self._opened = True
-        return self._peeked
+        return self._reader
 
     def interrupt(self) -> None:
         self._body.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdi_worker import errors
@@ -26,21 +26,42 @@ def copy_ordered(
 ) -> int:
     """Write everything that comes, zeros as zeros, and return how many bytes it was.
 
-    Raises ``errors.TooLarge`` as soon as more than ``limit`` bytes come, before the piece that goes
-    over is written. The reader stays the caller's to close. ``give_up`` is called where the read that is
-    under way is wanted no more: it ends that soon.
+    The reader stays the caller's to close; all else as with ``copy_runs``.
+    """
+    over = threading.Event()
+    pieces = ahead.pieces(reader, cancel, over)
+    return copy_runs(pieces, target, over=over, limit=limit, cancel=cancel, advance=advance, give_up=give_up)
+
+
+def copy_runs(
+    runs: Iterator[int | memoryview],
+    target: base.Target,
+    *,
+    limit: int,
+    cancel: cancelling.Flag,
+    over: threading.Event | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+    give_up: Callable[[], None] = lambda: None,
+) -> int:
+    """Write zeros, given as their number, and data, one after the other; return how many bytes it was.
+
+    Raises ``errors.TooLarge`` as soon as more than ``limit`` bytes come, before the run that goes over
+    is written. ``over``, ``give_up``: see ``ahead.Ahead``.
     """
     total = 0
-    over = threading.Event()
-    with ahead.Ahead(ahead.pieces(reader, cancel, over), over, give_up) as pieces:
-        for piece in pieces:
+    with ahead.Ahead(runs, over or threading.Event(), give_up) as coming:
+        for run in coming:
             if cancel.is_set():
                 raise errors.Cancelled
-            if total + len(piece) > limit:
-                raise errors.TooLarge(virtual_size=total + len(piece), available=limit)
-            place(target, total, piece)
-            total += len(piece)
-            advance(len(piece))
+            length = run if isinstance(run, int) else len(run)
+            if total + length > limit:
+                raise errors.TooLarge(virtual_size=total + length, available=limit)
+            if isinstance(run, int):
+                target.zero(total, length)
+            else:
+                place(target, total, run)
+            total += length
+            advance(length)
     return total
 
 

@@ -38,7 +38,8 @@ def convert(job: Job) -> None:
 
     parallel = job.fetching.connections
     with server.Export(read, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
-        _convert(job, qemu_img.exported(export.socket, job.content.format), "transfer")
+        image = qemu_img.exported(export.socket, job.content.format)
+        _convert(job, image, _fitting_size(job, image), "transfer")
 
 
 def spool(job: Job) -> None:
@@ -52,7 +53,10 @@ def spool(job: Job) -> None:
             read = reader(stream.fileno())
             safety.check(form, read(0, detect.HEAD), read=read, size=size)
             safety.check_length(form, read, size)
-        _convert(job, qemu_img.local(path, form), "convert")
+        image = qemu_img.local(path, form)
+        fitting = _fitting_size(job, image)
+        job.accept()
+        _convert(job, image, fitting, "convert")
 
 
 @contextlib.contextmanager
@@ -101,12 +105,21 @@ def _verify(job: Job, path: str) -> None:
             hashing.verify()
 
 
-def _convert(job: Job, image: qemu_img.Node, phase: str) -> None:
+def _follow(job: Job) -> qemu_img.Follow:
     watch = process.Watch("qemu-img", job.wanted.fetch.no_progress)
-    follow = qemu_img.Follow(job.progress.advance, job.cancel, watch)
-    size = qemu_img.virtual_size(image, follow)
+    return qemu_img.Follow(job.progress.advance, job.cancel, watch)
+
+
+def _fitting_size(job: Job, image: qemu_img.Node) -> int:
+    """Return the virtual size in bytes. Raises ``TooLarge``."""
+    size = qemu_img.virtual_size(image, _follow(job))
     if size > job.limit:
         raise errors.TooLarge(virtual_size=size, available=job.limit)
+    return size
+
+
+def _convert(job: Job, image: qemu_img.Node, size: int, phase: str) -> None:
+    follow = _follow(job)
     job.progress.phase(phase, size)
     with job.open_target(size) as out:
         if out.withheld:
@@ -140,6 +153,7 @@ def merge(job: Job) -> None:
         # The transfer ends here: the disk at the other end is not held while this one is written.
         job.source.verify()
         _check_delta(job, path, size)
+        job.accept()
         _commit(job, path)
 
 
@@ -157,9 +171,7 @@ def _check_delta(job: Job, path: str, size: int) -> None:
 def _commit(job: Job, path: str) -> None:
     size = job.plan.virtual_size or 0
     job.progress.phase("merge", size)
-    watch = process.Watch("qemu-img", job.wanted.fetch.no_progress)
-    follow = qemu_img.Follow(job.progress.advance, job.cancel, watch)
     direct = target.facts(job.wanted.target).direct
     with target.open(job.wanted.target, None, target.Options(mode="update")) as out:
-        qemu_img.commit(path, out.written_path, size, direct=direct, follow=follow)
+        qemu_img.commit(path, out.written_path, size, direct=direct, follow=_follow(job))
         job.commit(out, out.size or size)

@@ -40,7 +40,29 @@ def stream(job: Job) -> None:
 
 
 def extents(job: Job) -> None:
-    """EXTENTS: only what the source knows to be data moves."""
+    """EXTENTS: only what the source knows to be data moves, by ranges in any order or as one stream."""
+    if job.plan.random:
+        _extents_ranges(job)
+    else:
+        _extents_ordered(job)
+
+
+def _extents_ordered(job: Job) -> None:
+    job.progress.phase("transfer", None)
+    with job.open_target(None) as out:
+        with job.runs() as runs:
+            size = copy.copy_runs(
+                runs,
+                out,
+                limit=job.limit,
+                cancel=job.cancel,
+                advance=job.progress.advance,
+                give_up=job.cancel.set,
+            )
+        job.commit(out, size)
+
+
+def _extents_ranges(job: Job) -> None:
     size = job.source.size or 0
     job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
@@ -58,12 +80,11 @@ def _stream_ranges(job: Job) -> None:
 
 def _stream_ordered(job: Job) -> None:
     job.progress.phase("transfer", job.source.size)
-    # Whether the last sector is the disk's or the footer of a fixed VHD shows at the end.
     with job.open_target(None) as out:
         with job.plain() as reader:
-            size = copy.copy_ordered(
-                vhd.WithoutFooter(reader), out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set
-            )
+            # Whether the last sector is the disk's or the footer of a fixed VHD shows at the end.
+            disk = reader if job.source.format else vhd.WithoutFooter(reader)
+            size = copy.copy_ordered(disk, out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set)
         job.commit(out, size)
 
 

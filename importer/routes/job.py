@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 class Job:
     """``ranges``: whether the source may be read at random; ``limit``: the largest disk that fits.
 
+    ``accepted``: called once, when all bytes are there, verified, and known to be safe and to fit.
+
     The outcome, in bytes: ``read`` came from the source, ``size`` is the disk's, ``resumed`` is what
     an earlier attempt had already put in place.
     """
@@ -37,10 +39,18 @@ class Job:
     progress: progress.Progress
     cancel: cancelling.Stop
     ranges: bool = True
+    accepted: Callable[[], object] = lambda: None
     read: int = 0
     size: int = 0
     resumed: int = 0
+    _is_accepted: bool = False
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    def accept(self) -> None:
+        """Call ``accepted``: what is left is processing. An upload may be answered now."""
+        if not self._is_accepted:
+            self._is_accepted = True
+            self.accepted()
 
     def arrived(self, count: int) -> None:
         """Count bytes of the source that count as progress too."""
@@ -165,6 +175,7 @@ class Job:
     def commit(self, opened: target.Target, size: int) -> None:
         """Make a disk of ``size`` bytes usable: all of it has come and was verified."""
         self.source.verify()
+        self.accept()
         self.progress.phase("sync", None)
         self.size = max(size, self.plan.grow_to)
         opened.commit(self.plan.grow_to)
@@ -187,13 +198,24 @@ class Job:
         """Yield the bytes below all compressions, at most ``limit``; read to the end on leaving."""
         with self.served(self.arrived) as served:
             if self.source.format is not None:
-                yield served
+                with contextlib.closing(self.source.unwrapped(served)) as reader:
+                    yield reader
+                    copy.drain(reader, self.cancel)
                 return
             content, reader = layers.open(served, limit=limit, tool=self._xz)
             with contextlib.closing(reader):
                 self._check_same(content)
                 yield reader
                 copy.drain(reader, self.cancel)
+
+    @contextlib.contextmanager
+    def runs(self) -> Iterator[Iterator[base.Run]]:
+        """Yield the runs of the disk that the source's stream tells; they are valid one after the other."""
+        decode = self.source.runs()
+        if decode is None:
+            raise errors.SourceError(reason=f"{self.source.name}: the stream does not tell holes from data")
+        with self.served(self.count) as served:
+            yield iter(decode(served, ahead.buffers))
 
     def _xz(self, packed: base.Reader) -> base.Reader:
         # Starting programs is a library of its own.
@@ -204,7 +226,17 @@ class Job:
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
         if self.ranges and self.source.ranges() is not None and self.source.size is not None:
             return self.fetcher(advance).stream()
-        reader = resume.Resuming(
+        if self.source.once:
+            reader: base.Reader = _Once(self.source, advance)
+        else:
+            reader = self._resuming(advance)
+        if not self.content.compressions and not self.wanted.is_archive:
+            # These have a thread each to read and to write.
+            return reader
+        return ahead.Reader(reader, self.cancel, self.cancel.set)
+
+    def _resuming(self, advance: Callable[[int], None]) -> base.Reader:
+        return resume.Resuming(
             self.source.stream,
             self.source.size,
             name=self.source.name,
@@ -213,10 +245,6 @@ class Job:
             advance=advance,
             retried=self.progress.retry,
         )
-        if not self.content.compressions and not self.wanted.is_archive:
-            # These have a thread each to read and to write.
-            return reader
-        return ahead.Reader(reader, self.cancel, self.cancel.set)
 
     def _check_same(self, content: layers.Content) -> None:
         """Refuse a stream that is not what the first look has seen, and safety has checked."""
@@ -225,3 +253,25 @@ class Job:
             raise errors.SourceChanged(
                 url=self.source.name, what="format", before=first.format, now=content.format
             )
+
+
+class _Once:
+    """The bytes of a source that cannot be read again, counted. A size that was told is kept to."""
+
+    def __init__(self, source: base.Source, count: Callable[[int], None]) -> None:
+        self._source = source
+        self._reader = source.stream()
+        self._count = count
+        self._at = 0
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self._at += count
+        self._count(count)
+        if not count and len(into) and self._at < (self._source.size or 0):
+            reason = f"ended at byte {self._at} of {self._source.size}"
+            raise errors.TransferFailed(url=self._source.name, offset=self._at, reason=reason)
+        return count
+
+    def close(self) -> None:
+        self._reader.close()

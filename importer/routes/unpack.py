@@ -1,11 +1,24 @@
-"""The route UNPACK: archives."""
+"""The routes UNPACK and EXTRACT: archives."""
 
 from __future__ import annotations
 
-from cdi_worker import survey
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from cdi_worker import errors, survey
 from cdi_worker.formats.tar import archive
+from cdi_worker.images import target
+from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
+from cdi_worker.images.target import copy
 from cdi_worker.routes.job import Job
+from cdi_worker.sources import base
+
+log = logging.getLogger(__name__)
+
+#: What the name of the disk contains in the tar of a cloned file system (contract, Clone source).
+DISK = "disk.img"
 
 
 def unpack_archive(job: Job) -> None:
@@ -19,5 +32,43 @@ def unpack_archive(job: Job) -> None:
         with job.plain() as packed:
             unpack.unpack(archive.Archive(packed, limit_bytes=job.limit), staged.path, advance=job.wrote)
         job.source.verify()
+        job.accept()
         job.progress.phase("sync", None)
         staged.commit()
+
+
+def extract_disk(job: Job) -> None:
+    """EXTRACT: the disk in the tar of a cloned file system onto a device; other files are passed over."""
+    job.progress.phase("transfer", job.source.size)
+    with contextlib.ExitStack() as stack:
+        out: target.Target | None = None
+        size = 0
+        with job.plain() as packed:
+            entries = archive.Archive(packed, limit_bytes=job.limit)
+            for entry in entries:
+                if out is None and entry.kind == "file" and DISK in "/".join(entry.path):
+                    log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
+                    out = stack.enter_context(job.open_target(survey.padded(entry.size)))
+                    runs = _runs(entries, entry)
+                    size = copy.copy_runs(
+                        runs, out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set
+                    )
+        if out is None:
+            raise errors.Unsupported(reason=f"the file system that was sent has no file named {DISK}")
+        job.commit(out, size)
+
+
+def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[base.Run]:
+    """Yield the current entry in order: holes as their length, and data."""
+    buffers, at = ahead.buffers(), 0
+    for offset, length in entry.runs():
+        if offset > at:
+            yield offset - at
+        at, end = offset, offset + length
+        while at < end:
+            buffer = next(buffers)[: end - at]
+            count = entries.readinto(buffer)
+            yield buffer[:count]
+            at += count
+    if entry.size > at:
+        yield entry.size - at

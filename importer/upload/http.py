@@ -72,6 +72,14 @@ class Request:
             self.content = Sized(connection, self.length, patience)
 
 
+def authorize(request: Request, client_name: str, *methods: str) -> None:
+    """Raise the ``Refusal`` of a method that is none of ``methods``, or of a client of another name."""
+    if request.method not in methods:
+        raise Refusal(404)
+    if request.client_name != client_name:
+        raise Refusal(401)
+
+
 class Exchange:
     """One request and its answer. ``idle``: seconds for its head; ``patience``: without a byte of its body.
 

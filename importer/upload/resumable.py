@@ -7,17 +7,14 @@ import dataclasses
 import logging
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.upload import http
 from cdi_worker.upload import running as upload_running
 from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
-
-if TYPE_CHECKING:
-    from cdi_worker.upload import server as upload_server
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +27,10 @@ CONTENT = "application/offset+octet-stream"
 DIGITS = 19
 #: Seconds for a request to notice that another one has come.
 TURN = 0.1
+
+#: Begins an upload as headers ask for it, of so many bytes (None: unknown). Raises ``Refusal`` and
+#: ``RequestError``.
+Begin: TypeAlias = Callable[[Mapping[str, str], int | None], upload_running.Running]
 
 
 class Session:
@@ -88,10 +89,15 @@ class Session:
 
 
 class Resumable:
-    """The handlers. There is one upload at a time, here as everywhere else in the server."""
+    """The handlers. There is one upload at a time, here as everywhere else in the server.
 
-    def __init__(self, server: upload_server.Server) -> None:
-        self._server = server
+    ``patience``: seconds that an upload waits for its next request.
+    """
+
+    def __init__(self, begin: Begin, client_name: str, patience: float) -> None:
+        self._begin = begin
+        self._client_name = client_name
+        self._patience = patience
         self._session: Session | None = None
 
     def answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
@@ -105,7 +111,7 @@ class Resumable:
         return dataclasses.replace(said, headers={**SAYS, **said.headers})
 
     def _answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
-        self._server.authorize(request, "OPTIONS", "POST", "HEAD", "PATCH", "DELETE")
+        http.authorize(request, self._client_name, "OPTIONS", "POST", "HEAD", "PATCH", "DELETE")
         if request.method == "OPTIONS":
             return Answer(204, headers=OFFERS)
         if request.headers.get("tus-resumable", VERSION) != VERSION:
@@ -127,12 +133,10 @@ class Resumable:
     def _create(self, request: Request) -> Answer:
         try:
             length = _length(request)
-            with self._server.admission():
-                order = upload_running.order(self._server.settings.wanted, request.headers, archive=False)
-                running = self._server.start(order, length)
-                session = Session(running, length, request.headers.get("upload-metadata", ""))
-                session.wait(self._server.patience)
-                self._session = session
+            running = self._begin(request.headers, length)
+            session = Session(running, length, request.headers.get("upload-metadata", ""))
+            session.wait(self._patience)
+            self._session = session
             running.work.add_done_callback(lambda _: session.stop_waiting())
             if length == 0:
                 # It is complete: no request follows that could be told what becomes of it.
@@ -159,7 +163,7 @@ class Resumable:
                 # Whatever broke behind the last byte: a client that asks learns that all is there.
                 session.running.body.end()
             if session.waits:
-                session.wait(self._server.patience)
+                session.wait(self._patience)
                 return Answer(204 if failure is None else 400, headers=session.headers())
         try:
             session.running.wait()

@@ -44,8 +44,8 @@ def serve(server: upload_server.Server) -> report.Report:
                 break
     # What was admitted before the end has ended by now, perhaps well.
     if server.has_succeeded and server.running is not None:
-        order = server.running.order
-        return report.uploaded(clone=bool(order.clone), preallocated=order.wanted.preallocates)
+        done = server.running.work.result()
+        return report.uploaded(clone=bool(server.running.order.clone), preallocated=done.preallocated)
     if server.cancel.is_set():
         raise errors.Cancelled
     return report.deadline_passed()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 
-from cdi_worker import errors
+from cdi_worker import errors, execute
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import upload
 from cdi_worker.upload import form, headers, http, resumable
@@ -33,9 +33,9 @@ class Server:
         self.running: upload_running.Running | None = None
         self.done = threading.Event()
         #: Held from the question whether an upload may begin until one has.
-        self._admission = threading.Lock()
+        self._admitting = threading.Lock()
         self._ending = False
-        self.resumable = resumable.Resumable(self)
+        self._resumable = resumable.Resumable(self._begin, settings.client_name, self.patience)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[int]:
@@ -50,7 +50,7 @@ class Server:
 
     def _end(self) -> None:
         """Let go of an upload that is under way: the server was told to stop."""
-        with self._admission:
+        with self._admitting:
             self._ending = True
         if self.running is not None and not self.running.work.done():
             self.running.broken(errors.Cancelled())
@@ -82,7 +82,7 @@ class Server:
         if root:
             raise Refusal(404)
         if version in VERSIONS and kind == RESUMABLE and "/" not in name:
-            return self.resumable.answer(request, exchange, name)
+            return self._resumable.answer(request, exchange, name)
         if version in VERSIONS and rest in KINDS:
             return self._upload(request, exchange, kind)
         raise Refusal(404)
@@ -90,9 +90,14 @@ class Server:
     def _upload(self, request: Request, exchange: Exchange, kind: str) -> Answer:
         if kind == "upload-async" and request.method == "HEAD":
             return Answer(headers={headers.OFFER: headers.EXTENTS})
-        self.authorize(request, "POST")
+        http.authorize(request, self.settings.client_name, "POST")
         try:
-            running, content = self._begin(request, kind)
+            content: upload.Content = request.content
+            with self._admission():
+                size = request.length
+                if kind.startswith("upload-form"):
+                    content, size = form.File(request.headers, content), None
+                running = self._start(request.headers, size, archive=kind == "upload-archive")
             exchange.say_continue()
             if failure := running.take(content):
                 running.broken(failure)
@@ -103,42 +108,32 @@ class Server:
             return http.failed(err)
         return Answer()
 
-    def _begin(self, request: Request, kind: str) -> tuple[upload_running.Running, upload.Content]:
-        with self.admission():
-            is_archive = kind == "upload-archive"
-            order = upload_running.order(self.settings.wanted, request.headers, archive=is_archive)
-            content: upload.Content = request.content
-            size = request.length
-            if kind.startswith("upload-form"):
-                content, size = form.File(request.headers, content), None
-            return self.start(order, size), content
-
-    def authorize(self, request: Request, *methods: str) -> None:
-        """Raise the refusal of another method, or of a client that is not the one."""
-        if request.method not in methods:
-            raise Refusal(404)
-        if request.client_name != self.settings.client_name:
-            raise Refusal(401)
-
     @contextlib.contextmanager
-    def admission(self) -> Iterator[None]:
-        """Let an upload begin in the block. Raises the refusal of one that must not begin now."""
-        with self._admission:
-            self.resumable.drop_abandoned()
+    def _admission(self) -> Iterator[None]:
+        """Let an upload begin in the block. Raises the ``Refusal`` of one that must not begin now."""
+        with self._admitting:
+            self._resumable.drop_abandoned()
             if self._ending or (self.running is not None and not self.running.work.done()):
                 raise Refusal(503)
-            if self.running is not None and self.running.work.exception() is None:
+            if self.has_succeeded:
                 raise Refusal(409)
             yield
 
-    def start(self, order: upload_running.Order, size: int | None) -> upload_running.Running:
-        """Begin the work on an upload whose bytes follow."""
+    def _start(
+        self, said: Mapping[str, str], size: int | None, *, archive: bool = False
+    ) -> upload_running.Running:
+        order = upload_running.order(self.settings.wanted, said, archive=archive)
         self.running = upload_running.Running(order, size, self.cancel)
         self.running.work.add_done_callback(self._ended)
         log.info("upload begins size=%r clone=%r", size, order.clone)
         return self.running
 
-    def _ended(self, work: futures.Future[None]) -> None:
+    def _begin(self, said: Mapping[str, str], size: int | None) -> upload_running.Running:
+        """Begin an upload in several requests; see ``resumable.Begin``."""
+        with self._admission():
+            return self._start(said, size)
+
+    def _ended(self, work: futures.Future[execute.Result]) -> None:
         failure = work.exception()
         if failure is None:
             self.done.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,10 @@ from tests.support import reading
 NOISE = random.Random(1).randbytes(300_000)
 TEXT = b"text " * 60_000
 RUNS: list[int | bytes] = [70_000, TEXT, NOISE, 1 << 40, NOISE[:1], 512]
-BUFFERS = itertools.repeat(memoryview(bytearray(clone.LONGEST)))
+
+
+def buffers(size: int) -> Iterator[memoryview]:
+    return itertools.repeat(memoryview(bytearray(size)))
 
 
 def encode(runs: list[int | bytes]) -> bytes:
@@ -28,7 +32,7 @@ def encode(runs: list[int | bytes]) -> bytes:
 
 
 def decode(stream: bytes) -> list[int | bytes]:
-    decoder = clone.Decoder(readers.Bytes(stream), BUFFERS)
+    decoder = clone.Decoder(readers.Bytes(stream), buffers)
     return [run if isinstance(run, int) else bytes(run) for run in decoder]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdi_worker import errors, plan
+from cdi_worker import errors, plan, request
 from cdi_worker.plan import Content, Offer, Route, Space
 from cdi_worker.request import Request
 from cdi_worker.sources import base
@@ -17,6 +17,7 @@ WANTED = Request(source="http", location=base.Location("http://x/"), target="dis
 RANGES = Offer(size=GIB, identity="etag x", ranges=True)
 STREAM = Offer(size=GIB)
 EXTENTS = Offer(size=GIB, ranges=True, extents=True)
+RUNS = Offer(runs=True, once=True)
 FILE = Space(block=False, available=10 * GIB, usable=9 * GIB)
 BLOCK = Space(block=True, available=10 * GIB, usable=10 * GIB)
 DELTA = {"location": base.Location("https://v/", previous="one", current="two")}
@@ -37,6 +38,8 @@ ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
     (EXTENTS, disk("raw"), {}, Route.EXTENTS, True, "only data moves"),
     (EXTENTS, disk("raw"), CHECKED, Route.STREAM, False, "checksum"),
     (EXTENTS, disk("raw", "xz", size=None), {}, Route.STREAM, False, "compressed with xz"),
+    (RUNS, disk("raw", size=None), {}, Route.EXTENTS, False, "only data is written"),
+    (RUNS, disk("raw", size=None), CHECKED, Route.EXTENTS, False, "only data is written"),
     (RANGES, disk("qcow2"), {}, Route.PLACE, True, "fetched by range"),
     (RANGES, disk("qcow2"), CHECKED, Route.PLACE, False, "checksum"),
     (RANGES, disk("qcow2", "gz"), {}, Route.PLACE, False, "compressed with gz"),
@@ -122,15 +125,15 @@ def test_growth(space: Space, wanted: int | None, grown: int) -> None:
     [(FILE, None, 9 * GIB), (FILE, GIB, 9 * GIB), (BLOCK, GIB, GIB), (BLOCK, None, 10 * GIB)],
 )
 def test_blank(space: Space, wanted: int | None, size: int) -> None:
-    request = dataclasses.replace(WANTED, image_size=wanted)
-    made = plan.plan(request, Offer(blank=True), Content(), space, None)
+    blank = dataclasses.replace(WANTED, image_size=wanted)
+    made = plan.plan(blank, Offer(blank=True), Content(), space, None)
     assert (made.route, made.virtual_size) == (Route.BLANK, size)
 
 
 def test_blank_larger_than_the_device() -> None:
-    request = dataclasses.replace(WANTED, image_size=11 * GIB)
+    blank = dataclasses.replace(WANTED, image_size=11 * GIB)
     with pytest.raises(errors.TooLarge):
-        plan.plan(request, Offer(blank=True), Content(), BLOCK, None)
+        plan.plan(blank, Offer(blank=True), Content(), BLOCK, None)
 
 
 def test_a_delta_is_merged_and_grows_nothing() -> None:
@@ -160,6 +163,13 @@ def test_archives() -> None:
         plan.plan(archive, STREAM, disk("qcow2"), FILE, None)
     with pytest.raises(errors.RequestError, match="file system"):
         plan.plan(archive, STREAM, disk("tar", size=None), BLOCK, None)
+
+
+def test_cloned_file_system_is_unpacked_or_its_disk_is_taken() -> None:
+    clone = dataclasses.replace(WANTED, content_type=request.CLONE)
+    tar = disk("tar", size=None)
+    assert plan.plan(clone, RUNS, tar, FILE, None).route is Route.UNPACK
+    assert plan.plan(clone, RUNS, tar, BLOCK, None).route is Route.EXTRACT
 
 
 @pytest.mark.parametrize("offer", [RANGES, STREAM, dataclasses.replace(EXTENTS, ranges=False)])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from cdi_worker import contract
-from cdi_worker.send import volume
+from cdi_worker import contract, progress
+from cdi_worker.formats.compressed import snappy
+from cdi_worker.images import volume as devices
+from cdi_worker.send import extents, volume
 from tests.support import processes, uploads
 
 MIB = uploads.MIB
@@ -63,6 +67,21 @@ def environment(server: uploads.Server, mode: str, place: Path, **more: str) -> 
         "MOUNT_POINT": str(place),
         **more,
     }
+
+
+def body(folder: Path, mode: str, *, ours: bool) -> bytes:
+    """Return what a clone source sends of ``folder``, or of the disk in it where ``mode`` is ``block``."""
+    place, shown = str(folder / "disk.img" if mode == "block" else folder), progress.NullProgress()
+    with contextlib.ExitStack() as stack:
+        parts: Iterable[bytes | memoryview]
+        if not ours:
+            settings = volume.Settings("", volume.MODES[mode], place)
+            parts = snappy.frames(stack.enter_context(volume.plain(settings, shown)))
+        elif mode == "block":
+            parts = extents.Device(stack.enter_context(devices.Volume(place)), shown).wire(0)
+        else:
+            parts = extents.Directory(place, shown, sparse=True).wire(0)
+        return b"".join(bytes(part) for part in parts)
 
 
 def play(env: dict[str, str]) -> str:

@@ -115,9 +115,7 @@ def test_a_clone_is_one_on_every_path(
 ) -> None:
     """What the header says counts, as with CDI; nothing gets beside the volume."""
     beside = set(Path(paths.data).parent.iterdir())
-    settings = clone.Settings("", kind, str(folder if kind == "filesystem-clone" else folder / "disk.img"))
-    with clone.plain(settings, progress.NullProgress()) as pieces:
-        body = b"".join(bytes(part) for part in snappy.frames(pieces))
+    body = clones.body(folder, "filesystem" if kind == "filesystem-clone" else "block", ours=False)
     answer = server.ask("POST", f"/v1beta1/{path}", body, {"x-cdi-content-type": kind})
     assert answer.status == 200, answer.text
     assert server.result().message == DONE
@@ -156,18 +154,8 @@ def test_a_checksum_of_what_is_sent(
     to: str,
 ) -> None:
     """Asked for with a clone, it is verified as with every upload."""
-    place = str(folder / "disk.img" if mode == "block" else folder)
-    shown = progress.NullProgress()
-    settings = clone.Settings("", clone.MODES[mode], place)
-    with clone.plain(settings, shown) as pieces, volume.Volume(str(folder / "disk.img")) as device:
-        if not ours:
-            parts = snappy.frames(pieces)
-        elif mode == "block":
-            parts = clone_stream.Device(device, shown).wire(0)
-        else:
-            parts = clone_stream.Directory(place, shown, sparse=True).wire(0)
-        body = b"".join(bytes(part) for part in parts)
-    headers = {"x-cdi-content-type": settings.kind}
+    body = clones.body(folder, mode, ours=ours)
+    headers = {"x-cdi-content-type": clone.MODES[mode]}
     headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
     env = {"DESTINATION": str(block)} if to == "device" else {}
     with uploads.Server(certificates, env, paths) as server:
@@ -215,6 +203,6 @@ def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: flo
             stream._pays.encoded(clone_stream.STEP, 0, 1.0)
             stream._pays.sent(1, sending)
             rest = b"".join(bytes(part) for part in stream.wire(cut))
-            runs = extents.Decoder(readers.Bytes(first[:cut] + rest), ahead.buffers(extents.LONGEST))
+            runs = extents.Decoder(readers.Bytes(first[:cut] + rest), ahead.buffers)
             assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
             first = first[:cut] + rest

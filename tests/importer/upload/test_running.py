@@ -1,0 +1,172 @@
+"""When the bytes of an upload are accepted: all there, verified, safe and fitting, and nothing usable yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors, execute, plan, progress, request
+from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, upload
+from cdi_worker.upload import headers, running
+from tests.support import clones, devices, disks, oracle
+
+MIB = 1 << 20
+ROUTES = {
+    "raw": plan.Route.STREAM,
+    "raw.gz": plan.Route.STREAM,
+    "qcow2": plan.Route.PLACE,
+    "vhdx": plan.Route.SPOOL,
+    "archive": plan.Route.UNPACK,
+    "block": plan.Route.STREAM,
+    "block, ours": plan.Route.EXTENTS,
+    "filesystem": plan.Route.UNPACK,
+    "filesystem, ours": plan.Route.UNPACK,
+}
+
+
+class Content(readers.Bytes):
+    """What one request brings."""
+
+    def interrupt(self) -> None: ...
+
+
+@dataclasses.dataclass
+class Case:
+    """An upload, and what was to be seen each time it was accepted."""
+
+    order: running.Order
+    data: bytes
+    disk: Path
+    seen: list[tuple[bool, int, bool]] = dataclasses.field(default_factory=list)
+
+    def accepted(self, body: upload.Body) -> None:
+        converting = Path(f"{self.disk}.part").exists()
+        self.seen.append((body.is_complete, body.received, converting))
+        oracle.unusable(self.disk)
+
+    def run(self, length: int | None = None) -> execute.Result:
+        """Upload all bytes, or ``length`` of them."""
+        body = upload.Body()
+        data = self.data[:length]
+
+        def bring() -> None:
+            body.lend(Content(data))
+            body.end()
+
+        client = threading.Thread(target=bring)
+        client.start()
+        try:
+            return execute.bring(
+                self.order.source(body, len(self.data)),
+                self.order.wanted,
+                progress.NullProgress(),
+                cancelling.Stop(threading.Event()),
+                accepted=lambda: self.accepted(body),
+            )
+        finally:
+            body.end()
+            client.join()
+
+
+Make = Callable[..., Case]
+
+
+@pytest.fixture
+def make(tmp_path: Path, scratch: Path, folder: Path, disks: disks.Disks) -> Iterator[Make]:
+    """Return what makes a case of a name in ROUTES."""
+    (tmp_path / "target").mkdir()
+    with devices.loop(tmp_path, 32 * MIB) as block:
+
+        def made(kind: str, *, device: bool = False, **said: str) -> Case:
+            target = block if device else tmp_path / "target" / "disk.img"
+            settings = request.Request(
+                source="upload",
+                location=base.Location("upload"),
+                target=str(target),
+                scratch=str(scratch),
+                overhead=Fraction(0),
+            )
+            name, _, ours = kind.partition(", ")
+            if name in {"block", "filesystem"}:
+                data = clones.body(folder, name, ours=bool(ours))
+                said[headers.CONTENT_TYPE] = headers.BLOCK if name == "block" else headers.FILESYSTEM
+                said |= {headers.CHOICE: headers.EXTENTS} if ours else {}
+            else:
+                form, _, compression = name.partition(".")
+                path = disks.tar() if name == "archive" else disks.wrapped(form, compression or None)
+                data = path.read_bytes()
+            return Case(running.order(settings, said, archive=name == "archive"), data, target)
+
+        yield made
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ROUTES if kind != "archive"])
+def test_accepted_once_before_the_device_is_usable(make: Make, kind: str) -> None:
+    case = make(kind, device=True)
+    route = case.run().plan.route
+    assert route is (plan.Route.EXTRACT if ROUTES[kind] is plan.Route.UNPACK else ROUTES[kind])
+    ((complete, received, _),) = case.seen
+    assert (complete, received) == (True, len(case.data))
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_accepted_once_before_the_file_is_usable(make: Make, kind: str) -> None:
+    case = make(kind)
+    route = case.run().plan.route
+    assert route is ROUTES[kind]
+    ((complete, received, converting),) = case.seen
+    assert (complete, received) == (True, len(case.data))
+    assert converting is (route not in {plan.Route.SPOOL, plan.Route.UNPACK})
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_never_accepted_with_a_wrong_checksum(make: Make, kind: str) -> None:
+    case = make(kind, **{headers.CHECKSUM: f"sha256:{'0' * 64}"})
+    with pytest.raises(errors.ChecksumMismatch):
+        case.run()
+    assert not case.seen
+    oracle.unusable(case.disk)
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_never_accepted_when_cut_short(make: Make, kind: str) -> None:
+    case = make(kind)
+    with pytest.raises(errors.Error):
+        case.run(len(case.data) - 700)
+    assert not case.seen
+    oracle.unusable(case.disk)
+
+
+def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
+    for kind in ("raw", "vhdx", "block", "block, ours", "filesystem, ours"):
+        case = make(kind)
+        wanted = dataclasses.replace(case.order.wanted, image_size=MIB)
+        case.order = dataclasses.replace(case.order, wanted=wanted)
+        with pytest.raises(errors.TooLarge):
+            case.run()
+        assert not case.seen
+
+
+def test_plan_of_a_clone_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        make("block, ours").run()
+    assert "plan extents: raw disk whose holes the stream tells" in caplog.text
+
+
+@pytest.mark.parametrize("ours", ["", ", ours"])
+def test_device_that_ends_like_a_fixed_vhd_is_cloned_whole(
+    make: Make, disks: disks.Disks, folder: Path, ours: str
+) -> None:
+    """A guest may have written such a last sector; a clone is not looked at."""
+    (folder / "disk.img").write_bytes(disks.image("vhd-fixed").read_bytes())
+    case = make(f"block{ours}")
+    case.run()
+    oracle.same(case.disk, folder / "disk.img")
