@@ -7,79 +7,79 @@ Memory is bounded whatever the image says: what its ``Layout`` allows for the di
 
 from __future__ import annotations
 
+import abc
 import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Protocol
 
+from cdi_worker import errors
 from cdi_worker.formats import facts
 from cdi_worker.formats.mapped import pieces
-from cdi_worker.formats.mapped.pieces import Batch, Piece
+from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 
 #: Entries of one window. Its pieces, at worst one for each entry, take some 100 MiB as objects.
 WINDOW = 512 << 10
 
 
-class Claims(Protocol):
+class Claims(abc.ABC):
     """What of a file is spoken for so far: nothing may serve two purposes.
 
-    ``size``: bytes of the file; ``required``: the least length that a file with these claims has.
-    What is behind the end raises ``errors.Truncated``, what is taken already ``errors.Corrupt``.
+    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. What is taken already raises
+    ``errors.Corrupt``.
     """
 
-    @property
-    def size(self) -> int: ...
+    def __init__(self, name: str, size: int) -> None:
+        self.size = size
+        #: The least length that a file with these claims has.
+        self.required = 0
+        self._name = name
 
-    @property
-    def required(self) -> int: ...
+    def reach(self, end: int) -> None:
+        """Raise ``errors.Truncated`` if the file ends before."""
+        if end > self.size:
+            reason = f"the tables need {end} bytes, the file has {self.size}"
+            raise errors.Truncated(format=self._name, reason=reason)
+        self.required = max(self.required, end)
 
+    @abc.abstractmethod
     def take_tables(self, tables: Iterable[Piece], /) -> None:
         """Claim for all the tables of the second level, once and before any data."""
 
+    @abc.abstractmethod
     def take_pieces(self, found: Iterable[Piece], /) -> None:
         """Claim for data, given in the file's order."""
 
 
-class Layout(Protocol):
+class Layout(abc.ABC):
     """How one image is laid out, as its header tells. Sizes and offsets in bytes.
 
     ``entry``: the form of a table's entries, for ``facts.entries``. ``directory``: offset and length of
     the table of the first level. ``fixed``: spans (start, end)
-    of the file that are neither tables of the second level nor data.
+    of the file that are neither tables of the second level nor data. ``inflate``: thread-safe.
     """
 
-    @property
-    def format(self) -> str: ...
+    format: str
+    entry: str
+    virtual_size: int
+    table_entries: int
+    directory: tuple[int, int]
+    fixed: Sequence[tuple[int, int]]
+    inflate: Inflate
 
-    @property
-    def entry(self) -> str: ...
-
-    @property
-    def virtual_size(self) -> int: ...
-
-    @property
-    def table_entries(self) -> int: ...
-
-    @property
-    def directory(self) -> tuple[int, int]: ...
-
-    @property
-    def fixed(self) -> Sequence[tuple[int, int]]: ...
-
+    @abc.abstractmethod
     def claims(self, size: int, /) -> Claims:
         """Return the claims of a file of ``size`` bytes before its tables are known."""
 
+    @abc.abstractmethod
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         """Yield the tables of the second level; ``guest`` and ``size`` are what each maps."""
 
+    @abc.abstractmethod
     def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
         """Return the pieces, in the disk's order, of the table that maps the disk from ``guest``.
 
         What no piece covers reads as zeros.
         """
-
-    def inflate(self, data: bytes | memoryview, guest: int, /) -> bytes:
-        """Return what a packed piece makes at ``guest`` of the disk, or more. Thread-safe."""
 
 
 class Image:

@@ -6,16 +6,17 @@ What does not is to be kept until the table has passed.
 
 from __future__ import annotations
 
+import abc
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import facts
 from cdi_worker.formats.mapped import image, pieces
-from cdi_worker.formats.mapped.pieces import Batch, Piece
+from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 
 #: Tables and pieces that may be known before they come: some 50 MiB as objects.
 LIMIT = 256 << 10
@@ -39,21 +40,18 @@ class Arrival(NamedTuple):
     keep: list[tuple[int, int]]
 
 
-class Follower(Protocol):
-    """Follows one image of ``virtual_size`` bytes. Offsets are those of the file.
+class Follower(abc.ABC):
+    """Follows one image of ``virtual_size`` bytes. Offsets are those of the file."""
 
-    ``mapped``: whether all tables have passed, so that what is not expected now is not needed.
-    ``inflate``: as ``mapped.Layout`` has it.
-    """
-
-    @property
-    def virtual_size(self) -> int: ...
+    virtual_size: int
+    inflate: Inflate
 
     @property
-    def mapped(self) -> bool: ...
+    @abc.abstractmethod
+    def mapped(self) -> bool:
+        """Tell whether all tables have passed, so that what is not expected now is not needed."""
 
-    inflate: Callable[[bytes | memoryview, int], bytes]
-
+    @abc.abstractmethod
     def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> Arrival:
         """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
 
@@ -62,7 +60,7 @@ class Follower(Protocol):
         """
 
 
-class Passing:
+class Passing(Follower):
     """Follows one image whose layout is known; see ``Follower``."""
 
     def __init__(self, layout: image.Layout) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
@@ -16,6 +16,9 @@ PLAIN = 1 << 20
 
 #: Bytes between two pieces that are cheaper read than skipped with another request.
 GAP = 256 << 10
+
+#: What a packed piece makes, or more, of its bytes and of its offset on the disk.
+Inflate = Callable[[bytes | memoryview, int], bytes]
 
 
 class Piece(NamedTuple):

@@ -26,8 +26,8 @@ from cdi_worker.formats.qcow2 import tables as qcow2_tables
 UNIT = "clusters"
 
 
-class Layout:
-    """An image with this header; see ``mapped.Layout``."""
+class Layout(mapped.Layout):
+    """An image with this header; see ``mapped.image.Layout``."""
 
     format = "qcow2"
     entry = qcow2_tables.ENTRY
@@ -107,7 +107,7 @@ def required_length(read: facts.Read, size: int) -> int:
 _SECTOR = 512
 
 
-class Claims:
+class Claims(mapped.Claims):
     """The clusters spoken for so far.
 
     ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. One byte per cluster is kept, at most
@@ -118,9 +118,7 @@ class Claims:
     _WHOLE, _SHARED = 1, 2
 
     def __init__(self, header: qcow2_header.Header, size: int) -> None:
-        self.size = size
-        #: The least length that a file with these claims has.
-        self.required = 0
+        super().__init__("qcow2", size)
         self._bits = header.cluster_bits
         self._taken = bytearray()
         self.take(0, header.cluster_size)
@@ -130,7 +128,7 @@ class Claims:
 
     def take(self, host: int, length: int) -> None:
         """Claim every cluster that these bytes touch, for this purpose only."""
-        self._reach(host + length)
+        self.reach(host + length)
         first, end = self._span(host, length)
         if self._taken.count(0, first, end) != end - first:
             raise errors.Corrupt(format="qcow2", reason=f"the cluster at {host} is used twice")
@@ -141,17 +139,11 @@ class Claims:
 
         Of its last sector one byte must exist: no program pads the end of the file.
         """
-        self._reach(host + length - _SECTOR + 1)
+        self.reach(host + length - _SECTOR + 1)
         first, end = self._span(host, length)
         if self._taken.find(self._WHOLE, first, end) >= 0:
             raise errors.Corrupt(format="qcow2", reason=f"the cluster at {host} is used twice")
         self._taken[first:end] = bytes([self._SHARED]) * (end - first)
-
-    def _reach(self, end: int) -> None:
-        if end > self.size:
-            reason = f"the tables need {end} bytes, the file has {self.size}"
-            raise errors.Truncated(format="qcow2", reason=reason)
-        self.required = max(self.required, end)
 
     def _span(self, host: int, length: int) -> tuple[int, int]:
         first, end = host >> self._bits, (host + length - 1 >> self._bits) + 1
@@ -187,7 +179,7 @@ class Claims:
                 start = min(end, last_cluster + 1 << self._bits)
             if start < end:
                 self.take(start, end - start)
-            self._reach(end)
+            self.reach(end)
             shift, last_cluster = piece.guest - piece.host, end - 1 >> self._bits
 
 

@@ -24,8 +24,8 @@ UNIT = "grains"
 _BEHIND = 1 << 33
 
 
-class Layout:
-    """An image with this header, or footer; see ``mapped.Layout``."""
+class Layout(image.Layout):
+    """An image with this header, or footer; see ``mapped.image.Layout``."""
 
     format = "vmdk"
     entry = "<I"
@@ -130,7 +130,7 @@ def _is_long(header: vmdk_header.Header) -> bool:
     return header.capacity // header.grain > passing.LIMIT
 
 
-class Claims:
+class Claims(image.Claims):
     """The header, the tables and the grains spoken for so far.
 
     ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. The tables are kept as spans, one
@@ -142,15 +142,13 @@ class Claims:
     LIMIT = 64 << 20
 
     def __init__(self, header: vmdk_header.Header, fixed: Iterable[tuple[int, int]], size: int) -> None:
-        self.size = size
-        #: The least length that a file with these claims has.
-        self.required = 0
+        super().__init__("vmdk", size)
         self._grain = header.grain * SECTOR
         # The sector of its place that a grain begins in, counted from 1: two that begin in places next to
         # each other overlap when the second begins earlier in its own.
         self._begins = bytearray()
         self._spans = sorted(fixed)
-        self._reach(header.overhead * SECTOR)
+        self.reach(header.overhead * SECTOR)
         self._join_spans()
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
@@ -162,7 +160,7 @@ class Claims:
     def _join_spans(self) -> None:
         joined: list[tuple[int, int]] = []
         for start, end in self._spans:
-            self._reach(end)
+            self.reach(end)
             if joined and start < joined[-1][1]:
                 raise _twice(start)
             if joined and start == joined[-1][1]:
@@ -177,7 +175,7 @@ class Claims:
             # How long a compressed grain is its marker tells, and one byte follows that.
             length = vmdk_header.GRAIN_MARKER.size + 1 if piece.packed else piece.length
             end = piece.host + length
-            self._reach(end)
+            self.reach(end)
             index = bisect.bisect_left(self._spans, (end, 0))
             if index and self._spans[index - 1][1] > piece.host:
                 raise _twice(piece.host)
@@ -197,12 +195,6 @@ class Claims:
         if begins.count(0, first, end) < end - first or before > begin or 0 < begins[end] < begin:
             raise _twice(piece.host)
         begins[first:end] = bytes([begin]) * (end - first)
-
-    def _reach(self, end: int) -> None:
-        if end > self.size:
-            reason = f"the tables need {end} bytes, the file has {self.size}"
-            raise errors.Truncated(format="vmdk", reason=reason)
-        self.required = max(self.required, end)
 
 
 def _twice(host: int) -> errors.Corrupt:

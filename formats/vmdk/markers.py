@@ -26,7 +26,7 @@ LONGEST = 4096
 OTHERS = 8
 
 
-class Marked:
+class Marked(passing.Follower):
     """Follows one image whose header is known; see ``passing.Follower``."""
 
     mapped = False
