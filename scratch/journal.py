@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import hashlib
 import json
 import logging
@@ -11,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +25,16 @@ _MAGIC: Final = b"cdi-worker journal 1"
 _HEADER: Final = len(_MAGIC) + len(b" 01234567 012345\n")
 
 
-class Place(Protocol):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
     """Where two slots fit: a file or device that exists once the transfer begins, and an offset in it.
 
     ``withheld``: so many bytes at the start of the disk are stored only at the very end.
     """
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def withheld(self) -> int: ...
+    path: str
+    offset: int
+    withheld: int
 
 
 class Journal:
@@ -46,9 +45,9 @@ class Journal:
     Only its hash is stored. All text is ASCII: no boot sector, partition table or superblock is.
     """
 
-    def __init__(self, place: Place | None, identity: str, total: int, *, seconds: float = 10.0) -> None:
-        self._place = place
-        self._withheld = place.withheld if place else 0
+    def __init__(self, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> None:
+        self._slots = slots
+        self._withheld = slots.withheld if slots else 0
         self._identity = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
         self._total = total
         self._seconds = seconds
@@ -59,16 +58,16 @@ class Journal:
         self._saving = threading.Lock()
 
     @classmethod
-    def open(cls, place: Place | None, identity: str, total: int, *, seconds: float = 10.0) -> Self:
+    def open(cls, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> Self:
         """Read what an earlier attempt left; nothing where that is damaged or of something else.
 
         To be called before the target is opened: that decides whether it is gone on with. Where the
         target was not ``resumed`` after all, ``forget``.
-        ``seconds``: how often ``checkpoint`` saves. Place None: nothing is remembered.
+        ``seconds``: how often ``checkpoint`` saves. Slots None: nothing is remembered.
         """
-        journal = cls(place, identity, total, seconds=seconds)
-        if place is not None:
-            journal._load(place)
+        journal = cls(slots, identity, total, seconds=seconds)
+        if slots is not None:
+            journal._load(slots)
         return journal
 
     @property
@@ -108,48 +107,48 @@ class Journal:
             self._save(flush)
 
     def _save(self, flush: Callable[[], None]) -> None:
-        if self._place is None:
+        if self._slots is None:
             return
         with self._lock:
             done = list(self._done)
         flush()
         self._sequence += 1
         try:
-            self._write(self._place, _encode(self._identity, self._total, self._sequence, done))
+            self._write(self._slots, _encode(self._identity, self._total, self._sequence, done))
         except OSError as err:
             # The transfer does not need it; only a later attempt would have been shorter.
-            log.warning("no journal path=%r error=%r", self._place.path, err.strerror)
-            self._place = None
+            log.warning("no journal path=%r error=%r", self._slots.path, err.strerror)
+            self._slots = None
         self._next = time.monotonic() + self._seconds
 
-    def _write(self, place: Place, slot: bytes) -> None:
-        fd = os.open(place.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def _write(self, slots: Slots, slot: bytes) -> None:
+        fd = os.open(slots.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, slot, place.offset + self._sequence % 2 * SLOT)
+            os.pwrite(fd, slot, slots.offset + self._sequence % 2 * SLOT)
             os.fdatasync(fd)
         finally:
             os.close(fd)
 
-    def _load(self, place: Place) -> None:
-        for slot in _read(place):
+    def _load(self, slots: Slots) -> None:
+        for slot in _read(slots):
             try:
                 sequence, done = _decode(slot, self._identity, self._total)
             except (ValueError, KeyError, TypeError, RecursionError) as err:
-                log.debug("journal slot ignored path=%r reason=%r", place.path, str(err))
+                log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
             if sequence > self._sequence:
                 self._sequence, self._done = sequence, done
 
 
-def _read(place: Place) -> list[bytes]:
+def _read(slots: Slots) -> list[bytes]:
     try:
-        fd = os.open(place.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(slots.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return []
     try:
-        return [os.pread(fd, SLOT, place.offset + number * SLOT) for number in range(2)]
+        return [os.pread(fd, SLOT, slots.offset + number * SLOT) for number in range(2)]
     except OSError as err:
-        log.debug("journal unreadable path=%r error=%r", place.path, err.strerror)
+        log.debug("journal unreadable path=%r error=%r", slots.path, err.strerror)
         return []
     finally:
         os.close(fd)

@@ -11,9 +11,10 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from cdi_worker import errors
+from cdi_worker.formats.tar import archive as tar
 from cdi_worker.images import kernel
 from cdi_worker.images.target import writeback
 
@@ -24,33 +25,8 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 _LARGE: Final = 8 << 20
 
 
-class Entry(Protocol):
-    """What to make: see ``formats.tar.archive.Entry``."""
-
-    @property
-    def path(self) -> tuple[str, ...]: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def mode(self) -> int: ...
-    @property
-    def mtime(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def link(self) -> str: ...
-    def runs(self) -> Iterator[tuple[int, int]]: ...
-
-
-class Archive(Protocol):
-    """Entries in order, and the data of the current one."""
-
-    def __iter__(self) -> Iterator[Entry]: ...
-    def readinto(self, into: memoryview, /) -> int: ...
-
-
 def unpack(
-    archive: Archive, directory: str | os.PathLike[str], *, advance: Callable[[int], object] | None = None
+    archive: tar.Archive, directory: str | os.PathLike[str], *, advance: Callable[[int], object] | None = None
 ) -> None:
     """Make every entry of ``archive`` below an existing directory, durably.
 
@@ -73,7 +49,9 @@ def unpack(
 
 
 class _Unpacking:
-    def __init__(self, root: int, directory: str, archive: Archive, advance: Callable[[int], object]) -> None:
+    def __init__(
+        self, root: int, directory: str, archive: tar.Archive, advance: Callable[[int], object]
+    ) -> None:
         self._root = root
         self._directory = directory
         self._archive = archive
@@ -88,7 +66,7 @@ class _Unpacking:
         except OSError as err:
             raise errors.target_error("/".join((self._directory, *names)), err, doing) from err
 
-    def make(self, entry: Entry) -> None:
+    def make(self, entry: tar.Entry) -> None:
         *directories, name = entry.path
         with self._open_directory(tuple(directories)) as parent, self.storage("unpack", *entry.path):
             if entry.kind == "directory":
@@ -97,7 +75,7 @@ class _Unpacking:
                 _remove(parent, name)
                 self._make_other(parent, name, entry)
 
-    def _make_other(self, parent: int, name: str, entry: Entry) -> None:
+    def _make_other(self, parent: int, name: str, entry: tar.Entry) -> None:
         if entry.kind == "file":
             self._make_file(parent, name, entry)
         elif entry.kind == "symlink":
@@ -120,7 +98,7 @@ class _Unpacking:
         finally:
             os.close(fd)
 
-    def _make_directory(self, parent: int, name: str, entry: Entry) -> None:
+    def _make_directory(self, parent: int, name: str, entry: tar.Entry) -> None:
         fd = _open_or_make(parent, name, entry.path)
         try:
             # Its owner must be able to fill and to remove it.
@@ -128,7 +106,7 @@ class _Unpacking:
         finally:
             os.close(fd)
 
-    def _make_hard_link(self, parent: int, name: str, entry: Entry) -> None:
+    def _make_hard_link(self, parent: int, name: str, entry: tar.Entry) -> None:
         *directories, target = entry.link.split("/")
         with self._open_directory(tuple(directories)) as other:
             # A symlink is right only at the depth where it was made.
@@ -139,7 +117,7 @@ class _Unpacking:
                 raise errors.Refused(format="tar", rule="link", reason=reason)
             os.link(target, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
 
-    def _make_file(self, parent: int, name: str, entry: Entry) -> None:
+    def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:
         fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
         try:
             os.ftruncate(fd, entry.size)
@@ -151,7 +129,7 @@ class _Unpacking:
         finally:
             os.close(fd)
 
-    def _fill(self, fd: int, entry: Entry) -> None:
+    def _fill(self, fd: int, entry: tar.Entry) -> None:
         window = writeback.Window(fd)
         pushed = 0
         for offset, length in entry.runs():

@@ -1,7 +1,6 @@
 """Puts the pieces of a mapped image, qcow2 or vmdk, where they belong on the target.
 
-What the image is and how its pieces are inflated, ``formats.mapped.image`` knows; its objects are handed
-in, because the folders do not import each other.
+What the image is and how its pieces are inflated, ``formats.mapped`` knows.
 """
 
 from __future__ import annotations
@@ -9,11 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
+from cdi_worker.formats.mapped import image as mapped
+from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 from cdi_worker.images import directio
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import base, copy
+from cdi_worker.scratch import journal
 
 # Short pieces that follow each other on the disk are written together. The largest cluster fits, and
 # from 1 MiB on longer writes are not faster.
@@ -23,84 +25,17 @@ _SHORT = 256 << 10
 
 _guest = attrgetter("guest")
 
-#: What a packed piece makes, or more, of its bytes and of its offset on the disk.
-Inflate = Callable[[bytes | memoryview, int], bytes]
-
-
-class Piece(Protocol):
-    """See ``formats.mapped.pieces.Piece``."""
-
-    @property
-    def host(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def guest(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def packed(self) -> bool: ...
-
-
-class Batch(Protocol):
-    """See ``formats.mapped.pieces.Batch``."""
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def pieces(self) -> Sequence[Piece]: ...
-
-
-class Window(Protocol):
-    """See ``formats.mapped.image.Window``."""
-
-    def tables(self) -> Iterator[Batch]: ...
-
-    def load(self, table: Any, data: memoryview, /) -> None: ...
-
-    def check(self) -> int: ...
-
-    def holes(self) -> Iterator[tuple[int, int]]: ...
-
-    def data(self) -> Iterator[Batch]: ...
-
-
-class Image(Protocol):
-    """See ``formats.mapped.image.Image``."""
-
-    inflate: Inflate
-
-    def windows(self) -> Iterator[Window]: ...
-
-
-class Journal(Protocol):
-    """Ranges of the disk that are done; see ``scratch.journal.Journal``."""
-
-    def done(self, start: int, end: int) -> None: ...
-
-    def missing(self, start: int, end: int) -> list[tuple[int, int]]: ...
-
-    def checkpoint(self, flush: Callable[[], None]) -> None: ...
-
 
 def from_ranges(
-    image: Image,
+    image: mapped.Image,
     fetcher: fetch.Fetcher,
     target: base.Target,
-    journal: Journal,
+    noted: journal.Journal,
     advance: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Place a whole image that can be read at random.
 
-    What the journal knows as done is neither fetched nor written. ``advance`` is told, from several
+    What ``noted`` has as done is neither fetched nor written. ``advance`` is told, from several
     threads, of bytes of the disk.
     """
     placer = Placer(image.inflate, target)
@@ -108,28 +43,30 @@ def from_ranges(
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
         for start, end in _runs(batch.pieces):
-            journal.done(start, end)
-        journal.checkpoint(target.flush)
+            noted.done(start, end)
+        noted.checkpoint(target.flush)
         advance(size(batch))
 
     for window in image.windows():
         _each(fetcher, window.tables(), _loader(window))
         window.check()
         for offset, length in window.holes():
-            _clear(target, journal, offset, length)
+            _clear(target, noted, offset, length)
             advance(length)
-        _each(fetcher, _missing(window.data(), journal, advance), place)
+        _each(fetcher, _missing(window.data(), noted, advance), place)
 
 
-def _clear(target: base.Target, journal: Journal, offset: int, length: int) -> None:
-    for start, end in journal.missing(offset, offset + length):
+def _clear(target: base.Target, noted: journal.Journal, offset: int, length: int) -> None:
+    for start, end in noted.missing(offset, offset + length):
         target.zero(start, end - start)
-        journal.done(start, end)
+        noted.done(start, end)
 
 
-def _missing(batches: Iterable[Batch], journal: Journal, advance: Callable[[int], object]) -> Iterator[Batch]:
+def _missing(
+    batches: Iterable[Batch], noted: journal.Journal, advance: Callable[[int], object]
+) -> Iterator[Batch]:
     for batch in batches:
-        if any(journal.missing(piece.guest, piece.guest + piece.size) for piece in batch.pieces):
+        if any(noted.missing(piece.guest, piece.guest + piece.size) for piece in batch.pieces):
             yield batch
         else:
             advance(size(batch))
@@ -159,7 +96,7 @@ def _each(
     fetcher.each(ranges(), lambda offset, data: deliver(underway.pop(offset), data))
 
 
-def _loader(window: Window) -> Callable[[Batch, memoryview], None]:
+def _loader(window: mapped.Window) -> Callable[[Batch, memoryview], None]:
     def load(batch: Batch, data: memoryview) -> None:
         for table in batch.pieces:
             start = table.host - batch.offset

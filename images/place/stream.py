@@ -1,6 +1,6 @@
 """Puts a mapped image that comes in order on the target, without a copy of it.
 
-What the bytes mean, ``formats.mapped.passing`` knows; see ``images.place.ranges`` for why it is handed in.
+What the bytes mean, ``formats.mapped.passing`` knows.
 """
 
 from __future__ import annotations
@@ -8,16 +8,20 @@ from __future__ import annotations
 import bisect
 import collections
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent import futures
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.formats.mapped import passing
+from cdi_worker.formats.mapped.pieces import Batch
 from cdi_worker.images import directio
-from cdi_worker.images.engine import ahead, cancelling
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.place import ranges
 from cdi_worker.images.target import base
+from cdi_worker.scratch import space
 
 #: Bytes taken at once: a multiple of every cluster size, as long as the longest compressed cluster.
 CHUNK = 4 << 20
@@ -28,37 +32,13 @@ WORKERS = 2
 JOBS = 4
 
 
-class Arrival(Protocol):
-    """See ``formats.mapped.passing.Arrival``."""
-
-    @property
-    def ready(self) -> Sequence[ranges.Batch]: ...
-
-    @property
-    def holes(self) -> Iterable[tuple[int, int]]: ...
-
-    @property
-    def keep(self) -> Sequence[tuple[int, int]]: ...
-
-
-class Passing(Protocol):
-    """See ``formats.mapped.passing.Passing``."""
-
-    inflate: ranges.Inflate
-
-    @property
-    def mapped(self) -> bool: ...
-
-    def arrive(self, start: int, end: int, read: Callable[[int, int], bytes], *, last: bool) -> Arrival: ...
-
-
 def from_stream(
-    passing: Passing,
-    reader: ahead.Source,
+    follower: passing.Follower,
+    reader: readers.Reader,
     target: base.Target,
     *,
     cancel: cancelling.Flag,
-    spill: Spill | None = None,
+    spill: space.Spill | None = None,
     give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Place a whole image that comes in order; return how long the file was.
@@ -71,14 +51,14 @@ def from_stream(
     pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
     behind = Passed(spill)
     start, last = 0, False
-    with _Crew(ranges.Placer(passing.inflate, target), give_up) as crew:
+    with _Crew(ranges.Placer(follower.inflate, target), give_up) as crew:
         while not last:
             if cancel.is_set():
                 raise errors.Cancelled
             chunk = Chunk(pool, start)
             last = not chunk.fill(reader)
             behind.add(chunk)
-            arrival = passing.arrive(start, chunk.end, behind.read, last=last)
+            arrival = follower.arrive(start, chunk.end, behind.read, last=last)
             for offset, length in arrival.holes:
                 target.zero(offset, length)
             for batch in arrival.ready:
@@ -87,7 +67,7 @@ def from_stream(
                 )
             for span in arrival.keep:
                 behind.keep(*span)
-            if passing.mapped:
+            if follower.mapped:
                 behind.forget()
             start = chunk.end
         crew.finish()
@@ -114,7 +94,7 @@ class _Crew:
         if self._failure is not None and isinstance(error, errors.Cancelled):
             raise self._failure
 
-    def submit(self, batch: ranges.Batch, source: Chunk | bytes) -> None:
+    def submit(self, batch: Batch, source: Chunk | bytes) -> None:
         """Place a batch, whose bytes are in a chunk or given."""
         if len(self._jobs) >= JOBS:
             self._jobs.popleft().result()
@@ -129,14 +109,14 @@ class _Crew:
         while self._jobs:
             self._jobs.popleft().result()
 
-    def _from_chunk(self, batch: ranges.Batch, chunk: Chunk) -> None:
+    def _from_chunk(self, batch: Batch, chunk: Chunk) -> None:
         try:
             first = batch.offset - chunk.start
             self._put(batch, chunk.view[first : first + batch.length])
         finally:
             chunk.release()
 
-    def _put(self, batch: ranges.Batch, data: memoryview) -> None:
+    def _put(self, batch: Batch, data: memoryview) -> None:
         try:
             self._placer.put(batch, data)
         except BaseException as err:
@@ -151,14 +131,6 @@ MEMORY = 64 << 20
 #: Chunks within reach besides the newest. QEMU puts compressed data at most a few clusters before the
 #: table that maps it.
 RECENT = 2
-
-
-class Spill(Protocol):
-    """See ``scratch.space.Spill``."""
-
-    def write(self, offset: int, data: memoryview, /) -> None: ...
-
-    def read(self, offset: int, length: int, /) -> bytes: ...
 
 
 class Chunk:
@@ -176,16 +148,12 @@ class Chunk:
     def end(self) -> int:
         return self.start + len(self.view)
 
-    def fill(self, reader: ahead.Source) -> bool:
+    def fill(self, reader: readers.Reader) -> bool:
         """Read into the whole buffer; return whether the reader went on for so long."""
-        filled = 0
-        while filled < len(self.view):
-            count = reader.readinto(self.view[filled:])
-            if not count:
-                self.view = self.view[:filled]
-                return False
-            filled += count
-        return True
+        filled = readers.fill(reader, self.view)
+        went_on = filled == len(self.view)
+        self.view = self.view[:filled]
+        return went_on
 
     def hold(self) -> None:
         with self._lock:
@@ -202,7 +170,7 @@ class Chunk:
 class Passed:
     """Reads what has passed. ``spill`` None: there is no scratch."""
 
-    def __init__(self, spill: Spill | None) -> None:
+    def __init__(self, spill: space.Spill | None) -> None:
         self._spill = spill
         self._recent: collections.deque[Chunk] = collections.deque()
         self._room = MEMORY

@@ -1,5 +1,5 @@
 """The place of a disk: a file or a block device, written so that it is usable only when it is whole."""
 
-from cdi_worker.images.target.open import Notes, Options, Target, TargetFacts, facts, notes, open  # noqa: A004 - target.open() is what it is
+from cdi_worker.images.target.open import Options, Target, TargetFacts, facts, journal_slots, open  # noqa: A004 - target.open() is what it is
 
-__all__ = ["Notes", "Options", "Target", "TargetFacts", "facts", "notes", "open"]
+__all__ = ["Options", "Target", "TargetFacts", "facts", "journal_slots", "open"]

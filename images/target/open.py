@@ -11,6 +11,7 @@ from typing import Final, Literal
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.target import base, block, file
+from cdi_worker.scratch import journal
 
 Options = base.Options
 Target = base.Target
@@ -67,19 +68,8 @@ def open(  # noqa: A001 - target.open() is what it is
         raise errors.target_error(path, err, "open") from err
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Notes:
-    """A file or device, the offset in it where notes for a later attempt may be written, and how many
-    bytes at the start of the disk are withheld until the commit.
-    """
-
-    path: str
-    offset: int
-    withheld: int
-
-
-def notes(path: str | os.PathLike[str], size: int) -> Notes | None:
-    """Return where a journal of a disk of this size has its place, 512 KiB of it.
+def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | None:
+    """Return where a journal of a disk of this size is kept, 512 KiB of it.
 
     It is inside what it speaks of: behind the last byte of a file that is not whole yet, in the
     withheld head of a block device. So it goes when that goes. None: too small a disk to need one.
@@ -88,8 +78,8 @@ def notes(path: str | os.PathLike[str], size: int) -> Notes | None:
     if size < block.HEAD:
         return None
     if _is_block(path):
-        return Notes(os.path.realpath(path), block.NOTES, block.HEAD)
-    return Notes(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
+        return journal.Slots(os.path.realpath(path), block.NOTES, block.HEAD)
+    return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
 
 
 def _is_block(path: str) -> bool:

@@ -7,22 +7,14 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images.tools import process
 
 _CHUNK = 256 << 10
 # What Linux grants a pipe without privilege; 16 times the default, so that neither side waits on the other.
 _PIPE = 1 << 20
-
-
-class Source(Protocol):
-    """Ordered bytes; ``readinto`` returns 0 only at the end."""
-
-    def readinto(self, into: memoryview, /) -> int: ...
-
-    def close(self) -> None: ...
 
 
 class Reader:
@@ -36,7 +28,7 @@ class Reader:
 
     def __init__(
         self,
-        source: Source,
+        source: readers.Reader,
         *,
         threads: int = 2,
         memory: int = 128 << 20,

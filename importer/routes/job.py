@@ -106,19 +106,19 @@ class Job:
         ``total``: bytes of the source, or of the disk, whose ranges the journal counts. A failure
         that trying again can mend leaves both for the next attempt.
         """
-        place = target.notes(path, size) if self.source.identity else None
+        slots = target.journal_slots(path, size) if self.source.identity else None
         interval = self.wanted.journal_interval
-        noted = journal.Journal.open(place, self._key(), total, seconds=interval)
+        noted = journal.Journal.open(slots, self._key(), total, seconds=interval)
         mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
         with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
             if noted.covered and not out.resumed:
-                noted = journal.Journal(place, self._key(), total, seconds=interval)
+                noted = journal.Journal(slots, self._key(), total, seconds=interval)
             self.resumed = noted.covered
             log.info("resume covered=%d of=%d identity=%r", noted.covered, total, self.source.identity)
             try:
                 yield out, noted
             except errors.Error as err:
-                if place is not None and (err.retryable or isinstance(err, errors.Cancelled)):
+                if slots is not None and (err.retryable or isinstance(err, errors.Cancelled)):
                     noted.save(out.flush)
                     out.keep()
                 raise

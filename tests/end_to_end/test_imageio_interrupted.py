@@ -80,7 +80,7 @@ def after(seconds: float) -> Callable[[], object]:
 
 def noted(target: Path) -> bool:
     """Tell whether a journal was saved twice: at first it may speak of the withheld beginning only."""
-    notes = target_module.notes(target, ovirt_stages.SIZE)
+    notes = target_module.journal_slots(target, ovirt_stages.SIZE)
     assert notes
     if not Path(notes.path).exists():
         return False

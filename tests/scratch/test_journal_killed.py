@@ -23,7 +23,7 @@ from cdi_worker.images import target
 from cdi_worker.scratch import journal
 
 path, content = sys.argv[1], open(sys.argv[2], "rb").read()
-notes = target.notes(path, len(content))
+notes = target.journal_slots(path, len(content))
 kept = journal.Journal.open(notes, "etag", len(content), seconds=0)
 mode = "resume" if kept.covered else "new"
 with target.open(path, len(content), target.Options(mode=mode)) as disk:
@@ -81,6 +81,6 @@ def kill_until_done(path: Path, source: Path) -> None:
         if killed.wait() == 0:
             break
         unusable(path)
-    again = 2 * (target.notes(path, 4 * MiB) or pytest.fail("no place")).withheld
+    again = 2 * (target.journal_slots(path, 4 * MiB) or pytest.fail("no place")).withheld
     assert written <= source.stat().st_size + lives * (again + 4 * 65536) + 65536
     oracle.same(path, source, beyond=devices.beyond(path))
