@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import yaml
 
@@ -180,6 +185,27 @@ def test_bad_top_is_named_by_its_path() -> None:
     datavolume.parse(documents.Document("x", {}), found)
     assert "spec: missing" in found
     assert "status" not in "".join(faults(status={"phase": "Succeeded"}))
+
+
+def paths(value: object) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every value inside ``value``."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in items:
+        yield (key,)
+        yield from ((key, *path) for path in paths(below))
+
+
+@hypothesis.given(st.data())
+def test_any_value_in_any_place_is_a_fault_or_good(data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(EXAMPLES))
+    content: Any = dict(datavolume.find(documents.read(str(path))).content)
+    *above, last = data.draw(st.sampled_from(list(paths(content))))
+    holder = functools.reduce(operator.getitem, above, content)
+    odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+    holder[last] = data.draw(
+        st.recursive(odd, lambda any_: st.lists(any_) | st.dictionaries(st.text(), any_))
+    )
+    datavolume.parse(documents.Document("x", content), [])
 
 
 def test_every_published_source_has_rules() -> None:
