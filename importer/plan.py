@@ -29,8 +29,8 @@ class Route(enum.StrEnum):
 class Offer:
     """What the source offers. ``size``: bytes as served, None if unknown.
 
-    ``extents``: of the ranges; ``runs``: of the stream, in order. ``once``: the stream cannot be read
-    again. ``blank``: there are no bytes, the disk is zeros.
+    ``extents``: the source knows the holes of its ranges; ``runs``: its stream marks them. ``once``: the
+    stream cannot be read again. ``blank``: there are no bytes, the disk is zeros.
     """
 
     size: int | None = None
@@ -126,7 +126,7 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
         if at_random:
             return Plan(Route.STREAM, "raw disk in parallel ranges, straight to the target", random=True)
         if offer.runs:
-            return Plan(Route.EXTENTS, "raw disk whose holes the stream tells: only data is written")
+            return Plan(Route.EXTENTS, "raw disk, and the stream marks its holes: only data is written")
         return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
     if content.format in readers.FORMATS and not content.unplaceable:
         parts = f"{content.format} {readers.FORMATS[content.format].UNIT}"

@@ -13,7 +13,8 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 
 CONTENT_TYPES = ("kubevirt", "archive")
-#: What the clone of a file system is, a tar: to be unpacked, or its disk to be put onto a device.
+#: The content type of a file system's clone: a tar archive to unpack into a directory, or whose disk is
+#: written to a device.
 CLONE = "filesystem-clone"
 #: Sources whose bytes may be an archive.
 ARCHIVE_SOURCES = frozenset({"http", "local"})
@@ -55,14 +56,14 @@ class Request:
 
     @property
     def is_archive(self) -> bool:
-        """Whether the bytes have to be a tar."""
+        """Whether the bytes must be a tar archive."""
         return self.content_type in {"archive", CLONE}
 
     @property
     def preallocates(self) -> bool:
-        """Whether every byte gets storage: files out of an archive are as sparse as it says.
+        """Whether every byte gets storage. Files from an archive are as sparse as they are in it.
 
-        The source of a clone makes a tar without holes where preallocation is asked for.
+        With preallocation, the source of a clone sends an archive without holes.
         """
         return self.preallocation and self.content_type != "archive"
 

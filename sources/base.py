@@ -18,9 +18,9 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-#: What follows in a disk: so many zeros, or data.
+#: A run of a disk: the length of a hole in bytes, or data.
 Run: TypeAlias = "int | memoryview"
-#: Returns memory for data, of so many bytes each, to be used in turn.
+#: Returns buffers of a size in bytes, to be used in turn.
 Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
 
 
@@ -128,7 +128,7 @@ class Source:
     longest_read: int | None = None
     #: Whether ``stream`` gives the bytes only once.
     once: bool = False
-    #: Whether there are no bytes: a disk of zeros, of the size that was asked for.
+    #: Whether the disk is blank: there are no bytes to read, and the request gives the size.
     blank: bool = False
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
@@ -150,14 +150,14 @@ class Source:
         raise errors.SourceError(reason=f"{self.name}: has no ordered stream")
 
     def unwrapped(self, served: Reader) -> Reader:
-        """Return the bytes in ``served``, read from ``stream``, where the protocol wraps them.
+        """Remove the protocol's own framing from ``served``, a reader of what ``stream`` returns.
 
-        Closing it closes ``served``.
+        Closing the result closes ``served``.
         """
         return served
 
     def runs(self) -> Callable[[Reader, Buffers], Iterable[Run]] | None:
-        """Return what decodes a reader of ``stream`` to the disk's runs, in order; None: it has none."""
+        """Return a decoder of ``stream`` into the runs of the disk, in order. None: it has plain bytes."""
         return None
 
     def ranges(self) -> RandomReader | None:

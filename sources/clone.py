@@ -1,4 +1,4 @@
-"""What another volume's clone source sends: snappy's frames, or a stream of our own (docs/clone.md)."""
+"""The body of a clone: the snappy framing format, or our own stream of runs (docs/clone.md)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cdi_worker.sources import base, upload
 
 
 class CloneSource(upload.UploadSource):
-    """A raw device, or the tar of a file system: the request says which, nothing is looked at.
+    """A raw device, or the tar archive of a file system. The request specifies which; no format is detected.
 
-    ``ours``: sent by our own clone source, not in snappy's frames.
+    ``ours``: in our own format, not in snappy framing.
     """
 
     def __init__(self, body: upload.Body, *, is_tar: bool, ours: bool) -> None:
-        # The length of the request is not the disk's.
+        # The length of the body says nothing about the size of the disk.
         super().__init__(body, None)
         self.format = "tar" if is_tar else "raw"
         self._ours = ours

@@ -43,7 +43,7 @@ def copy_runs(
     advance: Callable[[int], object] = lambda _: None,
     give_up: Callable[[], None] = lambda: None,
 ) -> int:
-    """Write zeros, given as their number, and data, one after the other; return how many bytes it was.
+    """Write runs (the length of a hole, or data) one after the other; return how many bytes they are.
 
     Raises ``errors.TooLarge`` as soon as more than ``limit`` bytes come, before the run that goes over
     is written. ``over``, ``give_up``: see ``ahead.Ahead``.

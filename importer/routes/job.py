@@ -47,7 +47,7 @@ class Job:
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def accept(self) -> None:
-        """Call ``accepted``: what is left is processing. An upload may be answered now."""
+        """Report, once, that only processing is left: an ``-async`` upload may be answered."""
         if not self._is_accepted:
             self._is_accepted = True
             self.accepted()
@@ -210,10 +210,10 @@ class Job:
 
     @contextlib.contextmanager
     def runs(self) -> Iterator[Iterator[base.Run]]:
-        """Yield the runs of the disk that the source's stream tells; they are valid one after the other."""
+        """Yield the runs of the disk from a stream that marks them. A run is valid until the next."""
         decode = self.source.runs()
         if decode is None:
-            raise errors.SourceError(reason=f"{self.source.name}: the stream does not tell holes from data")
+            raise errors.SourceError(reason=f"{self.source.name}: the stream does not mark holes")
         with self.served(self.count) as served:
             yield iter(decode(served, ahead.buffers))
 
@@ -256,7 +256,7 @@ class Job:
 
 
 class _Once:
-    """The bytes of a source that cannot be read again, counted. A size that was told is kept to."""
+    """Reads a source that cannot be read again. Counts the bytes, and verifies the declared size."""
 
     def __init__(self, source: base.Source, count: Callable[[int], None]) -> None:
         self._source = source

@@ -17,7 +17,7 @@ from cdi_worker.sources import base
 
 log = logging.getLogger(__name__)
 
-#: What the name of the disk contains in the tar of a cloned file system (contract, Clone source).
+#: The disk is the first entry whose name contains this (contract, Clone source).
 DISK = "disk.img"
 
 
@@ -38,7 +38,7 @@ def unpack_archive(job: Job) -> None:
 
 
 def extract_disk(job: Job) -> None:
-    """EXTRACT: the disk in the tar of a cloned file system onto a device; other files are passed over."""
+    """EXTRACT: write the disk in a file system's clone to a device. Other entries are only checked."""
     job.progress.phase("transfer", job.source.size)
     with contextlib.ExitStack() as stack:
         out: target.Target | None = None
@@ -54,12 +54,12 @@ def extract_disk(job: Job) -> None:
                         runs, out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set
                     )
         if out is None:
-            raise errors.Unsupported(reason=f"the file system that was sent has no file named {DISK}")
+            raise errors.Unsupported(reason=f"the cloned file system contains no file named {DISK}")
         job.commit(out, size)
 
 
 def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[base.Run]:
-    """Yield the current entry in order: holes as their length, and data."""
+    """Yield the runs of the current entry, in order."""
     buffers, at = ahead.buffers(), 0
     for offset, length in entry.runs():
         if offset > at:

@@ -73,7 +73,7 @@ class Request:
 
 
 def authorize(request: Request, client_name: str, *methods: str) -> None:
-    """Raise the ``Refusal`` of a method that is none of ``methods``, or of a client of another name."""
+    """Raise ``Refusal`` if the method is not one of ``methods`` or the client has another name."""
     if request.method not in methods:
         raise Refusal(404)
     if request.client_name != client_name:

@@ -28,7 +28,7 @@ DIGITS = 19
 #: Seconds for a request to notice that another one has come.
 TURN = 0.1
 
-#: Begins an upload as headers ask for it, of so many bytes (None: unknown). Raises ``Refusal`` and
+#: Begins the upload that the headers ask for. Size in bytes, None if unknown. Raises ``Refusal`` and
 #: ``RequestError``.
 Begin: TypeAlias = Callable[[Mapping[str, str], int | None], upload_running.Running]
 

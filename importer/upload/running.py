@@ -1,4 +1,4 @@
-"""One upload under way: what was asked for, the bytes of its requests, and the thread that makes a disk."""
+"""One running upload: what it asks for, the bytes of its requests, and the thread that writes the disk."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What to make of the bytes.
+    """The import that a request asks for.
 
-    ``clone``: a content type of ``headers.CLONES``, or empty; ``ours``: sent by our own clone source.
+    ``clone``: a content type of ``headers.CLONES``, or empty; ``ours``: in our own clone format.
     """
 
     wanted: request.Request
@@ -31,14 +31,14 @@ class Order:
     ours: bool
 
     def source(self, body: upload.Body, size: int | None) -> upload.UploadSource:
-        """Return the source for the bytes; ``size``: of the request's body, None if unknown."""
+        """Return the source of the bytes. ``size``: of the body, None if unknown."""
         if self.clone:
             return clone.CloneSource(body, is_tar=self.clone == headers.FILESYSTEM, ours=self.ours)
         return upload.UploadSource(body, size)
 
 
 def order(settings: request.Request, said: Mapping[str, str], *, archive: bool) -> Order:
-    """Return what the headers ``said`` ask for. A clone header overrides the path, as in CDI.
+    """Return the import that the headers ``said`` ask for. A clone header overrides the path, as in CDI.
 
     Raises ``RequestError``.
     """

@@ -110,7 +110,7 @@ class Server:
 
     @contextlib.contextmanager
     def _admission(self) -> Iterator[None]:
-        """Let an upload begin in the block. Raises the ``Refusal`` of one that must not begin now."""
+        """Hold the right to begin an upload. Raises ``Refusal`` if one runs or has succeeded."""
         with self._admitting:
             self._resumable.drop_abandoned()
             if self._ending or (self.running is not None and not self.running.work.done()):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker import contract
 from cdi_worker.upload import form as upload_form
-from tests.support import oracle, upload_wire, uploads
+from tests.support import clones, oracle, upload_wire, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -38,6 +39,17 @@ def part(field: str, data: bytes, name: str | None = None) -> bytes:
     file = f'; filename="{name}"' if name else ""
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"{file}\r\n\r\n'
     return head.encode() + data + b"\r\n"
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_clone_in_a_form(server: uploads.Server, paths: contract.Paths, folder: Path, mode: str) -> None:
+    """The header of a clone counts on every path, as with CDI."""
+    body = part("file", clones.body(folder, mode, ours=False)) + END
+    kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
+    headers = {**FORM, "x-cdi-content-type": kind}
+    assert server.ask("POST", "/v1beta1/upload-form", body, headers).status == 200
+    assert server.result().message == clones.DONE
+    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
 
 BAD_FORMS = {
