@@ -5,8 +5,10 @@ https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import struct
-from typing import Protocol
+import threading
 
 _INIT_MAGIC = b"NBDMAGIC"
 _OPTION_MAGIC = b"IHAVEOPT"
@@ -32,12 +34,43 @@ class Gone(Exception):
     """The client left, or broke the protocol so that nothing it says can be understood."""
 
 
-class Stream(Protocol):
-    """Both sides of a connection. ``receive`` raises ``Gone`` when fewer bytes come."""
+class Stream:
+    """Both sides of a connection: one thread receives, any sends whole messages."""
 
-    def receive(self, length: int) -> bytes: ...
+    def __init__(self, accepted: socket.socket) -> None:
+        self._socket = accepted
+        self._requests = accepted.makefile("rb", 64 << 10)
+        self._lock = threading.Lock()
 
-    def send(self, *parts: bytes | memoryview) -> None: ...
+    def receive(self, length: int) -> bytes:
+        """Return so many bytes. Raises ``Gone`` when fewer come."""
+        data: bytes = self._requests.read(length)
+        if len(data) < length:
+            raise Gone
+        return data
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send all parts, with nothing of another thread between them."""
+        left = [memoryview(part) for part in parts if len(part)]
+        with self._lock:
+            while left:
+                sent = self._socket.sendmsg(left)
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
+
+    def shutdown(self) -> None:
+        """Make the thread that waits for requests, and whoever sends, stop."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shutdown()
+        # The number of the descriptor may not be used anew while another thread sends to it.
+        with self._lock:
+            self._requests.close()
+            self._socket.close()
 
 
 def run(stream: Stream, size: int, longest: int) -> None:

@@ -152,46 +152,13 @@ class Export:
             return errno.EIO, ()
 
 
-class _Connection:
+class _Connection(handshake.Stream):
     """One client: requests come in one thread, replies go out whole from any."""
-
-    def __init__(self, accepted: socket.socket) -> None:
-        self._socket = accepted
-        self._requests = accepted.makefile("rb", 64 << 10)
-        self._lock = threading.Lock()
-
-    def receive(self, length: int) -> bytes:
-        data: bytes = self._requests.read(length)
-        if len(data) < length:
-            raise handshake.Gone
-        return data
-
-    def send(self, *parts: bytes | memoryview) -> None:
-        left = [memoryview(part) for part in parts if len(part)]
-        with self._lock:
-            while left:
-                sent = self._socket.sendmsg(left)
-                while left and sent >= len(left[0]):
-                    sent -= len(left.pop(0))
-                if left:
-                    left[0] = left[0][sent:]
 
     def reply(self, cookie: int, error: int, data: Sequence[memoryview] = ()) -> None:
         """Answer a request. The client may have left without waiting: its thread finds that out."""
         with contextlib.suppress(OSError):
             self.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *data)
-
-    def shutdown(self) -> None:
-        """Make the thread that waits for requests, and whoever sends, stop."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shutdown()
-        # The number of the descriptor may not be used anew while another thread sends to it.
-        with self._lock:
-            self._requests.close()
-            self._socket.close()
 
 
 def _padded(read: readahead.Read, size: int) -> readahead.Read:

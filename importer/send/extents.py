@@ -13,6 +13,7 @@ from cdi_worker import progress
 from cdi_worker.formats import clone
 from cdi_worker.images import directio, volume
 from cdi_worker.images.tools import gnu_tar
+from cdi_worker.send import sender
 
 #: How far apart the places are that a stream can begin again from, and how many are kept: more than can be
 #: on the way between two machines.
@@ -76,7 +77,7 @@ class Pays:
         self._packing = self._sending = 0.0
 
 
-class Device:
+class Device(sender.Stream):
     """A block device; ``length`` is None: how much is sent is known at the end."""
 
     length = None
@@ -144,7 +145,7 @@ class Device:
             self._told = end
 
 
-class Directory:
+class Directory(sender.Stream):
     """A file system, as a tar. It begins again from its first byte: the digest tells if it has changed."""
 
     length = None

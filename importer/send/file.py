@@ -39,8 +39,10 @@ class Wanted:
     stall: float = 180.0
 
 
-class File:
+class File(upload_sender.Stream):
     """A file as a stream; see ``send.sender.Stream``."""
+
+    length: int
 
     def __init__(self, path: str, shown: progress.Progress) -> None:
         self.path = path

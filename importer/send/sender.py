@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import base64
 import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Generator
-from typing import Protocol
 
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
@@ -25,12 +25,12 @@ RESTARTS = 5
 UNKNOWN = frozenset({400, 404, 405, 501})
 
 
-class Stream(Protocol):
+class Stream(abc.ABC):
     """Bytes that can be made again from any offset. ``length``: None: as many as come."""
 
-    @property
-    def length(self) -> int | None: ...
+    length: int | None
 
+    @abc.abstractmethod
     def wire(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:
         """Yield what follows ``offset``, each piece valid until the next."""
 
