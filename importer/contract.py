@@ -6,15 +6,16 @@ import dataclasses
 import logging
 import os
 import re
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdi_worker import errors, units
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from cdi_worker.sources import fields
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,10 @@ HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a pod has its mounts, and its metrics (0: nowhere). The command line may name others."""
+    """Where a pod has its mounts, and its metrics (0: nowhere). The command line may name others.
+
+    ``mounts``: those of sources that are not where ``sources.fields`` says, by option.
+    """
 
     data: str = "/data"
     block: str = "/dev/cdi-block-volume"
@@ -33,8 +37,12 @@ class Paths:
     termination_log: str = "/dev/termination-log"
     extra_headers: str = "/extraheaders"
     metrics_port: int = 8443
-    vddk_libdir: str = "/opt/vmware-vix-disklib-distrib"
-    vddk_config: str = "/vddk-args/vddk-config-file"
+    mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def mounted(self, field: fields.Field) -> str | None:
+        """Return the path of a source's mount, None for a file that is not there."""
+        path = self.mounts.get(field.option, field.mount)
+        return path if not field.file or Path(path).is_file() else None
 
 
 def environment() -> dict[str, str]:
@@ -59,15 +67,6 @@ def parse_header(text: str) -> tuple[str, str]:
     if not found:
         raise errors.RequestError("malformed extra header: wants 'Name: value' on one line")
     return found[1], found[2].strip()
-
-
-def endpoint(address: str, env: Mapping[str, str]) -> str:
-    """Return ``address``; one of Google's leads to the emulator of the environment, if there is one."""
-    emulator = env.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
-    if not emulator or not address.startswith("gs://"):
-        return address
-    scheme = "" if "://" in emulator else "http://"
-    return f"{scheme}{emulator}/{urllib.parse.quote(address.removeprefix('gs://'))}"
 
 
 def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:
@@ -136,6 +135,21 @@ class Reading:
             self.faults.append(f"{name}: {err}")
             return None
 
+    def field(self, field: fields.Field) -> Any:
+        """Return the value of a location's field, None where its variable says nothing."""
+        value = self.env.get(field.env) if field.env else None
+        if not value:
+            return None
+        if field.flag:
+            return value == "true"
+        try:
+            return field.parse(value)
+        except errors.RequestError as err:
+            self.faults += [f"{field.env}: {fault}" for fault in err.faults]
+        except ValueError as err:
+            self.faults.append(f"{field.env}: {err}")
+        return None
+
     def fraction(self, name: str) -> Fraction:
         value = self.env.get(name) or "0"
         try:
@@ -155,8 +169,10 @@ class Reading:
                 self.faults.append(f"{name}: {err}")
         return tuple(found)
 
-    def either_case(self, name: str) -> str:
-        return self.env.get(name) or self.env.get(name.upper()) or ""
+    def proxies(self) -> dict[str, Any]:
+        """Return what the environment says of proxies, in either case, as fields of ``Access``."""
+        names = ("http_proxy", "https_proxy", "no_proxy")
+        return {name: self.env.get(name) or self.env.get(name.upper()) or "" for name in names}
 
 
 def parse_overhead(text: str) -> Fraction:

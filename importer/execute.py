@@ -83,7 +83,7 @@ def run(
     progress = progress or progress_module.NullProgress()
     stop = cancelling.Stop(cancel or threading.Event())
     request.check(wanted)
-    return bring(sources.find(wanted.source)(wanted.location, stop), wanted, progress, stop)
+    return bring(sources.find(wanted.source).open(wanted.location, stop), wanted, progress, stop)
 
 
 def bring(
@@ -133,7 +133,7 @@ def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Insp
     """Look at a source without moving it; what stands in an import's way comes as ``obstacle``."""
     cancel = cancel or threading.Event()
     request.check(wanted)
-    source = sources.find(wanted.source)(wanted.location, cancel)
+    source = sources.find(wanted.source).open(wanted.location, cancel)
     with opened(source, wanted, progress_module.NullProgress(), cancel):
         found = survey_module.survey(source, wanted, cancel)
         made, obstacle = None, None

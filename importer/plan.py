@@ -142,7 +142,7 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
 def _delta(wanted: request.Request, offer: Offer, content: Content) -> Plan:
     """Return how to change what an earlier stage has left; nothing else may happen to that."""
     at_random = offer.ranges and wanted.checksum is None
-    why = f"what has changed since checkpoint {wanted.location.previous}"
+    why = f"what has changed since checkpoint {wanted.stage.previous}"
     if content.format == "qcow2":
         return Plan(Route.MERGE, f"{why}, through scratch onto the disk", random=at_random, scratch=True)
     if content.format == "raw" and offer.extents and at_random:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from cdi_worker import errors
+from cdi_worker import errors, sources
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
@@ -16,8 +16,6 @@ CONTENT_TYPES = ("kubevirt", "archive")
 #: The content type of a file system's clone: a tar archive to unpack into a directory, or whose disk is
 #: written to a device.
 CLONE = "filesystem-clone"
-#: Sources whose bytes may be an archive.
-ARCHIVE_SOURCES = frozenset({"http", "local"})
 
 #: Seconds to keep trying before the first answer.
 CONNECT_PATIENCE = 20.0
@@ -29,7 +27,7 @@ JOURNAL_INTERVAL = 10.0
 class Request:
     """One import. Sizes in bytes.
 
-    ``source``: a name of ``sources.MODULES`` or of a third party's entry point. ``target``: a block
+    ``source``: the name of a kind that ``sources.find`` knows. ``target``: a block
     device, the file to make, or, for an archive, the directory to fill. ``image_size``: the size
     asked for, None when the image's own will do. ``overhead``: the part of a file system to leave
     free. ``volume``: the file system that was mounted for this import alone, None for a target among
@@ -68,9 +66,14 @@ class Request:
         return self.preallocation and self.content_type != "archive"
 
     @property
+    def stage(self) -> base.Stage:
+        """The stage of a multi-stage import."""
+        return self.location.stage
+
+    @property
     def is_delta(self) -> bool:
         """Whether this stage changes what an earlier stage has left on the target."""
-        return bool(self.location.previous)
+        return bool(self.stage.previous)
 
 
 def check(made: Request, faults: list[str] | None = None) -> None:
@@ -78,33 +81,23 @@ def check(made: Request, faults: list[str] | None = None) -> None:
     faults = list(faults or [])
     if made.content_type not in CONTENT_TYPES:
         faults.append(f"content type {made.content_type!r} is none of {', '.join(CONTENT_TYPES)}")
-    if made.is_archive and made.source == "none":
-        faults.append("a blank disk cannot be an archive")
-    elif made.is_archive and made.source not in ARCHIVE_SOURCES:
-        faults.append(f"source {made.source!r} cannot give an archive")
     if made.is_archive and Path(made.target).is_block_device():
         faults.append("an archive needs a volume with a file system, not a block device")
-    faults += _location_faults(made)
-    if made.checksum is not None:
-        try:
+    try:
+        faults += _source_faults(made)
+        if made.checksum is not None:
             checksum.parse(made.checksum)
-        except errors.RequestError as err:
-            faults += err.faults
+    except errors.RequestError as err:
+        faults += err.faults
     if faults:
         raise errors.RequestError(*faults)
 
 
-def _location_faults(made: Request) -> Iterator[str]:
-    if made.source != "none" and not made.location.endpoint:
-        yield "no endpoint (IMPORTER_ENDPOINT) given"
-    if made.location.previous and not made.location.current:
-        yield "a previous checkpoint without a current one"
-    if made.source in {"local", "volume"} and _is_same(made.location.endpoint, made.target):
+def _source_faults(made: Request) -> Iterator[str]:
+    kind = sources.find(made.source)
+    location = kind.own(made.location)
+    if made.is_archive and not kind.archives:
+        yield f"source {made.source!r} cannot give an archive"
+    yield from location.faults()
+    if location.reads(made.target):
         yield "source and target are the same file"
-
-
-def _is_same(source: str, target: str) -> bool:
-    try:
-        return Path(source.removeprefix("file://")).samefile(target)
-    except OSError:
-        return False

@@ -116,10 +116,10 @@ def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.C
     """Return what the protocol says that the bytes are: a disk, what has changed on one, or an archive."""
     if form not in detect.DISKS:
         return plan.Content(form)
-    facts = safety.check(form, source.head, size=source.size, allow_backing=wanted.location.previous or None)
+    facts = safety.check(form, source.head, size=source.size, allow_backing=wanted.stage.previous or None)
     if form == "qcow2" and wanted.is_delta and facts.backing is None:
         # Without one it is a whole disk: committed, it would leave old data where it has none.
-        reason = f"it has no backing file; a delta has to be on top of {wanted.location.previous!r}"
+        reason = f"it has no backing file; a delta has to be on top of {wanted.stage.previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
     size = facts.virtual_size if form != "raw" or source.size is None else padded(source.size)
     return plan.Content(form, (), size)

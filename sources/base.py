@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, Self, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
+from cdi_worker.sources import fields
 
 
 class Reader(Protocol):
@@ -77,34 +78,45 @@ class Access:
     patience: float = 180.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Location:
-    """Where a disk is, as a request says it. Each source reads the fields that are about it.
+#: What a stage continues from. Sources without stages refuse it: they would import the whole over a disk.
+PREVIOUS = fields.Field(
+    env="IMPORTER_PREVIOUS_CHECKPOINT", option="--previous-checkpoint", help="The stage before this one."
+)
 
-    ``disk_id``: an oVirt disk. ``uuid``, ``backing_file``, ``thumbprint``: a VMware disk.
-    ``previous``, ``current``, ``final``: the stage of a multi-stage import. ``ready_file`` and
-    ``done_file``: the hand-shake with the container that serves the disk (contract, Node pull).
-    ``vddk_libdir``: the folder of VMware's library, ``vddk_config``: its configuration file, if any.
-    ``auth_file``: a Docker configuration file with credentials for registries.
-    """
 
-    endpoint: str
-    access: Access = Access()
-    architecture: str = ""
-    region: str = ""
-    credentials_file: str = ""
-    disk_id: str = ""
-    uuid: str = ""
-    backing_file: str = ""
-    thumbprint: str = ""
+class Stage(NamedTuple):
+    """A stage of a multi-stage import: the change from ``previous`` (empty: everything) to ``current``."""
+
     previous: str = ""
     current: str = ""
     final: bool = False
-    ready_file: str = ""
-    done_file: str = ""
-    vddk_libdir: str = ""
-    vddk_config: str = ""
-    auth_file: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Location:
+    """Where a disk is, and how to get there. A source with more to say derives a dataclass from it."""
+
+    #: Whether disks come in stages (``sources.staged``).
+    staged: ClassVar[bool] = False
+    #: How the names of certificates end in the folder that a pod mounts.
+    certificates: ClassVar[tuple[str, ...]] = ("",)
+
+    endpoint: str
+    access: Access = Access()
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of a multi-stage import; an empty one where there are no stages."""
+        return Stage()
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with the fields or missing, before anything is contacted."""
+        if not self.endpoint:
+            yield "no endpoint (IMPORTER_ENDPOINT) given"
+
+    def reads(self, path: str) -> bool:
+        """Tell whether the disk is the file ``path`` of this machine."""
+        return False
 
 
 class Source:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, execute, request, survey, units
-from cdi_worker.commands import options, output
+from cdi_worker import contract, errors, execute, request, sources, survey, units
+from cdi_worker.commands import late, options, output
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base
 
@@ -35,7 +35,7 @@ progress_option = click.option(
 )
 
 
-@click.command("import", epilog=IMPORT_EXAMPLES)
+@click.command("import", cls=late.Command, epilog=IMPORT_EXAMPLES)
 @click.argument("source")
 @click.argument("target", type=click.Path())
 @options.import_options
@@ -54,7 +54,7 @@ def import_(obj: group.Context, /, source: str, target: str, **given: Any) -> in
     return 0
 
 
-@click.command()
+@click.command(cls=late.Command)
 @click.argument("source")
 @options.read_options
 @click.pass_obj
@@ -66,7 +66,7 @@ def inspect(obj: group.Context, /, source: str, **given: Any) -> int:
     return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
 
 
-@click.command()
+@click.command(cls=late.Command)
 @click.argument("source")
 @options.source_options
 @click.pass_obj
@@ -74,7 +74,7 @@ def digest(obj: group.Context, /, source: str, **given: Any) -> int:
     """Print the manifest digest of the image at SOURCE (docker://…), for who watches a tag."""
     from cdi_worker.sources.registry import source as registry
 
-    location = options.make_location(source, given, contract.environment())
+    location = options.make_location(sources.find("registry"), source, given, contract.environment())
     found = retry.patiently(
         lambda: registry.digest(location, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
     )
@@ -109,7 +109,7 @@ def blank(
 
 
 @click.command()
-@click.argument("file", type=options.FILE)
+@click.argument("file", type=late.FILE)
 @click.argument("url")
 @options.upload_options
 @progress_option

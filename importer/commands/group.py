@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from cdi_worker import contract, lazy
+from cdi_worker.commands import late
 from cdi_worker.roles import run
 
 POD = contract.Paths()
@@ -38,7 +39,7 @@ class Context:
     set_up_logging: Callable[[int], None]
 
 
-class _Group(click.Group):
+class _Group(late.PodGroup):
     """The sub-commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -101,10 +102,6 @@ def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: b
     help="Where a pod's role serves /metrics; 0: nowhere.",
 )
 @click.option(
-    "--vddk-libdir", default=POD.vddk_libdir, show_default=True, help="Folder of VMware's VDDK library."
-)
-@click.option("--vddk-config", default=POD.vddk_config, show_default=True, help="Its configuration file.")
-@click.option(
     "--strict-exit-status",
     is_flag=True,
     help="Let a pod's role fail as commands do, for a Job that reads no message.",
@@ -129,8 +126,7 @@ def cli(
         termination_log=paths["termination_log"],
         extra_headers=paths["extra_headers_dir"],
         metrics_port=metrics_port,
-        vddk_libdir=paths["vddk_libdir"],
-        vddk_config=paths["vddk_config"],
+        mounts=late.given(ctx),
     )
     env = contract.environment()
     role = contract.role(env)

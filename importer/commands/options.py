@@ -6,46 +6,21 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from cdi_worker import contract, errors, request, units
+from cdi_worker import contract, errors, request, sources, units
+from cdi_worker.commands import late
 from cdi_worker.images.engine import fetch
-from cdi_worker.sources import base
+from cdi_worker.sources import base, fields
 
-#: How an address tells its source. Anything without a scheme is a path of this machine.
-SCHEMES = {
-    "http": "http",
-    "https": "http",
-    "file": "local",
-    "s3": "s3",
-    "gs": "gcs",
-    "docker": "registry",
-    "oci-archive": "registry",
-}
-
-T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _typed(name: str, parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a click type around a parser of ours."""
-
-    def convert(value: str) -> T:
-        try:
-            return parse(value)
-        except errors.RequestError as err:
-            raise click.BadParameter(str(err)) from err
-
-    convert.__name__ = name
-    return convert
-
-
-SIZE = _typed("size", units.parse_quantity)
-FRACTION = _typed("fraction", contract.parse_overhead)
-HEADER = _typed("header", contract.parse_header)
-FILE = click.Path(exists=True, dir_okay=False)
+SIZE = late.typed("size", units.parse_quantity)
+FRACTION = late.typed("fraction", contract.parse_overhead)
+HEADER = late.typed("header", contract.parse_header)
 
 
 def stall_option(what: str) -> Decorator:
@@ -66,11 +41,13 @@ _SOURCE: tuple[Decorator, ...] = (
     ),
     click.option("--user", default="", help="User or access key."),
     click.option(
-        "--password-file", type=FILE, help="File with the password or secret key (else IMPORTER_SECRET_KEY)."
+        "--password-file",
+        type=late.FILE,
+        help="File with the password or secret key (else IMPORTER_SECRET_KEY).",
     ),
     click.option(
         "--session-token-file",
-        type=FILE,
+        type=late.FILE,
         help="File with the token of temporary S3 keys (else IMPORTER_SESSION_TOKEN).",
     ),
     click.option(
@@ -78,7 +55,11 @@ _SOURCE: tuple[Decorator, ...] = (
     ),
     click.option("--header-dir", help="Folder of secret HTTP headers, one to a file."),
     click.option(
-        "--ca-file", "ca_files", type=FILE, multiple=True, help="PEM file of a further authority to trust."
+        "--ca-file",
+        "ca_files",
+        type=late.FILE,
+        multiple=True,
+        help="PEM file of another authority to trust.",
     ),
     click.option("--ca-dir", help="Folder of such PEM files."),
     click.option("--insecure", is_flag=True, help="Do not verify certificates."),
@@ -90,26 +71,6 @@ _SOURCE: tuple[Decorator, ...] = (
         help="Parallel connections.",
     ),
     stall_option("a byte"),
-    click.option(
-        "--architecture", default="", help="Platform of a container image [default: this machine's]."
-    ),
-    click.option("--auth-file", type=FILE, help="Docker configuration file with registry credentials."),
-    click.option("--region", default="", help="S3 region, where the host does not tell."),
-    click.option("--credentials-file", default="", help="Google credentials (JSON)."),
-    click.option("--disk-id", default="", help="oVirt disk."),
-    click.option("--uuid", default="", help="VMware virtual machine."),
-    click.option("--backing-file", default="", help="VMware disk: '[datastore] dir/disk.vmdk'."),
-    click.option("--thumbprint", default="", help="SHA-1 thumbprint of the vCenter or ESXi certificate."),
-    click.option(
-        "--vddk-libdir",
-        default=contract.Paths().vddk_libdir,
-        show_default=True,
-        help="Folder of VMware's VDDK library.",
-    ),
-    click.option("--vddk-config", type=FILE, help="Configuration file of the VDDK library."),
-    click.option("--previous-checkpoint", "previous", default="", help="The stage before this one."),
-    click.option("--current-checkpoint", "current", default="", help="The snapshot of this stage."),
-    click.option("--final-checkpoint", "final", is_flag=True, help="This stage is the last."),
 )
 _DISK: tuple[Decorator, ...] = (
     click.option("--size", type=SIZE, help="Size the disk shall have at least, such as 10Gi."),
@@ -132,10 +93,12 @@ _WRITING: tuple[Decorator, ...] = (
 )
 _OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
 _UPLOAD: tuple[Decorator, ...] = (
-    click.option("--token-file", type=FILE, help="File with a token for CDI's upload proxy."),
-    click.option("--ca-file", type=FILE, default="", help="PEM file of the authority to trust."),
-    click.option("--cert", "certificate", type=FILE, default="", help="Client certificate (PEM)."),
-    click.option("--key", type=FILE, default="", help="Its key (PEM) [default: in the certificate's file]."),
+    click.option("--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
+    click.option("--ca-file", type=late.FILE, default="", help="PEM file of the authority to trust."),
+    click.option("--cert", "certificate", type=late.FILE, default="", help="Client certificate (PEM)."),
+    click.option(
+        "--key", type=late.FILE, default="", help="Its key (PEM) [default: the certificate's file]."
+    ),
     click.option("--insecure", is_flag=True, help="Do not verify certificates."),
     click.option("--checksum", default="", help="ALGORITHM:HEX of the file, verified before success."),
     stall_option("progress"),
@@ -177,13 +140,13 @@ def make_request(
     address: str, target: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> request.Request:
     """Return the request of a command line; faults are raised together as ``RequestError``."""
-    kind = given["kind"] or source_kind(address)
+    kind = source_kind(address, given["kind"])
     is_archive = given["content_type"] == "archive"
     if target and not is_archive and Path(target).is_dir():
         target = f"{target}/disk.img"
     made = request.Request(
-        source=kind,
-        location=make_location(address, given, env),
+        source=kind.name,
+        location=make_location(kind, address, given, env),
         target=target,
         content_type=given["content_type"],
         scratch=given["scratch"],
@@ -199,19 +162,19 @@ def make_request(
     return made
 
 
-def source_kind(address: str) -> str:
-    """Return the kind of source that ``address`` names."""
-    scheme = urllib.parse.urlsplit(address).scheme
-    if not scheme or Path(address).exists():
-        return "local"
-    if scheme not in SCHEMES:
-        raise errors.RequestError(f"{scheme}: is no address this knows ({', '.join(SCHEMES)}); try --source")
-    return SCHEMES[scheme]
+def source_kind(address: str, name: str | None) -> sources.kind.Kind:
+    """Return the kind of source called ``name``, else the one that ``address`` names."""
+    if name:
+        return sources.find(name)
+    return sources.find_scheme("" if Path(address).exists() else urllib.parse.urlsplit(address).scheme)
 
 
-def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]) -> base.Location:
-    """Return where a command line says that a disk is, and how to get there."""
+def make_location(
+    kind: sources.kind.Kind, address: str, given: Mapping[str, Any], env: Mapping[str, str]
+) -> base.Location:
+    """Return where the command under way says that a disk is, and how to get there."""
     reading = contract.Reading(env)
+    said = late.given(click.get_current_context())
     access = base.Access(
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
         password=read_secret(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
@@ -219,33 +182,18 @@ def make_location(address: str, given: Mapping[str, Any], env: Mapping[str, str]
         headers=given["headers"] + contract.header_files(given["header_dir"] or ""),
         ca_files=given["ca_files"] + contract.certificate_files(given["ca_dir"] or ""),
         insecure=given["insecure"],
-        http_proxy=reading.either_case("http_proxy"),
-        https_proxy=reading.either_case("https_proxy"),
-        no_proxy=reading.either_case("no_proxy"),
         connections=given["connections"],
         patience=given["stall"],
+        **reading.proxies(),
     )
-    names = (
-        "architecture",
-        "region",
-        "credentials_file",
-        "disk_id",
-        "uuid",
-        "backing_file",
-        "thumbprint",
-        "vddk_libdir",
-        "previous",
-        "current",
-        "final",
-    )
-    endpoint = contract.endpoint(address, env)
-    return base.Location(
-        auth_file=given["auth_file"] or "",
-        vddk_config=given["vddk_config"] or "",
-        endpoint=endpoint,
-        access=access,
-        **{name: given[name] for name in names},
-    )
+
+    def value(field: fields.Field) -> Any:
+        return said.get(field.option, reading.field(field) if field.ambient else None)
+
+    location = kind.fill(address, access, value)
+    if reading.faults:
+        raise errors.RequestError(*reading.faults)
+    return location
 
 
 def read_secret(path: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import contract, errors, execute
-from cdi_worker.commands import options, output
+from cdi_worker.commands import late, options, output
 from cdi_worker.images.tools import process
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _needs_scratch(seen: execute.Inspection) -> bool:
     return seen.plan.scratch or seen.plan.spill
 
 
-@click.command()
+@click.command(cls=late.MountCommand)
 @click.argument("manifest")
 @click.option("--target", default="", type=click.Path(), help="File, directory or device for the data.")
 @click.option("--from", "origin", default="", help="The file to upload, or the volume to clone.")
@@ -101,7 +101,6 @@ def _needs_scratch(seen: execute.Inspection) -> bool:
 @click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT).")
 @click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
 @options.stall_option("a byte")
-@click.option("--vddk-libdir", default=contract.Paths().vddk_libdir, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Check, look at the source, print the plan; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--progress", "style", type=click.Choice(output.STYLES), default="auto", show_default=True)
@@ -117,6 +116,7 @@ def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, *
     dry, as_json = given.pop("dry_run"), given.pop("as_json")
     if not dry and not given["target"]:
         raise errors.RequestError("where to: name a file, directory or device with --target")
+    given["mounts"] = late.given(click.get_current_context())
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], as_json=as_json)

@@ -6,16 +6,17 @@ import dataclasses
 import datetime as dt
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
-from cdi_worker import contract, errors, execute, progress, request, survey, units
+from cdi_worker import contract, errors, execute, progress, request, sources, survey, units
 from cdi_worker.images.engine import fetch, retry
 from cdi_worker.kubernetes import datavolume, keyring
-from cdi_worker.sources import base
+from cdi_worker.sources import base, fields, staged
 
 #: What carries a source out, where its name is another.
-KINDS = {"blank": "none", "upload": "local", "pvc": "volume"}
+KINDS = {"blank": "none", "upload": "local", "pvc": "volume", "snapshot": "volume"}
 #: Sources whose bytes somebody has to point to.
 POINTED = frozenset({"upload", "pvc"})
 USER, PASSWORD, TOKEN = "accessKeyId", "secretKey", "sessionToken"
@@ -39,7 +40,7 @@ class Settings:
     direct: bool = False
     connections: int = 6
     stall: float = 180.0
-    vddk_libdir: str = ""
+    mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -51,6 +52,12 @@ class Planner:
     settings: Settings
     env: Mapping[str, str]
     faults: list[str]
+
+    @property
+    def kind(self) -> sources.kind.Kind:
+        """The kind of source that brings the bytes; any for a source of which faults are known."""
+        name = self.volume.source.kind
+        return sources.find(KINDS.get(name, name or "none"))
 
     def requests(self) -> list[request.Request]:
         """Return one request for each stage."""
@@ -68,6 +75,8 @@ class Planner:
     def _staged(
         self, location: base.Location, stage: datavolume.Checkpoint, last: datavolume.Checkpoint
     ) -> base.Location:
+        if not isinstance(location, staged.Staged):
+            return location
         is_final = self.volume.final and stage is last
         return dataclasses.replace(location, previous=stage.previous, current=stage.current, final=is_final)
 
@@ -78,7 +87,7 @@ class Planner:
         if target and not volume.is_archive and pathlib.Path(target).is_dir():
             target = f"{target}/disk.img"
         return request.Request(
-            source=KINDS.get(volume.source.kind, volume.source.kind),
+            source=self.kind.name,
             location=self._location(),
             target=target,
             content_type=volume.content_type,
@@ -95,36 +104,48 @@ class Planner:
     def _location(self) -> base.Location:
         source, settings = self.volume.source, self.settings
         where = f"spec.source.{source.kind}"
-        if source.kind == "snapshot":
-            self.faults.append(f"{where}: only the storage of a cluster can read its snapshots")
-        if source.image_stream:
-            self.faults.append(f"{where}.imageStream: only a cluster knows its image streams; wants url")
-        if source.kind in POINTED and not settings.origin:
-            self.faults.append(f"{where}: name its file, device or directory with --from")
-        if source.kind not in POINTED | {""} and settings.origin:
-            self.faults.append(f"{where}: --from is for {' and '.join(sorted(POINTED))}")
+        self.faults += self._unreachable(where)
+        reading = contract.Reading(self.env)
         held = self._secret(f"{where}.secretRef", source.secret, self._wanted())
-        credentials = config = ""
-        if GOOGLE in held and source.kind == "gcs":
-            credentials = self._kept(GOOGLE, held[GOOGLE])
-            held = {}
-        if source.extra_arguments:
-            found = self._config_map(f"{where}.extraArgs", source.extra_arguments)
-            if found and VDDK not in found:
-                self.faults.append(f"{where}.extraArgs: ConfigMap {source.extra_arguments} has no {VDDK}")
-            config = self._kept(VDDK, found[VDDK]) if VDDK in found else ""
-        return base.Location(
-            endpoint=settings.origin or contract.endpoint(source.url, self.env),
-            access=self._access(held),
-            architecture=source.architecture,
-            credentials_file=credentials,
-            disk_id=source.disk_id,
-            uuid=source.uuid,
-            backing_file=source.backing_file,
-            thumbprint=source.thumbprint,
-            vddk_libdir=settings.vddk_libdir,
-            vddk_config=config,
-        )
+        files = {GOOGLE: held.get(GOOGLE) if source.kind == "gcs" else None, VDDK: self._configuration(where)}
+        names = {field: name for name, (field, _) in self.kind.table.items()}
+
+        def given(field: fields.Field) -> Any:
+            if field.entry:
+                data = files[field.entry]
+                return None if data is None else self._kept(field.entry, data)
+            if field.key:
+                return getattr(source, names[field])
+            if field.mount:
+                return settings.mounts.get(field.option)
+            return reading.field(field) if field.ambient else None
+
+        access = self._access({} if files[GOOGLE] else held)
+        made = self.kind.fill(settings.origin or source.url, access, given)
+        self.faults += reading.faults
+        return made
+
+    def _unreachable(self, where: str) -> Iterator[str]:
+        """Yield why no machine outside of the cluster has the bytes, as far as ``--from`` does not help."""
+        source, origin = self.volume.source, self.settings.origin
+        if source.kind == "snapshot":
+            yield f"{where}: only the storage of a cluster can read its snapshots"
+        if source.image_stream:
+            yield f"{where}.imageStream: only a cluster knows its image streams; wants url"
+        if source.kind in POINTED and not origin:
+            yield f"{where}: name its file, device or directory with --from"
+        if source.kind not in POINTED | {""} and origin:
+            yield f"{where}: --from is for {' and '.join(sorted(POINTED))}"
+
+    def _configuration(self, where: str) -> bytes | None:
+        """Return VDDK's configuration file, None without one."""
+        name = self.volume.source.extra_arguments
+        if not name:
+            return None
+        found = self._config_map(f"{where}.extraArgs", name)
+        if found and VDDK not in found:
+            self.faults.append(f"{where}.extraArgs: ConfigMap {name} has no {VDDK}")
+        return found.get(VDDK)
 
     def _access(self, held: Mapping[str, bytes]) -> base.Access:
         reading = contract.Reading(self.env)
@@ -137,11 +158,9 @@ class Planner:
             headers=tuple(contract.parse_header(header) for header in source.headers) + self._headers(),
             ca_files=self._certificates(),
             insecure=source.insecure,
-            http_proxy=reading.either_case("http_proxy"),
-            https_proxy=reading.either_case("https_proxy"),
-            no_proxy=reading.either_case("no_proxy"),
             connections=self.settings.connections,
             patience=self.settings.stall,
+            **reading.proxies(),
         )
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
@@ -212,11 +231,11 @@ def run(
         if volume.source.kind == "blank":
             _check_room(stages[0])
         for number, wanted in enumerate(stages, 1):
-            current = wanted.location.current
+            current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
             told = progress.Several(shown, Watch(status))
             result = execute.run(wanted, told, cancel)
-            if current and not wanted.location.final:
+            if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; go on with --after {current}"
                 status.paused(f"checkpoint {current} copied{more}")
             else:

@@ -158,7 +158,7 @@ def merge(job: Job) -> None:
 
 
 def _check_delta(job: Job, path: str, size: int) -> None:
-    previous = job.wanted.location.previous
+    previous = job.wanted.stage.previous
     with open(path, "rb") as stream:
         read = reader(stream.fileno())
         found = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=previous)

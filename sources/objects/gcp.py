@@ -17,7 +17,7 @@ import requests.auth
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.objects import buckets
+from cdi_worker.sources.objects import buckets, locations
 from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def importing() -> Iterator[None]:
 class Keys(buckets.Keys):
     """Keys of a file or of the surroundings, and tokens had for them; ``cancel`` ends the wait for one."""
 
-    def __init__(self, location: base.Location, cancel: cancelling.Flag) -> None:
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Flag) -> None:
         self._cancel = cancel
         # At debug level it writes requests for tokens.
         logging.getLogger("google").setLevel(logging.INFO)

@@ -15,7 +15,7 @@ import requests.auth
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.objects import buckets, crc32c, gcp
+from cdi_worker.sources.objects import buckets, crc32c, gcp, locations
 from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Metadata:
     crc: int | None
 
 
-def source(location: base.Location, cancel: base.Cancel) -> GcsSource:
+def source(location: locations.Gcs, cancel: base.Cancel) -> GcsSource:
     """Return the source for ``IMPORTER_SOURCE=gcs``."""
     return GcsSource(location, cancel)
 
@@ -57,7 +57,7 @@ class GcsSource(http.HttpSource):
     CRC-32C is taken, and compared with the stored one once all have been seen.
     """
 
-    def __init__(self, location: base.Location, cancel: cancelling.Flag = cancelling.NEVER) -> None:
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Flag = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
         self._seen = crc32c.Coverage()
         super().__init__(self._object.url, location.access, self._object)
@@ -101,8 +101,8 @@ class GcsSource(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: base.Location, cancel: cancelling.Flag) -> None:
-        self._address = parse(location.endpoint)
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Flag) -> None:
+        self._address = parse(location.address)
         self._keys = gcp.Keys(location, cancel)
         if self._keys:
             gcp.check_clear(self._address.server, location.access)
@@ -113,7 +113,7 @@ class _Object(pinned.Place):
         )
         self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
         super().__init__(self._media, location.access)
-        self.name = wire.safe_url(location.endpoint)
+        self.name = wire.safe_url(location.address)
 
     def describe(self) -> Metadata:
         """Return the object's metadata; from now on its generation is asked for."""

@@ -15,7 +15,7 @@ import requests.auth
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.objects import aws, buckets
+from cdi_worker.sources.objects import aws, buckets, locations
 from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Address(buckets.Name):
         return f"{server}/{urllib.parse.quote(self.bucket, safe='')}/{urllib.parse.quote(self.key, safe='/')}"
 
 
-def source(location: base.Location, cancel: base.Cancel) -> S3Source:
+def source(location: locations.S3, cancel: base.Cancel) -> S3Source:
     """Return the source for ``IMPORTER_SOURCE=s3``."""
     return S3Source(location, cancel)
 
@@ -79,7 +79,7 @@ class S3Source(http.HttpSource):
     refused the ambient credentials are looked for: a public object costs no search.
     """
 
-    def __init__(self, location: base.Location, cancel: cancelling.Flag = cancelling.NEVER) -> None:
+    def __init__(self, location: locations.S3, cancel: cancelling.Flag = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
         super().__init__(self._object.url, location.access, self._object)
 
@@ -99,7 +99,7 @@ class S3Source(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: base.Location, cancel: cancelling.Flag) -> None:
+    def __init__(self, location: locations.S3, cancel: cancelling.Flag) -> None:
         access = location.access
         self._address = parse(location.endpoint)
         self._keys = aws.Keys(access, cancel)

@@ -1,0 +1,7 @@
+"""Disks of oVirt."""
+
+from __future__ import annotations
+
+from cdi_worker.sources import kind
+
+KINDS = (kind.Kind("imageio", source=f"{__name__}.source:source", location=f"{__name__}.locations:Imageio"),)

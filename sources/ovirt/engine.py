@@ -14,6 +14,7 @@ from typing import Any
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
+from cdi_worker.sources.ovirt import locations
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def library() -> Any:
 class Engine:
     """One login, used by several threads. ``authorities``: the path of a PEM file of all that is trusted."""
 
-    def __init__(self, location: base.Location, authorities: str, cancel: base.Cancel) -> None:
+    def __init__(self, location: locations.Imageio, authorities: str, cancel: base.Cancel) -> None:
         self._cancel = cancel
         self.name = wire.safe_url(location.endpoint)
         self._sdk = library()

@@ -13,7 +13,7 @@ from typing import Self
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, extents, wire
-from cdi_worker.sources.ovirt import data, engine
+from cdi_worker.sources.ovirt import data, engine, locations
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Patience:
     last: float = 15.0
 
 
-def source(location: base.Location, cancel: base.Cancel) -> ImageioSource:
+def source(location: locations.Imageio, cancel: base.Cancel) -> ImageioSource:
     """Return the source for ``IMPORTER_SOURCE=imageio``."""
     return ImageioSource(location, cancel)
 
@@ -52,9 +52,9 @@ class ImageioSource(base.Source):
     read while one renews the ticket; the transfer is ended by ``verify``, else by ``close``.
     """
 
-    def __init__(self, location: base.Location, cancel: base.Cancel, patience: Patience = Patience()) -> None:
-        if not location.disk_id:
-            raise errors.RequestError("the imageio source needs the id of a disk (IMPORTER_DISK_ID)")
+    def __init__(
+        self, location: locations.Imageio, cancel: base.Cancel, patience: Patience = Patience()
+    ) -> None:
         self.name = f"{wire.safe_url(location.endpoint)} disk {location.disk_id}"
         self.format = "qcow2" if location.previous else "raw"
         self._location = location

@@ -1,0 +1,14 @@
+"""Container registries and OCI archives: the disk in an image, or an artifact that is one."""
+
+from __future__ import annotations
+
+from cdi_worker.sources import kind
+
+KINDS = (
+    kind.Kind(
+        "registry",
+        source=f"{__name__}.source:source",
+        location=f"{__name__}.locations:Registry",
+        schemes=("docker", "oci-archive"),
+    ),
+)

@@ -13,7 +13,7 @@ import requests.auth
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch, retry
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.registry import auth, blobs, documents
+from cdi_worker.sources.registry import auth, blobs, documents, locations
 from cdi_worker.sources.registry import reference as oci_reference
 from cdi_worker.sources.web import connections, http, pinned, session
 
@@ -77,7 +77,7 @@ class Registry:
     """One repository of a registry, by its API."""
 
     def __init__(
-        self, reference: oci_reference.Reference, location: base.Location, cancel: base.Cancel
+        self, reference: oci_reference.Reference, location: locations.Registry, cancel: base.Cancel
     ) -> None:
         self.reference = reference
         self.name = str(reference)

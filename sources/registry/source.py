@@ -5,24 +5,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cdi_worker import errors
 from cdi_worker.sources import base, labels
-from cdi_worker.sources.registry import api, archive, blobs, documents, layer
+from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import reference as oci_reference
 
 log = logging.getLogger(__name__)
 
 
-def source(location: base.Location, cancel: base.Cancel) -> RegistrySource:
+def source(location: locations.Registry, cancel: base.Cancel) -> RegistrySource:
     """Return the source for ``IMPORTER_SOURCE=registry``."""
     return RegistrySource(location, cancel)
 
 
 def digest(location: base.Location, cancel: base.Cancel) -> str:
     """Return the digest of the manifest or index that the endpoint names, for who watches a tag."""
-    store = _open(location, cancel)
+    store = _open(cast("locations.Registry", location), cancel)
     try:
         return store.digest()
     finally:
@@ -37,7 +37,7 @@ class RegistrySource(base.Source):
     a blob of which only parts are read cannot be verified. It is fetched in parallel all the same.
     """
 
-    def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
+    def __init__(self, location: locations.Registry, cancel: base.Cancel) -> None:
         self._location = location
         self._cancel = cancel
         self._reference = oci_reference.parse(location.endpoint)
@@ -123,7 +123,7 @@ class _Stream:
         """Leave the disk to the source."""
 
 
-def _open(location: base.Location, cancel: base.Cancel) -> layer.Store:
+def _open(location: locations.Registry, cancel: base.Cancel) -> layer.Store:
     reference = oci_reference.parse(location.endpoint)
     if isinstance(reference, oci_reference.ArchiveReference):
         return archive.Archive(reference)

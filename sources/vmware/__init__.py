@@ -1,0 +1,7 @@
+"""Disks of VMware's vCenter and ESXi."""
+
+from __future__ import annotations
+
+from cdi_worker.sources import kind
+
+KINDS = (kind.Kind("vddk", source=f"{__name__}.source:source", location=f"{__name__}.locations:Vddk"),)

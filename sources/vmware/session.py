@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar
 
 from cdi_worker import errors
-from cdi_worker.sources import base, wire
+from cdi_worker.sources import wire
+from cdi_worker.sources.vmware import locations
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Session:
     A session that expired is begun anew and the call made again.
     """
 
-    def __init__(self, location: base.Location) -> None:
+    def __init__(self, location: locations.Vddk) -> None:
         self.name = wire.safe_url(location.endpoint)
         self._access = location.access
         parts = urllib.parse.urlsplit(location.endpoint)

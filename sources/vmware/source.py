@@ -12,8 +12,8 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.vmware import disk as vddk_disk
+from cdi_worker.sources.vmware import locations, nbdkit, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
-from cdi_worker.sources.vmware import nbdkit, session
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ TRANSPORTS = "nbdssl:nbd"
 DEBUG = {"nbdkit.backend.datapath": 0, "vddk.datapath": 0}
 
 
-def source(location: base.Location, cancel: base.Cancel) -> VddkSource:
+def source(location: locations.Vddk, cancel: base.Cancel) -> VddkSource:
     """Return the source for ``IMPORTER_SOURCE=vddk``."""
     return VddkSource(location, cancel)
 
@@ -39,14 +39,7 @@ class VddkSource(base.Source):
 
     format = "raw"
 
-    def __init__(self, location: base.Location, cancel: base.Cancel) -> None:
-        wanted = {
-            "the uuid of a virtual machine (IMPORTER_UUID)": location.uuid,
-            "the file of a disk (IMPORTER_BACKING_FILE)": location.backing_file,
-        }
-        faults = [f"the vddk source needs {what}" for what, value in wanted.items() if not value]
-        if faults:
-            raise errors.RequestError(*faults)
+    def __init__(self, location: locations.Vddk, cancel: base.Cancel) -> None:
         self.name = f"{wire.safe_url(location.endpoint)} {location.backing_file}"
         self._location = location
         self._cancel = cancel

@@ -13,7 +13,7 @@ from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.sources import base, labels, wire
-from cdi_worker.sources.web import http, session
+from cdi_worker.sources.web import http, locations, session
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class NodePullSource(http.HttpSource):
     """An HTTP source that waits for its server, ``patience`` seconds, and tells it when it may go."""
 
     def __init__(
-        self, location: base.Location, cancel: base.Cancel, patience: float = READY_PATIENCE
+        self, location: locations.Http, cancel: base.Cancel, patience: float = READY_PATIENCE
     ) -> None:
         # Between the containers of a pod there is no proxy, whatever the cluster's settings name.
         access = dataclasses.replace(location.access, http_proxy="", https_proxy="")

@@ -33,6 +33,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 WORKER = """
 import sys, time, importer
 from cdi_worker import progress
+from cdi_worker.sources.ovirt import locations
 kind, endpoint, user, password, ca, disk, current, previous, target, scratch = sys.argv[1:]
 
 class Told(progress.NullProgress):
@@ -42,7 +43,7 @@ class Told(progress.NullProgress):
             time.sleep(60)
 
 access = cdi_worker.Access(user=user, password=password, ca_files=(ca,))
-location = cdi_worker.Location(endpoint, access, disk_id=disk, current=current, previous=previous)
+location = locations.Imageio(endpoint, access, disk_id=disk, current=current, previous=previous)
 options = cdi_worker.FetchOptions(connections=2, chunk=256 << 10)
 cdi_worker.run(cdi_worker.Request(source="imageio", location=location, target=target, scratch=scratch,
     fetch=options, journal_interval=0.05), Told())

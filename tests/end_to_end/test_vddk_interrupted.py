@@ -63,8 +63,9 @@ def test_an_error_that_passes_is_outlasted(tmp_path: Path) -> None:
 
 STAGE = """
 import sys, importer
+from cdi_worker.sources.vmware import locations
 port, libdir, thumbprint, uuid, file, user, password, previous, current, target = sys.argv[1:]
-location = cdi_worker.Location(
+location = locations.Vddk(
     f"https://localhost:{port}/sdk", cdi_worker.Access(user, password), uuid=uuid, backing_file=file,
     thumbprint=thumbprint, vddk_libdir=libdir, previous=previous, current=current,
 )

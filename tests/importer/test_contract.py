@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors
+from cdi_worker import contract, errors, sources
 from cdi_worker.roles import importer
 
 
@@ -75,32 +75,57 @@ def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
     assert "proxy:1" not in repr(made)
 
 
-def test_everything_said_of_the_source(paths: contract.Paths) -> None:
-    said = {
-        "IMPORTER_REGISTRY_IMAGE_ARCHITECTURE": "s390x",
-        "GOOGLE_APPLICATION_CREDENTIALS": "/google/credentials.json",
-        "IMPORTER_DISK_ID": "disk",
-        "IMPORTER_UUID": "uuid",
-        "IMPORTER_BACKING_FILE": "[datastore] vm/disk.vmdk",
-        "IMPORTER_THUMBPRINT": "AB:CD",
-        "IMPORTER_PREVIOUS_CHECKPOINT": "one",
-        "IMPORTER_CURRENT_CHECKPOINT": "two",
-    }
-    made = importer.read({**HTTP, **said, "IMPORTER_FINAL_CHECKPOINT": "true"}, paths)
-    fields = (
-        "architecture",
-        "credentials_file",
-        "disk_id",
-        "uuid",
-        "backing_file",
-        "thumbprint",
-        "previous",
-        "current",
+STAGE = {
+    "IMPORTER_PREVIOUS_CHECKPOINT": "one",
+    "IMPORTER_CURRENT_CHECKPOINT": "two",
+    "IMPORTER_FINAL_CHECKPOINT": "true",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "env", "fields"),
+    [
+        ("registry", {"IMPORTER_REGISTRY_IMAGE_ARCHITECTURE": "s390x"}, {"architecture": "s390x"}),
+        (
+            "gcs",
+            {"GOOGLE_APPLICATION_CREDENTIALS": "/google/credentials.json", "STORAGE_EMULATOR_HOST": "e"},
+            {"credentials_file": "/google/credentials.json", "emulator": "e"},
+        ),
+        ("imageio", {"IMPORTER_DISK_ID": "disk"}, {"disk_id": "disk", "previous": "", "final": False}),
+        ("imageio", {"IMPORTER_DISK_ID": "x", **STAGE}, {"previous": "one", "current": "two", "final": True}),
+        (
+            "vddk",
+            {
+                "IMPORTER_UUID": "u",
+                "IMPORTER_BACKING_FILE": "[d] f",
+                "IMPORTER_THUMBPRINT": "AB",
+                **STAGE,
+            },
+            {
+                "uuid": "u",
+                "backing_file": "[d] f",
+                "thumbprint": "AB",
+                "previous": "one",
+                "final": True,
+            },
+        ),
+    ],
+)
+def test_each_source_reads_its_own_variables(
+    paths: contract.Paths, source: str, env: dict[str, str], fields: dict[str, object]
+) -> None:
+    others = {"IMPORTER_PULL_METHOD": "push", "IMPORTER_DISK_ID": "x", "IMPORTER_BACKING_FILE": "x"}
+    others |= {"IMPORTER_UUID": "x"}
+    made = importer.read(
+        {**HTTP, **others, **env, "IMPORTER_SOURCE": source, "IMPORTER_BACKING_FILE": "f"} | env, paths
     )
-    assert [getattr(made.location, name) for name in fields] == list(said.values())
-    assert made.location.final
-    assert made.is_delta
-    assert not importer.read(HTTP, paths).location.final
+    assert {name: getattr(made.location, name) for name in fields} == fields
+    assert made.is_delta == (env.get("IMPORTER_PREVIOUS_CHECKPOINT") == "one")
+
+
+def test_a_source_without_stages_refuses_a_delta(paths: contract.Paths) -> None:
+    with pytest.raises(errors.Unsupported, match="source 'http' knows no difference"):
+        importer.read({**HTTP, **STAGE}, paths)
 
 
 def test_the_mounts_of_a_pod() -> None:
@@ -112,8 +137,7 @@ def test_the_mounts_of_a_pod() -> None:
         termination_log="/dev/termination-log",
         extra_headers="/extraheaders",
         metrics_port=8443,
-        vddk_libdir="/opt/vmware-vix-disklib-distrib",
-        vddk_config="/vddk-args/vddk-config-file",
+        mounts={},
     )
 
 
@@ -160,13 +184,14 @@ def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
 
 
 def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
+    env = {**HTTP, "IMPORTER_SOURCE": "imageio", "IMPORTER_DISK_ID": "d"}
     with pytest.raises(errors.RequestError, match="previous checkpoint without a current one"):
-        importer.read({**HTTP, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
+        importer.read({**env, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
 
 
 def test_blank_archive(paths: contract.Paths) -> None:
     env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
-    with pytest.raises(errors.RequestError, match="blank"):
+    with pytest.raises(errors.RequestError, match="source 'none' cannot give an archive"):
         importer.read(env, paths)
 
 
@@ -190,9 +215,10 @@ def test_node_pull_needs_its_files(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError, match=r"IMPORTER_READY_FILE.*IMPORTER_DONE_FILE"):
         importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
     files = {"IMPORTER_READY_FILE": "/r", "IMPORTER_DONE_FILE": "/d"}
-    made = importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths)
-    assert (made.location.ready_file, made.location.done_file) == ("/r", "/d")
-    assert importer.read({**HTTP, "IMPORTER_PULL_METHOD": "pod", **files}, paths).location.ready_file == ""
+    location = importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths).location
+    assert (location.pull_method, location.ready_file, location.done_file) == ("node", "/r", "/d")
+    for method in ({}, {"IMPORTER_PULL_METHOD": "pod"}):
+        assert importer.read({**HTTP, **method, **files}, paths).location.pull_method == "pod"
 
 
 def mounted_secret(directory: Path, name: str, text: bytes) -> None:
@@ -262,12 +288,14 @@ PEM = b"-----BEGIN CERTIFICATE-----\n"
 
 
 def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> None:
-    paths = contract.Paths()
-    assert paths.vddk_libdir == "/opt/vmware-vix-disklib-distrib"
-    assert paths.vddk_config == "/vddk-args/vddk-config-file"
+    table = sources.find("vddk").table
+    assert table["vddk_libdir"][0].mount == "/opt/vmware-vix-disklib-distrib"
+    assert table["vddk_config"][0].mount == "/vddk-args/vddk-config-file"
     env = {"IMPORTER_SOURCE": "vddk", "IMPORTER_ENDPOINT": "https://v"}
+    env |= {"IMPORTER_UUID": "u", "IMPORTER_BACKING_FILE": "f"}
     config = tmp_path / "config"
-    paths = contract.Paths(data=str(tmp_path), vddk_libdir="/library", vddk_config=str(config))
+    mounts = {"--vddk-libdir": "/library", "--vddk-config": str(config)}
+    paths = contract.Paths(data=str(tmp_path), mounts=mounts)
     assert importer.read(env, paths).location.vddk_config == ""
     config.touch()
     location = importer.read(env, paths).location

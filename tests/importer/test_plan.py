@@ -10,7 +10,7 @@ import pytest
 from cdi_worker import errors, plan, request
 from cdi_worker.plan import Content, Offer, Route, Space
 from cdi_worker.request import Request
-from cdi_worker.sources import base
+from cdi_worker.sources import base, staged
 
 GIB = 1 << 30
 WANTED = Request(source="http", location=base.Location("http://x/"), target="disk.img")
@@ -20,7 +20,7 @@ EXTENTS = Offer(size=GIB, ranges=True, extents=True)
 RUNS = Offer(runs=True, once=True)
 FILE = Space(block=False, available=10 * GIB, usable=9 * GIB)
 BLOCK = Space(block=True, available=10 * GIB, usable=10 * GIB)
-DELTA = {"location": base.Location("https://v/", previous="one", current="two")}
+DELTA = {"location": staged.Staged("https://v/", previous="one", current="two")}
 CHECKED = {"checksum": "md5:" + "0" * 32}
 GZ = ("gz",)
 
@@ -137,7 +137,7 @@ def test_blank_larger_than_the_device() -> None:
 
 
 def test_a_delta_is_merged_and_grows_nothing() -> None:
-    location = base.Location("https://x/", disk_id="d", current="two", previous="one")
+    location = staged.Staged("https://x/", current="two", previous="one")
     wanted = dataclasses.replace(WANTED, source="imageio", location=location, image_size=5 * GIB)
     made = plan.plan(wanted, RANGES, disk("qcow2"), FILE, 20 * GIB)
     assert (made.route, made.scratch, made.grow_to) == (Route.MERGE, True, 0)

@@ -14,7 +14,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import gcs
+from cdi_worker.sources.objects import gcs, locations
 from tests.support import misbehave
 
 DATA = random.Random(13).randbytes(3 * 1024 * 1024 + 17)
@@ -25,7 +25,7 @@ MEDIA = "/download/storage/v1/b/b/o/o?alt=media&generation=7"
 def opened(
     endpoint: str, access: base.Access | None = None, credentials_file: Path | str = ""
 ) -> gcs.GcsSource:
-    location = base.Location(
+    location = locations.Gcs(
         endpoint=endpoint, access=access or base.Access(), credentials_file=str(credentials_file)
     )
     return gcs.source(location, threading.Event())

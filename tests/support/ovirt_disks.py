@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cdi_worker.sources import base
+from cdi_worker.sources.ovirt import locations
 from cdi_worker.sources.ovirt import source as imageio
 from tests.support import engine as engine_module
 from tests.support import reading, tls
@@ -37,13 +38,13 @@ class Place:
         engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
         engine.flat = engine.mute = False
 
-    def location(self, current: str = "", previous: str = "", disk: str = "disk") -> base.Location:
+    def location(self, current: str = "", previous: str = "", disk: str = "disk") -> locations.Imageio:
         access = base.Access(
             user=engine_module.USER,
             password=engine_module.PASSWORD,
             ca_files=(str(self.authority.certificate),),
         )
-        return base.Location(self.engine.url, access, disk_id=disk, current=current, previous=previous)
+        return locations.Imageio(self.engine.url, access, disk_id=disk, current=current, previous=previous)
 
     def source(self, *checkpoints: str, patience: imageio.Patience = QUICK) -> imageio.ImageioSource:
         return imageio.ImageioSource(self.location(*checkpoints), threading.Event(), patience)

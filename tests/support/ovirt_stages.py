@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import cdi_worker
+from cdi_worker.sources.ovirt import locations
 from tests.support import engine as engine_module
 from tests.support import engine_states, imageiod, tls
 
@@ -50,7 +51,7 @@ class Place:
             password=engine_module.PASSWORD,
             ca_files=(str(self.authority.certificate),),
         )
-        location = cdi_worker.Location(
+        location = locations.Imageio(
             self.engine.url, access, disk_id=chain.disk, current=current, previous=previous
         )
         return cdi_worker.Request(

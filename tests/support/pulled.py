@@ -6,6 +6,7 @@ import random
 import threading
 
 from cdi_worker.sources import base
+from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import reading, registries
 from tests.support.containers import Image
@@ -16,7 +17,7 @@ OTHER = b"other" * 1000
 
 
 def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
-    return registry.source(base.Location(endpoint, guarded.access(), **more), threading.Event())
+    return registry.source(locations.Registry(endpoint, guarded.access(), **more), threading.Event())
 
 
 def read(source: base.Source) -> bytes:

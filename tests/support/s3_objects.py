@@ -9,7 +9,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import s3
+from cdi_worker.sources.objects import locations, s3
 from tests.support import misbehave, objectservers
 
 DATA = random.Random(11).randbytes(3 * 1024 * 1024 + 17)
@@ -18,7 +18,7 @@ READER = base.Access(user=objectservers.READER[0], password=objectservers.READER
 
 
 def opened(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
-    return s3.source(base.Location(endpoint=endpoint, access=access, region=region), threading.Event())
+    return s3.source(locations.S3(endpoint=endpoint, access=access, region=region), threading.Event())
 
 
 def refusal(endpoint: str, access: base.Access = ADMIN) -> str:

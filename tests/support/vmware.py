@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi_worker.sources import base
+from cdi_worker.sources.vmware import locations
 from tests.support import processes, tls
 
 REPOSITORY = Path(__file__).parents[2]
@@ -108,9 +109,9 @@ class Estate:
     def file(self, number: int) -> str:
         return f"[LocalDS_0] vm/{self.content(number).name}"
 
-    def location(self, **changes: Any) -> base.Location:
+    def location(self, **changes: Any) -> locations.Vddk:
         access = base.Access(user=USER, password=PASSWORD)
-        made = base.Location(
+        made = locations.Vddk(
             f"https://localhost:{self.port}/sdk",
             access,
             uuid=INSTANCE_UUID,

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import gcs
+from cdi_worker.sources.objects import gcs, locations
 from tests.support import gcs_objects, misbehave, objectservers, processes, proxy, reading, tls
 
 TOKEN = "ya29.a-token-of-the-tests"
@@ -141,7 +141,7 @@ def test_a_silent_token_service_keeps_no_cancel_waiting(tmp_path: Path) -> None:
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = service_account(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/token")
-        location = base.Location("gs://b/o", credentials_file=str(file))
+        location = locations.Gcs("gs://b/o", credentials_file=str(file))
         with pytest.raises(errors.Cancelled):
             gcs.source(location, cancel).__enter__()
     assert time.monotonic() - began < 10
@@ -176,10 +176,10 @@ def test_an_unusable_credentials_file(tmp_path: Path, text: str, fault: str) -> 
 READ = """
 import os, sys, threading, hashlib
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import gcs
+from cdi_worker.sources.objects import gcs, locations
 from cdi_worker.sources.web import session
 access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
-with gcs.source(base.Location(endpoint=sys.argv[1], access=access), threading.Event()) as source:
+with gcs.source(locations.Gcs(endpoint=sys.argv[1], access=access), threading.Event()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 

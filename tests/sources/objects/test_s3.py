@@ -75,9 +75,10 @@ def test_given_keys_need_no_boto3(store: objectservers.Store) -> None:
     """Its import takes longer than many an import of a disk waits for its first byte."""
     store.put("some", b"x" * 1000)
     script = (
-        "import sys\nfrom cdi_worker.sources import base\nfrom cdi_worker.sources.objects import s3\n"
+        "import sys\nfrom cdi_worker.sources import base\n"
+        "from cdi_worker.sources.objects import locations, s3\n"
         "access = base.Access(user=sys.argv[2], password=sys.argv[3])\n"
-        "with s3.S3Source(base.Location(sys.argv[1], access)) as source: print(source.size)\n"
+        "with s3.S3Source(locations.S3(sys.argv[1], access)) as source: print(source.size)\n"
         "assert 'botocore' in sys.modules and 'boto3' not in sys.modules"
     )
     keys = (objectservers.ACCESS_KEY, objectservers.SECRET_KEY)

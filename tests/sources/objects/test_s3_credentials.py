@@ -13,8 +13,8 @@ from tests.support import misbehave, objectservers, processes, s3_objects
 READ = """
 import sys, threading, hashlib
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import s3
-with s3.source(base.Location(endpoint=sys.argv[1]), threading.Event()) as source:
+from cdi_worker.sources.objects import locations, s3
+with s3.source(locations.S3(endpoint=sys.argv[1]), threading.Event()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 
@@ -66,12 +66,12 @@ STOPPED = """
 import sys, threading, time
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import s3
+from cdi_worker.sources.objects import locations, s3
 cancel = threading.Event()
 threading.Timer(1, cancel.set).start()
 began = time.monotonic()
 try:
-    s3.source(base.Location(endpoint=sys.argv[1]), cancel).__enter__()
+    s3.source(locations.S3(endpoint=sys.argv[1]), cancel).__enter__()
 except errors.Cancelled:
     print(time.monotonic() - began, flush=True)
     import os
@@ -105,9 +105,9 @@ def test_no_secret_is_logged(server: misbehave.Server) -> None:
 import logging, sys, threading
 logging.basicConfig(level=logging.DEBUG)
 from cdi_worker.sources import base
-from cdi_worker.sources.objects import s3
+from cdi_worker.sources.objects import locations, s3
 access = base.Access(user="AKID", password="the-secret", session_token="the-token")
-location = base.Location(endpoint=sys.argv[1], access=access)
+location = locations.S3(endpoint=sys.argv[1], access=access)
 with s3.source(location, threading.Event()) as source:
     print(location, source, source.name, file=sys.stderr)
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.sources import base
+from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, processes, reading, registries, tls, worker
 from tests.support.containers import Entry, Image
@@ -26,7 +26,7 @@ SECOND = Image((containers.titled(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
 
 
 def read(endpoint: str, **more: str) -> bytes:
-    with registry.source(base.Location(endpoint, **more), threading.Event()) as source:
+    with registry.source(locations.Registry(endpoint, **more), threading.Event()) as source:
         data = reading.drained(source.stream())
         source.verify()
         return data
@@ -35,7 +35,7 @@ def read(endpoint: str, **more: str) -> bytes:
 def test_one_image(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     assert read(f"oci-archive:{path}") == DISK
-    location = base.Location(f"oci-archive:{path}")
+    location = locations.Registry(f"oci-archive:{path}")
     assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
 
 

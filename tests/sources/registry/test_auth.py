@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.registry import auth
+from cdi_worker.sources.registry import auth, locations
 from cdi_worker.sources.registry import reference as oci_reference
 from cdi_worker.sources.registry import source as registry
 from cdi_worker.sources.registry.auth import Credentials
@@ -171,7 +171,7 @@ def by_token(
 
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
-    with registry.source(base.Location(endpoint, access, **more), threading.Event()) as source:
+    with registry.source(locations.Registry(endpoint, access, **more), threading.Event()) as source:
         data = reading.drained(source.stream())
         source.verify()
     return len(data)
@@ -225,7 +225,7 @@ def test_a_token_that_expires_while_reading(authority: tls.Authority, tmp_path: 
     image = containers.Image((containers.layer(*containers.disk(data), compression=""),))
     with by_token(authority, tmp_path, lifetime=2) as (served, tokens):
         served.push("team/large", image)
-        location = base.Location(served.reference("team/large"), served.access())
+        location = locations.Registry(served.reference("team/large"), served.access())
         with registry.source(location, threading.Event()) as source:
             before = len(tokens.issued)
             threading.Event().wait(LATE)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.sources import base
+from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, pulled, registries
 from tests.support.containers import Entry, Image
@@ -21,7 +21,7 @@ def test_digest(guarded: registries.Registry) -> None:
     index = containers.index(containers.on(image.manifest, "s390x"))
     guarded.push_manifest("digest", index, "index")
     for target, digest in ((":latest", expected), (f"@{expected}", expected), (":index", index.digest)):
-        location = base.Location(guarded.reference("digest", target), guarded.access())
+        location = locations.Registry(guarded.reference("digest", target), guarded.access())
         assert registry.digest(location, threading.Event()) == digest
 
 
@@ -72,7 +72,7 @@ def test_missing_blobs(guarded: registries.Registry) -> None:
 
 
 def test_an_unknown_authority(guarded: registries.Registry) -> None:
-    location = base.Location(guarded.reference("r"), guarded.access(ca_files=()))
+    location = locations.Registry(guarded.reference("r"), guarded.access(ca_files=()))
     with pytest.raises(errors.Unreachable, match="certificate verify failed"):
         registry.source(location, threading.Event()).__enter__()
     guarded.push("r", Image((containers.layer(*containers.disk(pulled.DISK)),)))

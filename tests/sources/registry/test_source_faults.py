@@ -11,7 +11,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.registry import documents
+from cdi_worker.sources.registry import documents, locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, misbehave, reading
 from tests.support.containers import Image
@@ -49,7 +49,7 @@ def endpoint(server: misbehave.Server, target: str = "") -> str:
 
 
 def pull(server: misbehave.Server, access: base.Access | None = None, target: str = "") -> bytes:
-    location = base.Location(endpoint(server, target), access or base.Access(insecure=True))
+    location = locations.Registry(endpoint(server, target), access or base.Access(insecure=True))
     with registry.source(location, threading.Event()) as source:
         data = reading.drained(source.stream())
         source.verify()
@@ -215,7 +215,7 @@ def test_foreign_layers(server: misbehave.Server) -> None:
 
 def test_digest_without_the_header(server: misbehave.Server) -> None:
     """The digest is calculated where the registry does not state it, or states nonsense."""
-    location = base.Location(endpoint(server), base.Access(insecure=True))
+    location = locations.Registry(endpoint(server), base.Access(insecure=True))
     stated = "sha256:" + "1" * 64
     with server:
         for header, digest in (
@@ -231,7 +231,7 @@ def test_digest_without_the_header(server: misbehave.Server) -> None:
 
 
 def test_digest_without_head(server: misbehave.Server) -> None:
-    location = base.Location(endpoint(server), base.Access(insecure=True))
+    location = locations.Registry(endpoint(server), base.Access(insecure=True))
     with server:
         server.serve(MANIFEST, page(IMAGE.manifest, head=405))
         assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
@@ -245,7 +245,7 @@ def test_cancel_while_waiting(server: misbehave.Server) -> None:
     with server:
         serve(server)
         server.serve(blob_path(LAYER), dataclasses.replace(BUSY, headers={"Retry-After": "60"}))
-        location = base.Location(endpoint(server), base.Access(insecure=True))
+        location = locations.Registry(endpoint(server), base.Access(insecure=True))
         threading.Timer(0.2, cancel.set).start()
         with pytest.raises(errors.Cancelled):
             registry.source(location, cancel).__enter__()

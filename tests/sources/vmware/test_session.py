@@ -13,8 +13,8 @@ pytest.importorskip("pyVmomi")
 
 from cdi_worker import errors
 from cdi_worker.sources import base
+from cdi_worker.sources.vmware import locations, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
-from cdi_worker.sources.vmware import session
 from tests.support import processes, vmware
 
 MiB = 1 << 20
@@ -109,7 +109,7 @@ def test_a_thumbprint_comes_in_any_form(estate: vmware.Estate) -> None:
 
 
 def test_nobody_is_there() -> None:
-    location = base.Location(f"https://localhost:{processes.free_port()}", thumbprint="AB" * 20)
+    location = locations.Vddk(f"https://localhost:{processes.free_port()}", thumbprint="AB" * 20)
     with pytest.raises(errors.Transient, match="refused"):
         session.Session(location)
 

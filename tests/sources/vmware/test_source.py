@@ -42,7 +42,8 @@ import sys
 sys.modules["pyVmomi"] = None
 import cdi_worker
 from cdi_worker import errors
-location = cdi_worker.Location("https://localhost", uuid="u", backing_file="f", vddk_libdir=sys.argv[1])
+from cdi_worker.sources.vmware import locations
+location = locations.Vddk("https://localhost", uuid="u", backing_file="f", vddk_libdir=sys.argv[1])
 try:
     cdi_worker.run(cdi_worker.Request(source="vddk", location=location, target=f"{sys.argv[1]}/disk.img"))
 except errors.MissingExtra as err:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import socket
 import ssl
 import sys
@@ -19,6 +18,8 @@ import requests
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.sources import base, wire
+from cdi_worker.sources.ovirt import locations as ovirt
+from cdi_worker.sources.vmware import locations as vmware
 from cdi_worker.sources.web import connections, http
 from tests.support import misbehave, processes, proxy, reading, tls
 
@@ -74,9 +75,10 @@ def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> N
             url, access = "http://far.invalid/o", base.Access(http_proxy=f"http://127.0.0.1:{port}")
         source = "http" if kind in {"https", "proxy"} else kind
         location = cdi_worker.Location(url, access)
-        if kind in {"imageio", "vddk"}:
-            location = dataclasses.replace(location, disk_id="d", uuid="u", backing_file="f")
-            location = dataclasses.replace(location, vddk_libdir=str(tmp_path))
+        if kind == "imageio":
+            location = ovirt.Imageio(url, access, disk_id="d")
+        if kind == "vddk":
+            location = vmware.Vddk(url, access, uuid="u", backing_file="f", vddk_libdir=str(tmp_path))
             (tmp_path / "lib64").mkdir()
             (tmp_path / "lib64/libvixDiskLib.so").touch()
         wanted = cdi_worker.Request(source=source, location=location, target=str(tmp_path / "disk.img"))

@@ -9,7 +9,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from cdi_worker.sources.web import nodepull
+from cdi_worker.sources.web import locations, nodepull
 from tests.support import misbehave, proxy
 
 DATA = bytes(range(256)) * 16
@@ -19,9 +19,10 @@ def pulled(
     server: misbehave.Server, tmp_path: Path, name: str = "fedora.raw", access: base.Access | None = None
 ) -> nodepull.NodePullSource:
     (tmp_path / "ready").write_text(name)
-    location = base.Location(
+    location = locations.Http(
         server.url("/disk.img"),
         access or base.Access(),
+        pull_method="node",
         ready_file=str(tmp_path / "ready"),
         done_file=str(tmp_path / "done"),
     )
@@ -33,7 +34,9 @@ def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server,
     assert nodepull.READY_PATIENCE > 600
     server.serve("/fedora.raw", misbehave.Page(DATA))
     ready = tmp_path / "late"
-    location = base.Location(server.url("/disk.img"), ready_file=str(ready), done_file=str(tmp_path / "done"))
+    location = locations.Http(
+        server.url("/disk.img"), ready_file=str(ready), done_file=str(tmp_path / "done")
+    )
     with pytest.raises(errors.Unreachable, match="late: no ready file within 1 s"):
         nodepull.NodePullSource(location, threading.Event(), 1.0).__enter__()
     threading.Timer(0.5, ready.write_text, ("fedora.raw",)).start()

@@ -12,14 +12,15 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.sources import base, local
+from cdi_worker.sources import base
+from cdi_worker.sources.local import file
 from tests.support import devices, vmdk_stream
 
 MIB = 1 << 20
 
 
-def opened(path: Path, cancel: threading.Event | None = None) -> local.LocalSource:
-    return local.source(base.Location(str(path)), cancel or threading.Event())
+def opened(path: Path, cancel: threading.Event | None = None) -> file.LocalSource:
+    return file.source(base.Location(str(path)), cancel or threading.Event())
 
 
 def wanted(path: Path, target: Path) -> cdi_worker.Request:
@@ -90,4 +91,4 @@ def test_cancel_ends_the_wait_for_a_pipe(tmp_path: Path, sent: int | None) -> No
 
 def test_a_path_has_no_zero_byte() -> None:
     with pytest.raises(errors.RequestError, match="zero byte"):
-        local.source(base.Location("file:///tmp/%00x"), threading.Event())
+        file.source(base.Location("file:///tmp/%00x"), threading.Event())

@@ -1,0 +1,128 @@
+"""Commands whose options sources declare (``sources.fields``).
+
+These are made when one of them is given, or help is asked for: start-up is part of every import, and most
+name no such option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdi_worker import errors
+
+if TYPE_CHECKING:
+    from cdi_worker.sources import fields, kind
+
+FILE = click.Path(exists=True, dir_okay=False)
+
+
+def typed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a click type that parses with ``parse`` and is shown as ``name``."""
+
+    def convert(value: str) -> Any:
+        try:
+            return parse(value)
+        except (errors.RequestError, ValueError) as err:
+            raise click.BadParameter(str(err)) from err
+
+    convert.__name__ = name
+    return convert
+
+
+def given(context: click.Context) -> Mapping[str, Any]:
+    """Return the values of the late options that a command was given, by option."""
+    found: Mapping[str, Any] = context.meta.get(_key(context), {})
+    return found
+
+
+class LateOption(click.Option):
+    """An option of sources. ``kinds``: their names."""
+
+    def __init__(self, option: str, **settings: Any) -> None:
+        super().__init__([option], expose_value=False, callback=_keep, **settings)
+        self.option = option
+        self.kinds: list[str] = []
+
+
+class Command(click.Command):
+    """A command about a source."""
+
+    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+        """Make the option of a field; None where this command has none."""
+        if not field.option:
+            return None
+        if field.flag:
+            return LateOption(field.option, is_flag=True, help=field.help)
+        form = FILE if field.file else field.parse if field.parse is str else typed("text", field.parse)
+        shown = default if isinstance(default, str) and default else None
+        return LateOption(field.option, type=form, default=shown, show_default=True, help=field.help)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for search in ("own", "installed"):
+            try:
+                return super().parse_args(ctx, list(args))
+            except click.NoSuchOption:
+                self._extend(search)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for search in ("own", "installed"):
+            self._extend(search)
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                title = f"Options of {', '.join(param.kinds)}" if isinstance(param, LateOption) else "Options"
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+
+    def _extend(self, search: str) -> None:
+        """Add the options of our own, or of all installed kinds."""
+        from cdi_worker import sources
+
+        found: Iterable[kind.Kind] = getattr(sources, search)()
+        known = {name: param for param in self.params for name in param.opts}
+        for each in found:
+            for field, default in each.table.values():
+                option = known.get(field.option) or self.offer(field, default)
+                if isinstance(option, LateOption):
+                    if field.option not in known:
+                        known[field.option] = option
+                        self.params.append(option)
+                    if each.name not in option.kinds:
+                        option.kinds.append(each.name)
+
+
+class MountCommand(Command):
+    """A command that finds folders of sources where a pod has them, or where it is told."""
+
+    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+        if not field.mount or field.key:
+            return None
+        return LateOption(field.option, default=field.mount, show_default=True, help=field.help)
+
+
+class PodGroup(Command, click.Group):
+    """The command without a sub-command, which runs a pod's role: mounts are where it is told."""
+
+    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+        if not field.mount:
+            return None
+        return LateOption(field.option, default=field.mount, show_default=True, help=field.help)
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    if isinstance(option, LateOption) and value is not None:
+        context.meta.setdefault(_key(context), {})[option.option] = value
+    return value
+
+
+def _key(context: click.Context) -> str:
+    # Contexts of sub-commands share what their parents keep.
+    return f"{__name__} {context.command_path}"

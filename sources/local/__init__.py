@@ -1,0 +1,17 @@
+"""Files, devices and pipes of this machine, other volumes, and no source at all."""
+
+from __future__ import annotations
+
+from cdi_worker.sources import kind
+
+KINDS = (
+    kind.Kind(
+        "local",
+        source=f"{__name__}.file:source",
+        location=f"{__name__}.locations:Local",
+        schemes=("", "file"),
+        archives=True,
+    ),
+    kind.Kind("volume", source=f"{__name__}.volume:source", location=f"{__name__}.locations:Local"),
+    kind.Kind("none", source=f"{__name__}.blank:source", location=f"{__name__}.locations:Nowhere"),
+)

@@ -1,0 +1,29 @@
+"""Where a container image is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from cdi_worker.sources import base, fields
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Registry(base.Location):
+    """``docker://host/repository[:tag|@digest]`` or ``oci-archive:PATH[:tag]``.
+
+    ``auth_file``: a Docker configuration file with credentials for registries.
+    """
+
+    #: Such a folder may hold other files (containers-certs.d(5)).
+    certificates: ClassVar[tuple[str, ...]] = (".crt", ".pem")
+
+    architecture: str = fields.field(
+        env="IMPORTER_REGISTRY_IMAGE_ARCHITECTURE",
+        option="--architecture",
+        help="Platform of a container image [default: this machine's].",
+        key="platform.architecture",
+    )
+    auth_file: str = fields.field(
+        option="--auth-file", help="Docker configuration file with registry credentials.", file=True
+    )

@@ -1,0 +1,32 @@
+"""Where a disk on a web server is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from cdi_worker.sources import base, fields
+
+
+def _method(text: str) -> str:
+    if text not in {"pod", "node"}:
+        raise ValueError(f"{text!r} is neither pod nor node")
+    return text
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Http(base.Location):
+    """A URL. With ``pull_method`` ``node`` another container of the pod serves the disk.
+
+    ``ready_file``, ``done_file``: the handshake with that container (contract, Node pull).
+    """
+
+    pull_method: str = fields.field("pod", env="IMPORTER_PULL_METHOD", parse=_method)
+    ready_file: str = fields.field(env="IMPORTER_READY_FILE")
+    done_file: str = fields.field(env="IMPORTER_DONE_FILE")
+
+    def faults(self) -> Iterator[str]:
+        yield from base.Location.faults(self)
+        if self.pull_method == "node":
+            needed = {"IMPORTER_READY_FILE": self.ready_file, "IMPORTER_DONE_FILE": self.done_file}
+            yield from (f"{name} is needed for a node pull" for name, value in needed.items() if not value)

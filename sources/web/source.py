@@ -1,0 +1,20 @@
+"""The source of ``IMPORTER_SOURCE=http``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cdi_worker.sources import base
+    from cdi_worker.sources.web import locations
+
+
+def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
+    """Return the source of a URL, or of the disk that the node pulls where the location says so."""
+    if location.pull_method == "node":
+        from cdi_worker.sources.web import nodepull
+
+        return nodepull.NodePullSource(location, cancel)
+    from cdi_worker.sources.web import http
+
+    return http.HttpSource(location.endpoint, location.access)
