@@ -97,6 +97,25 @@ def test_the_limit_is_the_last_byte_allowed(tmp_path: Path) -> None:
         bring(tmp_path / "disk.img", Bytes(disk_like(5 * MiB + 1)), 5 * MiB)
 
 
+def test_runs_follow_one_another(tmp_path: Path) -> None:
+    data = disk_like(MiB)
+    with target.open(tmp_path / "disk.img", None) as disk:
+        runs = iter([8 * MiB, memoryview(data), memoryview(b"x" * 512), 3 * MiB])
+        size = copy.copy_runs(runs, disk, limit=12 * MiB + 512, cancel=threading.Event())
+        disk.commit()
+    assert size == 12 * MiB + 512
+    assert (tmp_path / "disk.img").read_bytes() == bytes(8 * MiB) + data + b"x" * 512 + bytes(3 * MiB)
+    assert (tmp_path / "disk.img").stat().st_blocks * 512 < 2 * MiB
+
+
+@pytest.mark.parametrize("last", [1 << 62, memoryview(b"x" * 512)], ids=["hole", "data"])
+def test_a_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memoryview) -> None:
+    with devices.loop(tmp_path, 2 * MiB) as device:
+        with target.open(device, None) as disk, pytest.raises(errors.TooLarge):
+            copy.copy_runs(iter([MiB, last]), disk, limit=MiB + 511, cancel=threading.Event())
+        assert device.read_bytes()[MiB:] == devices.DIRT * MiB
+
+
 def test_endless_bytes_end_at_the_limit(tmp_path: Path) -> None:
     with pytest.raises(errors.TooLarge):
         bring(tmp_path / "disk.img", Endless(), 10 * MiB)
