@@ -120,7 +120,7 @@ def _table(
     if found != magic or count > _MAX_ENTRIES:
         raise facts.refuse("vhdx", "header", f"the table at byte {offset} is damaged")
     rows = struct.iter_unpack(entry, view.at(offset + header.size, count * _ENTRY))
-    table = {guid: (place, length, flags) for guid, place, length, flags in rows}
+    table = {guid: (offset, length, flags) for guid, offset, length, flags in rows}
     if len(table) != count:
         raise facts.refuse("vhdx", "header", f"the table at byte {offset} has an entry twice")
     return table

@@ -242,8 +242,8 @@ def archive_path(name: bytes) -> tuple[str, ...]:
     return parts
 
 
-def symlink(target: bytes, place: tuple[str, ...]) -> str:
-    """Return what the symlink at ``place`` says, if that leads nowhere outside. Raises ``errors.Refused``.
+def symlink(target: bytes, path: tuple[str, ...]) -> str:
+    """Return what the symlink at ``path`` says, if that leads nowhere outside. Raises ``errors.Refused``.
 
     Only its beginning may go up, through the real directories that it is in: after a name, which may
     be another symlink, ``..`` can be anywhere.
@@ -252,15 +252,15 @@ def symlink(target: bytes, place: tuple[str, ...]) -> str:
     parts = [part for part in text.split("/") if part not in {"", "."}]
     ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     if not text or text.startswith("/") or len(target) > _MAX_PATH:
-        raise refused("link", place, f"is a symlink to {text[:200]!r}")
-    if ups > len(place) - 1 or ".." in parts[ups:]:
-        raise refused("link", place, f"is a symlink to {text[:200]!r}, which may lead outside")
+        raise refused("link", path, f"is a symlink to {text[:200]!r}")
+    if ups > len(path) - 1 or ".." in parts[ups:]:
+        raise refused("link", path, f"is a symlink to {text[:200]!r}, which may lead outside")
     return text
 
 
-def refused(rule: str, place: tuple[str, ...], reason: str) -> errors.Refused:
+def refused(rule: str, path: tuple[str, ...], reason: str) -> errors.Refused:
     """Make the error of a rule about an entry."""
-    return errors.Refused(format="tar", rule=rule, reason=f"{'/'.join(place)[:200]!r} {reason}")
+    return errors.Refused(format="tar", rule=rule, reason=f"{'/'.join(path)[:200]!r} {reason}")
 
 
 def _decode(name: bytes) -> str:

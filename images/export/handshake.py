@@ -34,7 +34,7 @@ class Gone(Exception):
     """The client left, or broke the protocol so that nothing it says can be understood."""
 
 
-class Stream:
+class Connection:
     """Both sides of a connection: one thread receives, any sends whole messages."""
 
     def __init__(self, accepted: socket.socket) -> None:
@@ -73,56 +73,56 @@ class Stream:
             self._socket.close()
 
 
-def run(stream: Stream, size: int, longest: int) -> None:
+def negotiate(connection: Connection, size: int, longest: int) -> None:
     """Agree on the export of ``size`` bytes with reads of up to ``longest``; raise ``Gone`` if not."""
-    stream.send(_INIT_MAGIC, _OPTION_MAGIC, struct.pack(">H", _FIXED_NEWSTYLE | _NO_ZEROES))
-    (flags,) = struct.unpack(">I", stream.receive(4))
+    connection.send(_INIT_MAGIC, _OPTION_MAGIC, struct.pack(">H", _FIXED_NEWSTYLE | _NO_ZEROES))
+    (flags,) = struct.unpack(">I", connection.receive(4))
     if flags & ~(_FIXED_NEWSTYLE | _NO_ZEROES):
         raise Gone
     for _ in range(_MOST_OPTIONS):
-        magic, option, length = _OPTION.unpack(stream.receive(_OPTION.size))
+        magic, option, length = _OPTION.unpack(connection.receive(_OPTION.size))
         if magic != _OPTION_MAGIC or length > _LONGEST_OPTION:
             raise Gone
-        data = stream.receive(length)
+        data = connection.receive(length)
         if option == _EXPORT_NAME:
-            _export_name(stream, data, size, zeroes=not flags & _NO_ZEROES)
+            _export_name(connection, data, size, zeroes=not flags & _NO_ZEROES)
             return
-        if _answer(stream, option, data, (size, longest)):
+        if _answer(connection, option, data, (size, longest)):
             return
     raise Gone
 
 
-def _export_name(stream: Stream, name: bytes, size: int, *, zeroes: bool) -> None:
+def _export_name(connection: Connection, name: bytes, size: int, *, zeroes: bool) -> None:
     # The old way into transmission has no answer for an unknown name but to hang up.
     if name:
         raise Gone
-    stream.send(struct.pack(">QH", size, _flags()), bytes(124 if zeroes else 0))
+    connection.send(struct.pack(">QH", size, _flags()), bytes(124 if zeroes else 0))
 
 
-def _answer(stream: Stream, option: int, data: bytes, export: tuple[int, int]) -> bool:
+def _answer(connection: Connection, option: int, data: bytes, export: tuple[int, int]) -> bool:
     """Answer one option; True: transmission begins."""
     if option == _ABORT:
-        _reply(stream, option, _ACK)
+        _reply(connection, option, _ACK)
         raise Gone
     if option == _LIST:
         if data:
-            _reply(stream, option, _INVALID)
+            _reply(connection, option, _INVALID)
         else:
-            _reply(stream, option, _SERVER, struct.pack(">I", 0))
-            _reply(stream, option, _ACK)
+            _reply(connection, option, _SERVER, struct.pack(">I", 0))
+            _reply(connection, option, _ACK)
         return False
     if option not in {_INFO, _GO}:
-        _reply(stream, option, _UNSUPPORTED)
+        _reply(connection, option, _UNSUPPORTED)
         return False
     name = _name(data)
     if name is None or name:
-        _reply(stream, option, _INVALID if name is None else _UNKNOWN)
+        _reply(connection, option, _INVALID if name is None else _UNKNOWN)
         return False
     size, longest = export
-    _reply(stream, option, _REPLY_INFO, struct.pack(">HQH", _INFO_EXPORT, size, _flags()))
+    _reply(connection, option, _REPLY_INFO, struct.pack(">HQH", _INFO_EXPORT, size, _flags()))
     # Any alignment is served: formats have tables and ends anywhere.
-    _reply(stream, option, _REPLY_INFO, struct.pack(">HIII", _INFO_BLOCK_SIZE, 1, 4096, longest))
-    _reply(stream, option, _ACK)
+    _reply(connection, option, _REPLY_INFO, struct.pack(">HIII", _INFO_BLOCK_SIZE, 1, 4096, longest))
+    _reply(connection, option, _ACK)
     return option == _GO
 
 
@@ -137,8 +137,8 @@ def _name(data: bytes) -> bytes | None:
     return data[4 : 4 + length] if len(data) == 6 + length + 2 * requests else None
 
 
-def _reply(stream: Stream, option: int, kind: int, data: bytes = b"") -> None:
-    stream.send(_REPLY.pack(_REPLY_MAGIC, option, kind, len(data)), data)
+def _reply(connection: Connection, option: int, kind: int, data: bytes = b"") -> None:
+    connection.send(_REPLY.pack(_REPLY_MAGIC, option, kind, len(data)), data)
 
 
 def _flags() -> int:

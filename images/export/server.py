@@ -109,7 +109,7 @@ class Export:
     def _serve(self, connection: _Connection) -> None:
         # Whatever goes wrong with a client ends that client only.
         with contextlib.suppress(handshake.Gone, OSError):
-            handshake.run(connection, self._size, LONGEST)
+            handshake.negotiate(connection, self._size, LONGEST)
             while True:
                 self._request(connection)
         connection.close()
@@ -152,7 +152,7 @@ class Export:
             return errno.EIO, ()
 
 
-class _Connection(handshake.Stream):
+class _Connection(handshake.Connection):
     """One client: requests come in one thread, replies go out whole from any."""
 
     def reply(self, cookie: int, error: int, data: Sequence[memoryview] = ()) -> None:

@@ -103,24 +103,24 @@ class Staging:
 
 def _merge(source: pathlib.Path, target: pathlib.Path) -> None:
     for path in sorted(source.iterdir()):
-        place = target / path.name
+        final = target / path.name
         try:
-            path.rename(place)
+            path.rename(final)
         except OSError as err:
             if err.errno not in _IN_THE_WAY:
                 raise
-            _make_room(path, place)
+            _make_room(path, final)
 
 
-def _make_room(path: pathlib.Path, place: pathlib.Path) -> None:
+def _make_room(path: pathlib.Path, final: pathlib.Path) -> None:
     """Move ``path`` to a place that is taken: into a directory, or instead of a file."""
-    if not stat.S_ISDIR(place.lstat().st_mode):
-        place.unlink()
-        path.rename(place)
+    if not stat.S_ISDIR(final.lstat().st_mode):
+        final.unlink()
+        path.rename(final)
     elif stat.S_ISDIR(path.lstat().st_mode):
-        _merge(path, place)
+        _merge(path, final)
     else:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(final))
 
 
 @contextlib.contextmanager

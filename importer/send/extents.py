@@ -25,7 +25,7 @@ TRIED = 4
 #: The longest run of zeros told at once: progress shall be seen.
 LONGEST_ZERO = 1 << 30
 
-Wire = Generator["bytes | memoryview", None, None]
+Chunks = Generator["bytes | memoryview", None, None]
 
 
 class Mark(NamedTuple):
@@ -92,7 +92,7 @@ class Device(sender.Stream):
         self._marks = collections.deque([Mark(len(clone.MAGIC), 0, clone.Encoder(TRIED))], KEPT)
         self._first = self._marks[0]
 
-    def wire(self, offset: int) -> Wire:
+    def chunks(self, offset: int) -> Chunks:
         """Yield what follows ``offset``; see ``send.sender.Stream``."""
         while self._marks and self._marks[-1].sent > offset:
             # What was not received may be sent in another way.
@@ -104,7 +104,7 @@ class Device(sender.Stream):
         parts = self._from(mark) if at else itertools.chain([clone.MAGIC], self._from(mark))
         yield from _after(parts, offset - at)
 
-    def _from(self, mark: Mark) -> Wire:
+    def _from(self, mark: Mark) -> Chunks:
         encoder, sent = mark.encoder.copy(), mark.sent
         zeros, marked = 0, mark.offset
         for part in self._device.pieces(mark.offset):
@@ -150,20 +150,20 @@ class Directory(sender.Stream):
 
     length = None
 
-    def __init__(self, place: str, shown: progress.Progress, *, sparse: bool) -> None:
-        self._place = place
+    def __init__(self, path: str, shown: progress.Progress, *, sparse: bool) -> None:
+        self._path = path
         self._shown = shown
         self._sparse = sparse
         self._told = 0
 
-    def wire(self, offset: int) -> Wire:
+    def chunks(self, offset: int) -> Chunks:
         """Yield what follows ``offset``; see ``send.sender.Stream``."""
         yield from _after(itertools.chain([clone.MAGIC], self._records()), offset)
 
-    def _records(self) -> Wire:
+    def _records(self) -> Chunks:
         encoder, total = clone.Encoder(), 0
         buffer = memoryview(bytearray(volume.CHUNK))
-        with contextlib.closing(gnu_tar.Reader(self._place, sparse=self._sparse)) as tar:
+        with contextlib.closing(gnu_tar.Reader(self._path, sparse=self._sparse)) as tar:
             while count := tar.readinto(buffer):
                 data = buffer[:count]
                 if directio.is_zero(data):
@@ -177,7 +177,7 @@ class Directory(sender.Stream):
         yield encoder.end()
 
 
-def _after(parts: Iterable[bytes | memoryview], skip: int) -> Wire:
+def _after(parts: Iterable[bytes | memoryview], skip: int) -> Chunks:
     """Pass over the first ``skip`` bytes."""
     for part in parts:
         if skip < len(part):

@@ -63,7 +63,7 @@ class File(upload_sender.Stream):
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def wire(self, offset: int) -> Generator[memoryview, None, None]:
+    def chunks(self, offset: int) -> Generator[memoryview, None, None]:
         """Yield what follows ``offset``; the buffer is used again."""
         buffer = memoryview(bytearray(PIECE))
         while offset < self.length:
@@ -104,7 +104,7 @@ def send(wanted: Wanted, shown: progress.Progress, cancel: retry.Cancel) -> None
             sender.send(file, offset or 0)
         else:
             log.info("one request: the server offers no other way url=%r", client.url)
-            pieces = file.wire(0) if promised is None else _verified(file, promised)
+            pieces = file.chunks(0) if promised is None else _verified(file, promised)
             body = upload_client.Body(pieces, file.length)
             answer = client.ask("POST", client.path, more, body)
             if not answer.is_good:
@@ -115,7 +115,7 @@ def send(wanted: Wanted, shown: progress.Progress, cancel: retry.Cancel) -> None
 def _verified(file: File, promised: checksum.Checksum) -> Iterator[memoryview]:
     """Yield the file, but its end only if it is what was promised: CDI's servers compare no checksums."""
     digest, left = checksum.Hash(promised), file.length
-    for piece in file.wire(0):
+    for piece in file.chunks(0):
         digest.update(piece)
         left -= len(piece)
         if not left:

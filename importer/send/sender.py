@@ -31,7 +31,7 @@ class Stream(abc.ABC):
     length: int | None
 
     @abc.abstractmethod
-    def wire(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:
+    def chunks(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:
         """Yield what follows ``offset``, each piece valid until the next."""
 
 
@@ -94,7 +94,7 @@ class Sender:
         length = None if stream.length is None else stream.length - offset
         try:
             # A request that breaks leaves its stream half-way, perhaps with a program behind it.
-            with contextlib.closing(stream.wire(offset)) as pieces:
+            with contextlib.closing(stream.chunks(offset)) as pieces:
                 body = upload_client.Body(pieces, length)
                 answer = self.client.ask("PATCH", self.path, headers, body)
         except errors.Transient as err:

@@ -36,7 +36,7 @@ class Settings:
 
     url: str
     kind: str
-    place: str
+    path: str
     owner_uid: str = ""
     preallocation: bool = False
     authority: str = dataclasses.field(default="", repr=False)
@@ -56,7 +56,7 @@ def read(env: Mapping[str, str]) -> Settings:
     settings = Settings(
         url=env.get("UPLOAD_URL", ""),
         kind=MODES.get(mode.lower(), ""),
-        place=env.get("MOUNT_POINT", ""),
+        path=env.get("MOUNT_POINT", ""),
         owner_uid=env.get("OWNER_UID", ""),
         preallocation=reading.boolean("PREALLOCATION"),
         authority=env.get("SERVER_CA_CERT", ""),
@@ -116,10 +116,10 @@ def send_extents(
     if not sender.begin(None):
         raise errors.UploadFailed(url=client.url, reason="the server does not keep to what it has offered")
     if settings.kind == headers.FILESYSTEM:
-        shown.phase("transfer", occupied(settings.place))
-        sender.send(extents.Directory(settings.place, shown, sparse=not settings.preallocation))
+        shown.phase("transfer", occupied(settings.path))
+        sender.send(extents.Directory(settings.path, shown, sparse=not settings.preallocation))
         return
-    with volume.Volume(settings.place) as device:
+    with volume.Volume(settings.path) as device:
         shown.phase("transfer", device.size)
         sender.send(extents.Device(device, shown))
 
@@ -129,13 +129,13 @@ def plain(settings: Settings, shown: progress.Progress) -> Iterator[Iterator[mem
     """Yield the pieces of what upstream's receiver unpacks: the device's bytes, or a tar."""
     with contextlib.ExitStack() as stack:
         if settings.kind == headers.BLOCK:
-            device = stack.enter_context(volume.Volume(settings.place))
+            device = stack.enter_context(volume.Volume(settings.path))
             shown.phase("transfer", device.size)
             yield _whole(device, shown)
         else:
-            shown.phase("transfer", occupied(settings.place))
+            shown.phase("transfer", occupied(settings.path))
             tar = stack.enter_context(
-                contextlib.closing(gnu_tar.Reader(settings.place, sparse=not settings.preallocation))
+                contextlib.closing(gnu_tar.Reader(settings.path, sparse=not settings.preallocation))
             )
             yield _archive(tar, shown)
 

@@ -78,9 +78,9 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
             settings = volume.Settings("", volume.MODES[mode], place)
             parts = snappy.frames(stack.enter_context(volume.plain(settings, shown)))
         elif mode == "block":
-            parts = extents.Device(stack.enter_context(devices.Volume(place)), shown).wire(0)
+            parts = extents.Device(stack.enter_context(devices.Volume(place)), shown).chunks(0)
         else:
-            parts = extents.Directory(place, shown, sparse=True).wire(0)
+            parts = extents.Directory(place, shown, sparse=True).chunks(0)
         return b"".join(bytes(part) for part in parts)
 
 

@@ -198,11 +198,11 @@ def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: flo
     with volume.Volume(str(original)) as device:
         stream = clone_stream.Device(device, progress.NullProgress())
         stream.step = 2 * MIB
-        first = b"".join(bytes(part) for part in stream.wire(0))
+        first = b"".join(bytes(part) for part in stream.chunks(0))
         for cut in (0, 15, 16, 17, *range(1, len(first), 250_007), len(first)):
             stream._pays.encoded(clone_stream.STEP, 0, 1.0)
             stream._pays.sent(1, sending)
-            rest = b"".join(bytes(part) for part in stream.wire(cut))
+            rest = b"".join(bytes(part) for part in stream.chunks(cut))
             runs = extents.Decoder(readers.Bytes(first[:cut] + rest), ahead.buffers)
             assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
             first = first[:cut] + rest
