@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cdi_worker import contract, errors, execute, metrics, progress, report, request, sources
+from cdi_worker import contract, errors, execute, metrics, plan, progress, report, request, sources
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base, fields
 
@@ -45,7 +45,7 @@ def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) ->
     with metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as told:
         result = execute.run(wanted, progress.Several(progress.Lines(sys.stderr), told), cancel)
     return report.complete(
-        blank=wanted.source == "none",
+        blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,
         labels=result.labels,
         vddk_info=result.vddk_info,
