@@ -31,7 +31,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 # -- killed at any point, and run again ----------------------------------------------------------------
 
 WORKER = """
-import sys, time, importer
+import sys, time, cdi_worker
 from cdi_worker import progress
 from cdi_worker.sources.ovirt import locations
 kind, endpoint, user, password, ca, disk, current, previous, target, scratch = sys.argv[1:]

@@ -168,7 +168,7 @@ def test_bytes_that_are_not_the_stored_ones_are_no_disk(
 
 
 IMPORT = """
-import json, sys, importer
+import json, sys, cdi_worker
 kind, url, target, user, password = sys.argv[1:]
 location = cdi_worker.Location(url, cdi_worker.Access(user=user, password=password))
 options = cdi_worker.FetchOptions(connections=2, chunk=64 * 1024)

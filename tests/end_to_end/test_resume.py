@@ -27,7 +27,7 @@ DATA = random.Random(7).randbytes(SIZE)
 OPTIONS = fetch.Options(connections=2, chunk=MIB, no_progress=20)
 
 WORKER = """
-import sys, importer
+import sys, cdi_worker
 from cdi_worker.images.engine import fetch
 cdi_worker.run(cdi_worker.Request(
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
