@@ -62,7 +62,7 @@ def test_an_error_that_passes_is_outlasted(tmp_path: Path) -> None:
 # -- killed at any moment --------------------------------------------------------------------------
 
 STAGE = """
-import sys, importer
+import sys, cdi_worker
 from cdi_worker.sources.vmware import locations
 port, libdir, thumbprint, uuid, file, user, password, previous, current, target = sys.argv[1:]
 location = locations.Vddk(
