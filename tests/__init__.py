@@ -1,1 +1,1 @@
-"""The tests, and the servers, devices and disks that they need."""
+"""Tests, with the servers, devices and disks they need in ``support``."""

@@ -1,4 +1,4 @@
-"""Fixtures that every test file shares, and the count of needs that this machine does not meet."""
+"""Fixtures shared by all tests, and the count of skipped tests."""
 
 from __future__ import annotations
 
@@ -33,25 +33,27 @@ from tests.support import disks as disks_module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--no-skips`` and ``--image``."""
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep everything in one folder on a disk, and remove it with what killed programs left.
+    """Keep all temporary files in one folder on a disk, and remove it with what killed programs left.
 
-    Debian 13 has /tmp in memory: its writes count nowhere, and it has no room for large disks.
+    On Debian 13 /tmp is in memory: writes to it are not counted as I/O, and large disks do not fit.
     """
     if "TMPDIR" not in os.environ:
-        # For our own process, which has looked at its environment already, and for those that it starts.
+        # For this process, which has already read its environment, and for the programs it starts.
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="cdi-tests-", dir="/var/tmp")
         Path(tempfile.tempdir).chmod(0o755)
-        # Shorter than pytest's choice: a socket's path has 108 bytes.
+        # Shorter than pytest's choice: the path of a unix socket is limited to 108 bytes.
         config.option.basetemp = config.option.basetemp or f"{tempfile.tempdir}/t"
         config.add_cleanup(functools.partial(shutil.rmtree, tempfile.tempdir, ignore_errors=True))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Collect the tests of the container image only with ``--image``."""
     of_image = re.fullmatch(r"test_image(_\w+)?\.py", collection_path.name)
     is_left_out = of_image and not config.getoption("--image")
     return True if is_left_out else None
@@ -60,17 +62,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Name long bytes by their argument.
 
-    gzip writes the time into them, and names must be the same in every process that collects.
+    gzip writes the time into them, and the IDs must be the same in every process that collects.
     """
     return argname if isinstance(val, bytes) and len(val) > 16 else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the number of skipped tests."""
     count = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"needs not met: {count} tests skipped")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if tests were skipped and ``--no-skips`` is given."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter else []
     if skipped and session.config.getoption("--no-skips") and session.exitstatus == pytest.ExitCode.OK:
@@ -79,13 +83,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def disks(tmp_path_factory: pytest.TempPathFactory) -> disks_module.Disks:
-    """Share the disks of this run, each made when first asked for."""
+    """Return the cache of disks of this run."""
     return disks_module.Disks(tmp_path_factory.mktemp("disks"))
 
 
 @pytest.fixture(scope="session")
 def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
-    """Serve every disk of this run by an nginx with nothing special about it."""
+    """Serve the cache of disks by an nginx with default settings."""
     with servers.nginx(tmp_path_factory.mktemp("nginx"), disks.directory) as server:
         yield server
 
@@ -94,7 +98,7 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
 def seaweed(
     certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[objectservers.Store]:
-    """Share an S3 server, whose certificate for https is of the authority of ``certificates``."""
+    """Run SeaweedFS as an S3 server, with a certificate from the authority of ``certificates``."""
     with objectservers.seaweed(tmp_path_factory.mktemp("seaweed"), certificates.authority.issue()) as store:
         yield store
 
@@ -103,7 +107,7 @@ def seaweed(
 def guarded(
     certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[registries.Registry]:
-    """Share a registry with passwords, and TLS by the authority of ``certificates``."""
+    """Run a registry that requires a password, with TLS by the authority of ``certificates``."""
     directory, authority = tmp_path_factory.mktemp("registry"), certificates.authority
     with registries.registry(directory, authority=authority, password=True) as registry:
         yield registry
@@ -111,20 +115,21 @@ def guarded(
 
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Store]:
-    """Share an S3 server of odd answers."""
+    """Run rclone as an S3 server with unusual responses."""
     with objectservers.rclone(tmp_path_factory.mktemp("rclone")) as store:
         yield store
 
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Emulator]:
-    """Share a server that speaks as Google does."""
+    """Run an emulator of Google Cloud Storage."""
     with objectservers.emulator(tmp_path_factory.mktemp("emulator")) as store:
         yield store
 
 
 @pytest.fixture(scope="session")
 def ovirt_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_stages.Place]:
+    """Run an oVirt engine for migrations during the whole test run."""
     directory = tmp_path_factory.mktemp("ovirt")
     with engine.running(directory) as (running, authority):
         yield ovirt_stages.Place(running, authority, directory)
@@ -132,20 +137,21 @@ def ovirt_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_st
 
 @pytest.fixture
 def ovirt(ovirt_running: ovirt_stages.Place) -> ovirt_stages.Place:
-    """Share an oVirt engine for disks to be migrated, as it is when nothing is wrong."""
+    """Return an oVirt engine for migrations, reset to its normal behaviour."""
     ovirt_running.reset()
     return ovirt_running
 
 
 @pytest.fixture(scope="session")
 def ovirt_disk_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_disks.Place]:
+    """Run an oVirt engine with a disk during the whole test run."""
     with ovirt_disks.placed(tmp_path_factory.mktemp("ovirt"), local=False) as place:
         yield place
 
 
 @pytest.fixture
 def ovirt_disk(ovirt_disk_running: ovirt_disks.Place) -> Iterator[ovirt_disks.Place]:
-    """Share an oVirt engine with a disk, as it is when nothing is wrong."""
+    """Return an oVirt engine with a disk, reset to its normal behaviour; no disk may stay locked."""
     ovirt_disk_running.reset()
     yield ovirt_disk_running
     assert not ovirt_disk_running.engine.locked
@@ -153,21 +159,21 @@ def ovirt_disk(ovirt_disk_running: ovirt_disks.Place) -> Iterator[ovirt_disks.Pl
 
 @pytest.fixture(params=[512, 4096], ids=["block512", "block4096"])
 def block(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Make a block device of 32 MiB, once with each sector size, filled with 0xFF."""
+    """Make a block device of 32 MiB filled with 0xFF, once with each sector size."""
     with devices.loop(tmp_path, 32 << 20, sector=request.param) as device:
         yield device
 
 
 @pytest.fixture
 def server() -> Iterator[misbehave.Server]:
-    """Run a server that does what a test tells it to."""
+    """Run the misbehaving HTTP server."""
     with misbehave.Server() as running:
         yield running
 
 
 @pytest.fixture
 def pod(tmp_path: Path) -> worker.Pod:
-    """Make an importer's pod with a file-system volume and the http source."""
+    """Return an importer pod with a file-system volume and the http source."""
     return worker.Pod(tmp_path / "pod", env={"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0"})
 
 
@@ -180,20 +186,20 @@ def device(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def node_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the program as the image has it."""
+    """Build the node pull server as in the image."""
     return node_servers.compiled(tmp_path_factory.mktemp("static"))
 
 
 @pytest.fixture
 def empty_node(tmp_path: Path, node_program: Path) -> Iterator[node_servers.Container]:
-    """Make a container that holds no disk yet."""
+    """Return a root directory for the node pull server, without a disk."""
     with contextlib.closing(node_servers.container(tmp_path / "root", node_program)) as made:
         yield made
 
 
 @pytest.fixture
 def node(empty_node: node_servers.Container) -> node_servers.Container:
-    """Serve a disk."""
+    """Run the node pull server with a disk."""
     empty_node.put("disk.img")
     empty_node.serve()
     return empty_node
@@ -201,25 +207,25 @@ def node(empty_node: node_servers.Container) -> node_servers.Container:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
-    """Share an authority, and the pairs of an upload server and its client."""
+    """Issue the certificates of an upload server and its client."""
     return uploads.certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
-    """Make a disk to clone."""
+    """Write a disk to clone."""
     return clones.content(tmp_path / "original")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make the content of a file system to clone."""
+    """Create a file-system volume to clone."""
     return clones.folder(tmp_path / "volume")
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """Make a directory for what has to be kept for a while."""
+    """Create an empty scratch directory."""
     path = tmp_path / "scratch"
     path.mkdir()
     return path
@@ -227,7 +233,7 @@ def scratch(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def image(request: pytest.FixtureRequest) -> str:
-    """Return the name of the image that ``make test-image`` has built."""
+    """Return the name of the container image built by ``make test-image``."""
     name = request.config.getoption("--image")
     if name is None:
         pytest.skip("needs --image")
@@ -236,14 +242,14 @@ def image(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def container(image: str, tmp_path: Path) -> pods.Pod:
-    """Make an importer's pod in a container, with a file-system volume and the http source."""
+    """Return an importer pod in a container, with a file-system volume and the http source."""
     env = {"IMPORTER_SOURCE": "http", "FILESYSTEM_OVERHEAD": "0", "OWNER_UID": "1-2"}
     return pods.Pod(tmp_path / "pod", image, env=env)
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> contract.Paths:
-    """Return the places of a pod with nothing but an empty file-system volume."""
+    """Return the paths of a pod with an empty file-system volume and nothing else."""
     (tmp_path / "data").mkdir()
     log = str(tmp_path / "termination-log")
     return contract.Paths(
@@ -253,5 +259,5 @@ def paths(tmp_path: Path) -> contract.Paths:
 
 @pytest.fixture
 def disk(paths: contract.Paths) -> Path:
-    """Return where the disk will be."""
+    """Return the path of the disk to be written."""
     return Path(paths.data, "disk.img")

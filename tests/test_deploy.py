@@ -1,16 +1,15 @@
-"""The kustomize component, applied to the operator's deployment as CDI's releases have it."""
+"""The kustomize component, applied to the operator's deployment as in CDI's releases."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.support import kubernetes_models
+from tests.support import kubernetes_models, repository
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = repository.ROOT / "deploy"
 #: The variables of cdi-operator in release 1.65.
 VARIABLES = (
     "CONTROLLER_IMAGE", "IMPORTER_IMAGE", "CLONER_IMAGE", "OVIRT_POPULATOR_IMAGE", "APISERVER_IMAGE",
@@ -19,23 +18,24 @@ VARIABLES = (
 
 
 def load(name: str) -> Any:
+    """Return a YAML document below ``deploy``."""
     return yaml.safe_load((DEPLOY / name).read_text())
 
 
-def replaced(value: Any, path: list[str], new: str) -> None:
-    """Set one field as kustomize's replacements do: ``[name=x]`` chooses from a list."""
+def set_field(value: Any, path: list[str], new: str) -> None:
+    """Set a field as kustomize's replacements do: ``[name=x]`` selects an item of a list."""
     step, *rest = path
-    chosen: Any = step
+    key: Any = step
     if found := re.fullmatch(r"\[name=(.+)\]", step):
-        chosen = next(index for index, item in enumerate(value) if item["name"] == found[1])
+        key = next(index for index, item in enumerate(value) if item["name"] == found[1])
     if rest:
-        replaced(value[chosen], rest, new)
+        set_field(value[key], rest, new)
     else:
-        assert chosen in value
-        value[chosen] = new
+        assert key in value
+        value[key] = new
 
 
-def test_worker_images_and_no_others() -> None:
+def test_component_replaces_only_worker_images() -> None:
     container = {"name": "cdi-operator", "env": [{"name": name, "value": "theirs"} for name in VARIABLES]}
     labels = {"name": "cdi-operator"}
     operator = {
@@ -52,14 +52,14 @@ def test_worker_images_and_no_others() -> None:
         for target in replacement["targets"]:
             assert target["select"] == {"kind": "Deployment", "name": operator["metadata"]["name"]}
             for path in target["fieldPaths"]:
-                replaced(operator, path.split("."), image)
+                set_field(operator, path.split("."), image)
     assert kubernetes_models.faults(operator) == []
-    ours = {item["name"] for item in container["env"] if item["value"] == image}
-    assert ours == {"IMPORTER_IMAGE", "UPLOAD_SERVER_IMAGE", "CLONER_IMAGE"}
+    replaced_variables = {item["name"] for item in container["env"] if item["value"] == image}
+    assert replaced_variables == {"IMPORTER_IMAGE", "UPLOAD_SERVER_IMAGE", "CLONER_IMAGE"}
 
 
-def test_nothing_of_ours_goes_to_the_cluster() -> None:
-    """No account, no role: the one object is local to kustomize."""
+def test_component_adds_no_objects_to_the_cluster() -> None:
+    """The only resource is local to kustomize; there is no service account or role."""
     assert load("worker/kustomization.yaml")["resources"] == ["image.yaml"]
     assert load("worker/image.yaml")["metadata"]["annotations"] == {
         "config.kubernetes.io/local-config": "true"

@@ -1,4 +1,4 @@
-"""The image's lock file holds what the project asks for."""
+"""requirements.lock covers all requirements of the project."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import tomllib
 
 from packaging import requirements, utils
 
-from tests.support import worker
+from tests.support import repository
 
 
-def test_every_requirement_is_locked() -> None:
-    """A dependency that is new or raised needs `make lock`."""
-    project = tomllib.loads((worker.ROOT / "pyproject.toml").read_text())["project"]
-    text = (worker.ROOT / "requirements.lock").read_text()
+def test_lock_file_satisfies_every_requirement() -> None:
+    """Run ``make lock`` after adding or raising a dependency."""
+    project = tomllib.loads((repository.ROOT / "pyproject.toml").read_text())["project"]
+    text = (repository.ROOT / "requirements.lock").read_text()
     locked = dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, re.MULTILINE))
     extras = project["optional-dependencies"].values()
-    wanted = [
+    required = [
         requirements.Requirement(line) for lines in (project["dependencies"], *extras) for line in lines
     ]
-    for each in wanted:
-        name = utils.canonicalize_name(each.name)
+    for requirement in required:
+        name = utils.canonicalize_name(requirement.name)
         if name != project["name"]:
             assert name in locked, f"make lock: {name}"
-            assert each.specifier.contains(locked[name]), f"make lock: {each}"
+            assert requirement.specifier.contains(locked[name]), f"make lock: {requirement}"
 
 
-def test_every_locked_file_has_a_hash() -> None:
-    text = (worker.ROOT / "requirements.lock").read_text()
+def test_lock_file_has_hash_for_every_package() -> None:
+    text = (repository.ROOT / "requirements.lock").read_text()
     for block in re.split(r"^(?=[\w])", text, flags=re.MULTILINE)[1:]:
         assert "--hash=sha256:" in block, block

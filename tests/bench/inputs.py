@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.support import devices, processes
+from tests.support import devices, processes, repository
 
 GIB = 1 << 30
 #: Bytes of real files on the disk.
@@ -31,7 +31,7 @@ FORMS = {
 def bytecode() -> None:
     """Compile our modules, as pip does: where Python is kept from it, its compiler would be measured."""
     for package in ("importer", "sources", "formats", "images", "scratch"):
-        compileall.compile_dir(Path(__file__).parents[2] / package, quiet=1)
+        compileall.compile_dir(repository.ROOT / package, quiet=1)
 
 
 def disk(directory: Path, size: int = 2 * GIB, data: int = DATA) -> Path:

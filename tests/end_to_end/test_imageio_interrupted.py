@@ -16,10 +16,8 @@ import pytest
 
 import cdi_worker
 from cdi_worker.images import target as target_module
-from tests.support import devices, imageiod, oracle, ovirt_stages, processes
+from tests.support import devices, imageiod, oracle, ovirt_stages, processes, repository
 from tests.support import engine as engine_module
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=["file", 512, 4096])
@@ -58,7 +56,7 @@ def kill(wanted: cdi_worker.Request, phase: str, when: Callable[[], object]) -> 
         where.disk_id, where.current, where.previous, wanted.target, wanted.scratch or "",
     ]  # fmt: skip
     command = [sys.executable, "-c", WORKER, *argv]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(command, cwd=repository.ROOT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         for line in worker.stdout:
             if line.strip() == phase:
@@ -220,7 +218,7 @@ def pod(
         **env,
     }
     count = len(ovirt.engine.transfers)
-    with subprocess.Popen(argv, cwd=REPOSITORY, env=env, stderr=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(argv, cwd=repository.ROOT, env=env, stderr=subprocess.PIPE, text=True) as worker:
         if stop:
             begun = ovirt.engine.transfers
             processes.wait_for(lambda: len(begun) > count and begun[-1].admitted, "a transfer")

@@ -16,11 +16,10 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, meters, misbehave, objectservers, oracle, processes
+from tests.support import devices, meters, misbehave, objectservers, oracle, processes, repository
 from tests.support import disks as disks_module
 
 KEYS = cdi_worker.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
-REPOSITORY = Path(__file__).parents[2]
 Put = objectservers.Store | objectservers.Emulator
 
 
@@ -185,7 +184,7 @@ def test_a_killed_worker_goes_on(place: Place, disks: disks_module.Disks, tmp_pa
     target = tmp_path / "disk.img"
     keys = (KEYS.user, KEYS.password) if place.kind == "s3" else ("", "")
     argv = [sys.executable, "-c", IMPORT, place.kind, place.url, str(target), *keys]
-    first = subprocess.Popen(argv, cwd=REPOSITORY)
+    first = subprocess.Popen(argv, cwd=repository.ROOT)
     try:
         processes.wait_for(lambda: place.server.sent(place.path) > len(disk) * 3 // 4, "most of it", 60)
     finally:
@@ -193,7 +192,7 @@ def test_a_killed_worker_goes_on(place: Place, disks: disks_module.Disks, tmp_pa
         first.wait()
     oracle.unusable(target)
     serve(place, disk, last=good)
-    again = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    again = subprocess.run(argv, cwd=repository.ROOT, capture_output=True, text=True, timeout=60, check=True)
     told = json.loads(again.stdout)
     oracle.same(target, disks.raw("dense"))
     assert told["resumed"] > 0
@@ -209,7 +208,7 @@ def pod(directory: Path, **env: str) -> tuple[int, str]:
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={directory}", f"--scratch-dir={scratch}"]
     argv += [f"--termination-log={message}", f"--block-device={scratch}"]
     done = subprocess.run(
-        argv, cwd=REPOSITORY, env={"PATH": os.environ["PATH"], "NO_GCE_CHECK": "true", **env},
+        argv, cwd=repository.ROOT, env={"PATH": os.environ["PATH"], "NO_GCE_CHECK": "true", **env},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert objectservers.SECRET_KEY not in done.stderr + done.stdout

@@ -12,11 +12,10 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import containers, devices, oracle, registries
+from tests.support import containers, devices, oracle, registries, repository
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
-REPOSITORY = Path(__file__).parents[2]
 #: What has to be whole before it can be converted goes through scratch.
 SPOOLED = frozenset({"vdi", "vhd", "vhdx"})
 
@@ -159,7 +158,7 @@ def cli(guarded: registries.Registry, *arguments: str, **env: str) -> subprocess
     argv = [sys.executable, "-m", "cdi_worker", *arguments, "--ca-file", str(guarded.authority.certificate)]
     secret = {"PATH": "/usr/bin:/bin", "IMPORTER_SECRET_KEY": registries.PASSWORD, **env}
     return subprocess.run(
-        argv, env=secret, cwd=REPOSITORY, timeout=60, check=False, capture_output=True, text=True
+        argv, env=secret, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
     )
 
 

@@ -16,12 +16,11 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import containers, meters, misbehave, oracle, processes, registries
+from tests.support import containers, meters, misbehave, oracle, processes, registries, repository
 from tests.support import disks as disks_module
 from tests.support.containers import Image
 
 MIB = 1 << 20
-REPOSITORY = Path(__file__).parents[2]
 
 
 MANIFEST = "/v2/r/manifests/latest"
@@ -145,7 +144,7 @@ def test_as_a_pod(guarded: registries.Registry, disks: disks_module.Disks, tmp_p
     }
     argv, given, message = pod(tmp_path, data, **env)
     done = subprocess.run(
-        argv, env=given, cwd=REPOSITORY, timeout=60, check=False, capture_output=True, text=True
+        argv, env=given, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(message.read_text()) == {
@@ -159,7 +158,7 @@ def test_as_a_pod(guarded: registries.Registry, disks: disks_module.Disks, tmp_p
 
     argv, given, message = pod(tmp_path, data, **{**env, "IMPORTER_SECRET_KEY": "wr0ng"})
     done = subprocess.run(
-        argv, env=given, cwd=REPOSITORY, timeout=60, check=False, capture_output=True, text=True
+        argv, env=given, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert message.read_text().startswith("Unable to connect to registry data source: docker://localhost:")
@@ -181,7 +180,7 @@ def test_run_again_after_the_end_of_the_worker(
         serve(server, image, (good, 1), last=dataclasses.replace(good, drip=(64 * 1024, 0.1)))
         reference = f"docker://127.0.0.1:{server.port}/r"
         argv, env, message = pod(tmp_path, data, IMPORTER_ENDPOINT=reference, INSECURE_TLS="true")
-        first = subprocess.Popen(argv, env=env, cwd=REPOSITORY)
+        first = subprocess.Popen(argv, env=env, cwd=repository.ROOT)
         try:
             processes.wait_for(lambda: server.sent(path) > 2 << 20, "half of it", 60)
             first.send_signal(how)
@@ -191,7 +190,7 @@ def test_run_again_after_the_end_of_the_worker(
             first.wait()
         oracle.unusable(data / "disk.img")
         serve(server, image, last=good)
-        again = subprocess.run(argv, env=env, cwd=REPOSITORY, timeout=60, check=False)
+        again = subprocess.run(argv, env=env, cwd=repository.ROOT, timeout=60, check=False)
     assert again.returncode == 0, message.read_text()
     oracle.same(data / "disk.img", tmp_path / "expected")
 

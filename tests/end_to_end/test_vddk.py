@@ -17,11 +17,9 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, oracle, vmware, vmware_stages
+from tests.support import devices, oracle, repository, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +267,7 @@ def test_a_pod_migrates(estate: vmware.Estate, tmp_path: Path) -> None:
             "IMPORTER_FINAL_CHECKPOINT": "false",
         }
         done = subprocess.run(
-            argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60, check=False
+            argv, cwd=repository.ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
         )
         told = message.read_text()
         assert done.returncode == 0, told + done.stderr
@@ -279,7 +277,7 @@ def test_a_pod_migrates(estate: vmware.Estate, tmp_path: Path) -> None:
         vmware_stages.check(estate, tmp_path / "disk.img", stage)
     assert any(line.endswith(f"config={config}") for line in estate.said())
     env["IMPORTER_SECRET_KEY"] = "wrong"
-    done = subprocess.run(argv, cwd=REPOSITORY, env=env, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=repository.ROOT, env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1
     assert message.read_text().startswith("Unable to connect to vddk data source: https://localhost")
     assert "wrong user name or password" in message.read_text()

@@ -13,11 +13,9 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, oracle, processes, vmware, vmware_stages
+from tests.support import devices, oracle, processes, repository, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=["file", "block512", "block4096"])
@@ -51,7 +49,7 @@ def test_an_error_that_passes_is_outlasted(tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     with estate.running():
         argv = [sys.executable, "-c", STAGE, *arguments(estate, target, 0)]
-        with subprocess.Popen(argv, cwd=REPOSITORY) as running:
+        with subprocess.Popen(argv, cwd=repository.ROOT) as running:
             processes.wait_for(lambda: sum("Read 0+" in line for line in estate.said()) > 1, "a second try")
             del estate.settings["fail"]
             estate.save()
@@ -89,7 +87,7 @@ def test_a_kill_at_any_stage_costs_nothing_but_time(tmp_path: Path, target: Path
             argv = [sys.executable, "-c", STAGE, *arguments(estate, target, stage)]
             slow(estate, 100_000)
             before = reads(estate)
-            with subprocess.Popen(argv, cwd=REPOSITORY) as first:
+            with subprocess.Popen(argv, cwd=repository.ROOT) as first:
                 processes.wait_for(lambda before=before: reads(estate) > before, "a read")  # type: ignore[misc]
                 time.sleep(later)
                 first.kill()
@@ -106,7 +104,7 @@ def test_a_killed_copy_goes_on(tmp_path: Path) -> None:
     target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     with estate.running():
         with subprocess.Popen(
-            [sys.executable, "-c", STAGE, *arguments(estate, target, 0)], cwd=REPOSITORY
+            [sys.executable, "-c", STAGE, *arguments(estate, target, 0)], cwd=repository.ROOT
         ) as first:
             # The journal follows the last byte.
             processes.wait_for(lambda: part.exists() and part.stat().st_size > estate.size, "a journal")

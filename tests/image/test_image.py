@@ -1,7 +1,6 @@
-"""The image in real containers: every role, as a user without rights, with a pod's limits.
+"""The image in real containers: every role, as a user without privileges, with a pod's limits.
 
-Run by `make test-image`, which builds the image; `make test` leaves this file out, and those whose
-names begin so.
+Run by `make test-image`, which builds the image; `make test` skips all modules in this folder.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import pytest
 import yaml
 
 from tests.support import disks as disks_module
-from tests.support import objectservers, oracle, pods, processes, servers, vmware, worker
+from tests.support import objectservers, oracle, pods, processes, repository, servers, vmware, worker
 
 MiB = 1 << 20
 COMPLETE = '{"scratchSpaceRequired":false,"preallocationApplied":false,"message":"Import Complete"}'
-#: Unpacked, in MiB: what docs/image.md says, and a little.
+#: MiB unpacked: the figure in docs/image.md and some reserve.
 LARGEST = 300
 
 
@@ -29,7 +28,7 @@ LARGEST = 300
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])  # ranges, our reader, qemu-img
-def test_import_to_a_file(
+def test_import_writes_file(
     container: pods.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
     done = container.run("-v=3", "-alsologtostderr", IMPORTER_ENDPOINT=web.url(disks.image(variant)))
@@ -37,7 +36,7 @@ def test_import_to_a_file(
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "vhdx"])
-def test_import_to_a_device(
+def test_import_writes_device(
     container: pods.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
 ) -> None:
     with pods.device(tmp_path) as container.block:
@@ -45,9 +44,7 @@ def test_import_to_a_device(
         pods.check(container, done, COMPLETE, disks.expected(variant))
 
 
-def test_import_through_scratch_and_xz(
-    container: pods.Pod, web: servers.Web, disks: disks_module.Disks
-) -> None:
+def test_import_uses_scratch_and_xz(container: pods.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     container.has_scratch = True
     done = container.run(IMPORTER_ENDPOINT=web.url(disks.wrapped("vhdx", "xz")))
     pods.check(container, done, COMPLETE, disks.expected("vhdx"))
@@ -55,24 +52,26 @@ def test_import_through_scratch_and_xz(
 
 
 @pytest.mark.parametrize("user", ["107:107", "65534:4242", "1000660000:0"])
-def test_any_user(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks, user: str) -> None:
+def test_import_runs_as_any_user(
+    image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks, user: str
+) -> None:
     pod = pods.Pod(tmp_path / "pod", image, user=user, env={"IMPORTER_SOURCE": "http"})
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
     pods.check(pod, done, COMPLETE, disks.expected("vhdx"))
     assert disks.expected("vhdx").stat().st_size == pod.disk.stat().st_size
 
 
-def test_a_volume_over_opt(
+def test_import_works_with_volume_mounted_at_opt(
     container: pods.Pod, tmp_path: Path, web: servers.Web, disks: disks_module.Disks
 ) -> None:
-    """CDI's controllers mount the volume with VMware's library over all of it."""
+    """CDI's controllers mount the volume with VMware's library at /opt."""
     (tmp_path / "opt").mkdir()
     container.files = {tmp_path / "opt": "/opt"}
     done = container.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
     pods.check(container, done, COMPLETE, disks.expected("vhdx"))
 
 
-def test_names_of_upstream_and_no_shell(
+def test_upstream_commands_run_without_shell(
     container: pods.Pod, web: servers.Web, disks: disks_module.Disks
 ) -> None:
     container.files = {Path("/dev/null"): "/usr/bin/dash"}
@@ -83,19 +82,21 @@ def test_names_of_upstream_and_no_shell(
         pods.check(container, done, COMPLETE, disks.expected("vhdx"))
 
 
-def test_helpers_of_controllers(container: pods.Pod) -> None:
-    """What CDI starts from the importer's image besides imports."""
+def test_helper_programs_of_controllers_exist(container: pods.Pod) -> None:
+    """CDI runs other programs from the importer's image, too."""
     container.disk.write_bytes(bytes(4096))
     done = container.run("-image-path", "/data/disk.img", entrypoint="/usr/bin/cdi-image-size-detection")
     assert (done.returncode, container.message) == (0, "4096"), done.stderr
-    wanted = ("-ns", "a", "-cron", "b", "-url", "docker://localhost:1/x")
-    done = container.run(*wanted, entrypoint="/usr/bin/cdi-source-update-poller")
+    arguments = ("-ns", "a", "-cron", "b", "-url", "docker://localhost:1/x")
+    done = container.run(*arguments, entrypoint="/usr/bin/cdi-source-update-poller")
     assert (done.returncode, "KUBERNETES_SERVICE_HOST" in done.stderr) == (2, True)
 
 
-def test_job_of_a_manifest(image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks) -> None:
-    """What `cdi-worker manifest` prints, as a node would run it."""
-    example = (worker.ROOT / "tests/support/datavolumes/http.yaml").read_text()
+def test_job_from_manifest_imports_disk(
+    image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """Run the Job printed by `cdi-worker manifest` as a node would."""
+    example = (repository.DATAVOLUMES / "http.yaml").read_text()
     path = tmp_path / "dv.yaml"
     path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image("qcow2"))))
     _, job = yaml.safe_load_all(worker.run("manifest", path, "--image", image).output)
@@ -110,8 +111,8 @@ def test_job_of_a_manifest(image: str, tmp_path: Path, web: servers.Web, disks: 
     assert (done.returncode, "checksum mismatch" in pod.message) == (5, True)
 
 
-def test_more_than_the_memory(container: pods.Pod, tmp_path: Path) -> None:
-    """The page cache counts too; the disk is one and a half times what the pod has."""
+def test_disk_larger_than_memory_limit_is_imported(container: pods.Pod, tmp_path: Path) -> None:
+    """The page cache counts too; the disk is one and a half times the pod's memory limit."""
     root = tmp_path / "www"
     root.mkdir()
     piece = os.urandom(MiB)
@@ -125,7 +126,7 @@ def test_more_than_the_memory(container: pods.Pod, tmp_path: Path) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[str]:
-    """Serve a disk of 8 MiB for some seconds; its URL."""
+    """Serve a disk of 8 MiB at 256 KiB/s; its URL."""
     root = tmp_path / "www"
     root.mkdir()
     (root / "slow.img").write_bytes(os.urandom(8 * MiB))
@@ -133,7 +134,7 @@ def slow(tmp_path: Path) -> Iterator[str]:
         yield web.url("slow.img")
 
 
-def test_metrics_of_a_pod(container: pods.Pod, slow: str) -> None:
+def test_pod_serves_metrics(container: pods.Pod, slow: str) -> None:
     port = processes.free_port()
     with container.running(f"--metrics-port={port}", port=port, env={"IMPORTER_ENDPOINT": slow}):
         context = ssl.create_default_context()
@@ -142,17 +143,17 @@ def test_metrics_of_a_pod(container: pods.Pod, slow: str) -> None:
             assert 'kubevirt_cdi_import_progress_total{ownerUID="1-2"}' in answer.read().decode()
 
 
-def test_stopped_as_process_1(container: pods.Pod, slow: str) -> None:
+def test_sigterm_stops_process_1(container: pods.Pod, slow: str) -> None:
     port = processes.free_port()
     with container.running(f"--metrics-port={port}", port=port, env={"IMPORTER_ENDPOINT": slow}) as running:
-        running.terminate()  # podman hands it on
+        running.terminate()  # podman forwards the signal
         assert running.wait(20) == 1
     assert container.message == "Unable to process data: cancelled"
     oracle.unusable(container.disk)
 
 
-def test_s3(container: pods.Pod, disks: disks_module.Disks, tmp_path: Path) -> None:
-    """Amazon's library, without the descriptions that the image leaves out."""
+def test_s3_object_is_imported(container: pods.Pod, disks: disks_module.Disks, tmp_path: Path) -> None:
+    """boto3 works without the service descriptions that the image leaves out."""
     with objectservers.seaweed(tmp_path) as store:
         store.put("disk.qcow2", disks.image("qcow2").read_bytes())
         done = container.run(
@@ -164,8 +165,8 @@ def test_s3(container: pods.Pod, disks: disks_module.Disks, tmp_path: Path) -> N
     pods.check(container, done, COMPLETE, disks.expected("qcow2"))
 
 
-def test_vddk(image: str, tmp_path: Path) -> None:
-    """Nbdkit's plugin and a library of another system's, where nothing else is allowed."""
+def test_vddk_disk_is_imported(image: str, tmp_path: Path) -> None:
+    """Load nbdkit's VDDK plugin and a library from another distribution, read-only and unprivileged."""
     estate = vmware.Estate(tmp_path / "vmware", 16 * MiB)
     estate.take((0, os.urandom(MiB)), (9 * MiB, os.urandom(5000)))
     del estate.settings["log"]
@@ -183,24 +184,24 @@ def test_vddk(image: str, tmp_path: Path) -> None:
             IMPORTER_SECRET_KEY=vmware.PASSWORD,
         )
     assert done.returncode == 0, done.stderr
-    assert pod.told["vddkInfo"]["Version"]
+    assert pod.output["vddkInfo"]["Version"]
     oracle.same(pod.disk, estate.content(1))
 
 
-def test_the_limits_are_real(container: pods.Pod) -> None:
+def test_container_has_limits_and_read_only_root(container: pods.Pod) -> None:
     done = container.run("-c", "print(len(bytes(500 << 20)))", entrypoint="/usr/bin/python3")
     assert done.returncode == 0, done.stderr
     done = container.run("-c", "print(len(bytearray(b'x' * (700 << 20))))", entrypoint="/usr/bin/python3")
     assert done.returncode == 137
-    for place in ("/data/x", "/tmp/x", "/opt/x"):
-        done = container.run("-c", f"open({place!r}, 'w')", entrypoint="/usr/bin/python3")
-        assert (done.returncode == 0) == (place == "/data/x"), done.stderr
+    for path in ("/data/x", "/tmp/x", "/opt/x"):
+        done = container.run("-c", f"open({path!r}, 'w')", entrypoint="/usr/bin/python3")
+        assert (done.returncode == 0) == (path == "/data/x"), done.stderr
 
 
-# -- what is in it ---------------------------------------------------------------------------
+# -- contents of the image -------------------------------------------------------------------
 
 
-def test_labels_user_and_size(image: str) -> None:
+def test_image_has_labels_user_and_bounded_size(image: str) -> None:
     facts = json.loads(processes.run("podman", "image", "inspect", image).stdout)[0]
     assert facts["Config"]["User"] == "1001"
     assert facts["Config"]["Entrypoint"] == ["/usr/bin/cdi-worker"]
@@ -209,7 +210,7 @@ def test_labels_user_and_size(image: str) -> None:
     assert facts["Size"] < LARGEST * MiB
 
 
-#: What only one source or role needs is imported when it is used: nothing else would notice.
+#: Modules of a single source or role are imported on use: a missing one would go unnoticed.
 EVERYTHING = """
 import importlib, pkgutil
 import anycrc, boto3, google.cloud.storage, jsonschema, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
@@ -222,12 +223,12 @@ for service in ("s3", "sts", "sso", "sso-oidc"):
 """
 
 
-def test_everything_can_be_imported(container: pods.Pod) -> None:
+def test_all_modules_can_be_imported(container: pods.Pod) -> None:
     done = container.run("-c", EVERYTHING, entrypoint="/usr/lib/cdi-worker/bin/python3")
     assert done.returncode == 0, done.stderr
 
 
-def test_tools_are_there(container: pods.Pod) -> None:
+def test_tools_are_installed(container: pods.Pod) -> None:
     for command in (
         "qemu-img --version",
         "xz --version",
@@ -237,7 +238,7 @@ def test_tools_are_there(container: pods.Pod) -> None:
     ):
         tool, argument = command.split()
         assert container.run(argument, entrypoint=f"/usr/bin/{tool}").returncode == 0
-    told = container.run("vddk", "--dump-plugin", entrypoint="/usr/bin/nbdkit")
-    # The plugin is there; the library that it loads is VMware's, and is not.
-    assert "vddk" in told.stdout + told.stderr
-    assert "cannot open plugin" not in told.stderr
+    output = container.run("vddk", "--dump-plugin", entrypoint="/usr/bin/nbdkit")
+    # The plugin is installed; the library that it loads is VMware's and is not.
+    assert "vddk" in output.stdout + output.stderr
+    assert "cannot open plugin" not in output.stderr

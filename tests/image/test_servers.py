@@ -18,8 +18,10 @@ UPLOADED = '{"preallocationApplied":false,"message":"Upload Complete"}'
 CLONED = '{"preallocationApplied":false,"message":"Clone Complete"}'
 
 
-def test_node_pull(container: pods.Pod, image: str, disks: disks_module.Disks, tmp_path: Path) -> None:
-    """What the controllers do: copy the server to a shared folder, run it in the image of the disk."""
+def test_node_pull_imports_disk(
+    container: pods.Pod, image: str, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    """Copy the server to a shared folder and run it in the image of the disk, as the controllers do."""
     copied = container.run("/usr/bin/cdi-containerimage-server", "/shared/server", entrypoint="/usr/bin/cp")
     assert copied.returncode == 0, copied.stderr
     tree = tmp_path / "tree"
@@ -28,7 +30,7 @@ def test_node_pull(container: pods.Pod, image: str, disks: disks_module.Disks, t
     port = processes.free_port()
     files = ["-ready-file", "/shared/ready", "-done-file", "/shared/done"]
     with pods.image_of(tree, "localhost/cdi-worker-test-disk") as name:
-        beside = pods.Pod(
+        disk_pod = pods.Pod(
             tmp_path / "beside",
             name,
             user="107:1001",
@@ -36,7 +38,7 @@ def test_node_pull(container: pods.Pod, image: str, disks: disks_module.Disks, t
             env={"KUBEVIRT_IO_FOO_BAR": "1"},
         )
         arguments = ("-p", str(port), "-image-dir", "/disk", *files)
-        with beside.running(*arguments, port=port, entrypoint="/shared/server") as server:
+        with disk_pod.running(*arguments, port=port, entrypoint="/shared/server") as server:
             done = container.run(
                 IMPORTER_ENDPOINT=f"http://localhost:{port}/disk.img",
                 IMPORTER_PULL_METHOD="node",
@@ -53,10 +55,10 @@ def test_node_pull(container: pods.Pod, image: str, disks: disks_module.Disks, t
 
 
 @contextlib.contextmanager
-def receiving(
+def upload_server(
     pod: pods.Pod, certificates: uploads.Certificates
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run an upload server, whose key pair is mounted as a secret; gives its port, too."""
+    """Run an upload server with its key pair mounted as a Secret; yield the process and the port."""
     authority, server = certificates.authority, certificates.server
     pod.files = {authority.certificate: "/tls/ca", server.certificate: "/tls/crt", server.key: "/tls/key"}
     for path in pod.files:
@@ -79,7 +81,7 @@ def receiving(
 
 @pytest.fixture(params=["file", "device"])
 def target(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Iterator[pods.Pod]:
-    """Make an upload server's pod, with a volume of either kind."""
+    """Return an upload server's pod with a volume of either mode."""
     if request.param == "file":
         yield pods.Pod(tmp_path / "target", image)
     else:
@@ -87,8 +89,10 @@ def target(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Iterat
             yield pods.Pod(tmp_path / "target", image, block=block)
 
 
-def test_upload(target: pods.Pod, certificates: uploads.Certificates, disks: disks_module.Disks) -> None:
-    with receiving(target, certificates) as (server, port):
+def test_upload_writes_disk(
+    target: pods.Pod, certificates: uploads.Certificates, disks: disks_module.Disks
+) -> None:
+    with upload_server(target, certificates) as (server, port):
         context = certificates.context(certificates.client)
         connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=60)
         connection.request("POST", "/v1beta1/upload", disks.image("qcow2").read_bytes())
@@ -99,20 +103,20 @@ def test_upload(target: pods.Pod, certificates: uploads.Certificates, disks: dis
     pods.check(target, subprocess.CompletedProcess([], 0, "", ""), UPLOADED, disks.expected("qcow2"))
 
 
-def test_clone(
+def test_clone_writes_disk(
     target: pods.Pod,
     image: str,
     tmp_path: Path,
     certificates: uploads.Certificates,
     disks: disks_module.Disks,
 ) -> None:
-    """From a file-system volume to a volume of either kind."""
+    """Clone a file-system volume to a volume of either mode."""
     source = pods.Pod(tmp_path / "source", image)
     original = source.data / "disk.img"
     original.write_bytes(disks.raw().read_bytes())
     original.chmod(0o660)
     os.chown(original, 0, 1001)
-    with receiving(target, certificates) as (server, port):
+    with upload_server(target, certificates) as (server, port):
         done = source.run(
             "-v=3",
             entrypoint="/usr/bin/cloner_startup.sh",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import devices, misbehave, oracle, servers, tls, worker
+from tests.support import devices, misbehave, oracle, repository, servers, tls, worker
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -32,7 +32,7 @@ def test_the_version(tmp_path: Path) -> None:
     """A checkout runs as it is: in a folder with all packages, but for what an installation says of ours."""
     packages = [Path(path) for path in sys.path if path.endswith("-packages")]
     found = {path.name: path for folder in packages for path in folder.iterdir() if "cdi" not in path.name}
-    subprocess.run([worker.ROOT / "tools/tree", tmp_path / "tree"], check=True)
+    subprocess.run([repository.ROOT / "tools/tree", tmp_path / "tree"], check=True)
     for name, path in (found | {"cdi_worker": tmp_path / "tree/cdi_worker"}).items():
         (tmp_path / name).symlink_to(path)
     argv = [sys.executable, "-S", "-m", "cdi_worker", "--version"]

@@ -15,9 +15,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from tests.support import disks as disks_module
-from tests.support import misbehave, processes, servers
-
-ROOT = Path(__file__).parents[2]
+from tests.support import misbehave, processes, repository, servers
 
 
 class Recorder(cdi_worker.NullProgress):
@@ -61,13 +59,18 @@ def test_unknown_names_are_no_names() -> None:
 
 def test_the_page_of_the_library_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
     """The code of docs/library.md is run, with addresses of this machine put in."""
-    page = (ROOT / "docs" / "library.md").read_text()
+    page = (repository.ROOT / "docs" / "library.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
     code = code.replace("/var/lib/images/disk.img", str(tmp_path / "disk.img"))
     code = code.replace(', cdi_worker.Access(ca_files=("ca.pem",))', "")
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=repository.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert "qcow2" in done.stdout
     assert "place" in done.stdout

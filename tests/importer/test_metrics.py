@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import parser
 
 from cdi_worker import errors, metrics, progress
-from tests.support import misbehave, processes, worker
+from tests.support import misbehave, processes, repository, worker
 
 MiB = 1 << 20
 UID = "6a1f8a3e-77d7-4f0c-9a2b-0f7c1d1f4a11"
@@ -112,7 +112,7 @@ def test_missing_library_is_a_warning(pod: worker.Pod, server: misbehave.Server,
     (tmp_path / "prometheus_client.py").write_text("raise ImportError")
     page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
     url = server.serve("/disk.img", page)
-    done = pod.run(IMPORTER_ENDPOINT=url, PYTHONPATH=f"{tmp_path}:{worker.ROOT}")
+    done = pod.run(IMPORTER_ENDPOINT=url, PYTHONPATH=f"{tmp_path}:{repository.ROOT}")
     assert done.status == 0
     assert "pip install 'cdi-worker[metrics]'" in done.errors
 

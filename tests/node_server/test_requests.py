@@ -1,4 +1,4 @@
-"""The server of node pull against hostile and slow clients, under checks of memory."""
+"""The node pull server with hostile and slow clients, built with address sanitizer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.support import node_servers, processes
 
 
 @pytest.fixture(scope="session")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the program with checks of every access to memory."""
+def sanitized_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the server with address and undefined behaviour sanitizers."""
     flags = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
     return node_servers.compiled(tmp_path_factory.mktemp("checked"), CFLAGS=flags, LDFLAGS="")
 
 
 @pytest.fixture(scope="module")
-def sturdy(tmp_path_factory: pytest.TempPathFactory, checked: Path) -> Iterator[int]:
-    """Serve with checks of memory; the port. A fault would be said on standard error."""
+def sanitized_port(tmp_path_factory: pytest.TempPathFactory, sanitized_program: Path) -> Iterator[int]:
+    """Run the server with sanitizers and yield its port; no error may be printed."""
     directory = tmp_path_factory.mktemp("sturdy")
     (directory / "disk").mkdir()
     (directory / "disk/disk.img").write_bytes(node_servers.DATA)
@@ -33,7 +33,7 @@ def sturdy(tmp_path_factory: pytest.TempPathFactory, checked: Path) -> Iterator[
     arguments += ["-ready-file", str(directory / "ready"), "-done-file", str(directory / "done")]
     log = directory / "log"
     with processes.running(
-        [checked, *arguments],
+        [sanitized_program, *arguments],
         log=log,
         ready=(directory / "ready").exists,
         env={"ASAN_OPTIONS": "detect_leaks=0"},
@@ -91,8 +91,8 @@ HOST = b"Host: x\r\n"
         (b"GET /" + b"%41" * 5_000 + b" HTTP/1.1\r\n" + HOST, 404),
     ],
 )
-def test_odd_requests(sturdy: int, text: bytes, status: int) -> None:
-    answer = node_servers.say(sturdy, text + b"\r\n")
+def test_malformed_request_gets_error_status(sanitized_port: int, text: bytes, status: int) -> None:
+    answer = node_servers.say(sanitized_port, text + b"\r\n")
     assert node_servers.status_of(answer) == status
     assert b"root:" not in answer
     if 400 <= status != 404:
@@ -110,30 +110,33 @@ HEADERS = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=40), st.lists(HEADERS, max_size=5), st.booleans())
 def test_any_request_is_answered_or_dropped(
-    sturdy: int, line: bytes, headers: list[bytes], sane: bool
+    sanitized_port: int, line: bytes, headers: list[bytes], sane: bool
 ) -> None:
     first = b"GET /disk.img HTTP/1.1" if sane else line
-    answer = node_servers.say(sturdy, b"\r\n".join([first, b"Host: x", *headers]) + b"\r\n\r\n")
+    answer = node_servers.say(sanitized_port, b"\r\n".join([first, b"Host: x", *headers]) + b"\r\n\r\n")
     assert not answer or node_servers.status_of(answer) in {200, 206, 400, 404, 405, 413, 416, 505}
-    assert node_servers.status_of(node_servers.say(sturdy, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+    assert (
+        node_servers.status_of(node_servers.say(sanitized_port, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n"))
+        == 200
+    )
 
 
-def test_half_a_request(sturdy: int) -> None:
-    assert node_servers.say(sturdy, b"GET /disk.img HT") == b""
+def test_incomplete_request_is_dropped(sanitized_port: int) -> None:
+    assert node_servers.say(sanitized_port, b"GET /disk.img HT") == b""
 
 
-def test_slow_clients_keep_nobody_waiting(sturdy: int) -> None:
+def test_slow_clients_do_not_block_others(sanitized_port: int) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(10):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", sturdy)))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", sanitized_port)))
             client.sendall(b"GET /disk.img HTTP/1.1\r\n")
         started = time.monotonic()
-        assert node_servers.ask(sturdy, "/disk.img").body == node_servers.DATA
-        assert time.monotonic() - started < 12  # their time-out is 20 s
+        assert node_servers.ask(sanitized_port, "/disk.img").body == node_servers.DATA
+        assert time.monotonic() - started < 12  # their timeout is 20 s
 
 
-def test_a_client_that_drips_is_cut_off(sturdy: int) -> None:
-    with socket.create_connection(("127.0.0.1", sturdy), timeout=1) as client:
+def test_client_sending_too_slowly_gets_timeout(sanitized_port: int) -> None:
+    with socket.create_connection(("127.0.0.1", sanitized_port), timeout=1) as client:
         client.sendall(b"GET /disk.img HTTP/1.1\r\n")
         answer, started = b"", time.monotonic()
         while not answer and time.monotonic() - started < 40:

@@ -1,4 +1,4 @@
-"""The server of node pull: in an empty container without a library, as the importer asks it."""
+"""The node pull server, statically linked in an empty root directory, as the importer uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import disks as disks_module
 from tests.support import node_servers, oracle, processes, worker
 
 
-def test_hand_shake(node: node_servers.Container) -> None:
+def test_server_writes_ready_file_and_stops_on_done_file(node: node_servers.Container) -> None:
     assert node.process is not None
     assert node.ready.read_text() == "disk.img"
     assert [path.name for path in node.ready.parent.iterdir()] == ["ready"]
@@ -24,13 +24,13 @@ def test_hand_shake(node: node_servers.Container) -> None:
     assert node.process.wait(processes.PATIENCE) == 0
 
 
-def test_the_program_is_static(node_program: Path) -> None:
+def test_program_is_static_and_small(node_program: Path) -> None:
     assert b"/ld-linux" not in node_program.read_bytes()
     assert node_program.stat().st_size < 2 << 20
 
 
 @pytest.mark.parametrize("flags", ["-p={}", "--p={}"])
-def test_flags_as_go_reads_them(empty_node: node_servers.Container, flags: str) -> None:
+def test_flags_have_one_or_two_dashes(empty_node: node_servers.Container, flags: str) -> None:
     empty_node.put("disk.img")
     empty_node.start(
         flags.format(empty_node.port),
@@ -46,7 +46,7 @@ def test_flags_as_go_reads_them(empty_node: node_servers.Container, flags: str) 
 @pytest.mark.parametrize(
     "arguments", [["-x", "1"], ["-p"], ["p", "1"], ["-p", "no"], ["-p", "0"], ["---p=1"]]
 )
-def test_usage(empty_node: node_servers.Container, arguments: list[str]) -> None:
+def test_wrong_arguments_print_usage(empty_node: node_servers.Container, arguments: list[str]) -> None:
     empty_node.put("disk.img")
     process = empty_node.start(*arguments)
     assert "usage:" in process.communicate(timeout=10)[1]
@@ -54,7 +54,7 @@ def test_usage(empty_node: node_servers.Container, arguments: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "start", "end"),
+    ("value", "start", "end"),
     [
         ("bytes=0-0", 0, 1),
         ("bytes=100-199", 100, 200),
@@ -65,21 +65,21 @@ def test_usage(empty_node: node_servers.Container, arguments: list[str]) -> None
         ("Bytes=1-1", 1, 2),
     ],
 )
-def test_ranges(node: node_servers.Container, asked: str, start: int, end: int) -> None:
-    answer = node_servers.ask(node.port, "/disk.img", Range=asked)
+def test_range_is_served(node: node_servers.Container, value: str, start: int, end: int) -> None:
+    answer = node_servers.ask(node.port, "/disk.img", Range=value)
     assert (answer.status, answer.body) == (206, node_servers.DATA[start:end])
     assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/300001"
 
 
-@pytest.mark.parametrize("asked", ["bytes=300001-", "bytes=99999999999999999999-", "bytes=-0"])
-def test_ranges_behind_the_end(node: node_servers.Container, asked: str) -> None:
-    answer = node_servers.ask(node.port, "/disk.img", Range=asked)
+@pytest.mark.parametrize("value", ["bytes=300001-", "bytes=99999999999999999999-", "bytes=-0"])
+def test_range_beyond_end_is_416(node: node_servers.Container, value: str) -> None:
+    answer = node_servers.ask(node.port, "/disk.img", Range=value)
     assert answer.status == 416
     assert answer.headers["content-range"] == "bytes */300001"
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "value",
     [
         "bytes=1-0",
         "bytes=0-0,2-3",
@@ -91,25 +91,25 @@ def test_ranges_behind_the_end(node: node_servers.Container, asked: str) -> None
         "bytes=0x1-2",
     ],
 )
-def test_ranges_that_make_no_sense_are_ignored(node: node_servers.Container, asked: str) -> None:
-    answer = node_servers.ask(node.port, "/disk.img", Range=asked)
-    if asked.strip() == asked:
+def test_malformed_range_is_ignored(node: node_servers.Container, value: str) -> None:
+    answer = node_servers.ask(node.port, "/disk.img", Range=value)
+    if value.strip() == value:
         assert (answer.status, answer.body) == (200, node_servers.DATA)
     else:
         assert answer.body == node_servers.DATA[1:3]
 
 
 @pytest.mark.parametrize("second", ["bytes=7-x", "bytes=9-2", "lines=1-2"])
-def test_of_two_ranges_the_last_counts(node: node_servers.Container, second: str) -> None:
-    """Half of a second one must not be mixed with the first: a length below zero came of it."""
-    asked = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
-    answer = node_servers.say(node.port, asked.encode())
+def test_last_of_two_range_headers_applies(node: node_servers.Container, second: str) -> None:
+    """A partly parsed second Range must not be mixed with the first: the length became negative."""
+    value = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
+    answer = node_servers.say(node.port, value.encode())
     assert node_servers.status_of(answer) == 200
     assert b"Content-Length: 300001\r\n" in answer
     assert answer.endswith(node_servers.DATA)
 
 
-def test_head(node: node_servers.Container) -> None:
+def test_head_has_length_and_no_body(node: node_servers.Container) -> None:
     whole = node_servers.ask(node.port, "/disk.img", "HEAD")
     assert (whole.status, whole.body, whole.headers["content-length"]) == (200, b"", "300001")
     assert whole.headers["accept-ranges"] == "bytes"
@@ -121,7 +121,7 @@ def test_head(node: node_servers.Container) -> None:
     ) == (404, b"")
 
 
-def test_conditions(node: node_servers.Container) -> None:
+def test_if_range_and_if_match_are_honoured(node: node_servers.Container) -> None:
     tag = node_servers.ask(node.port, "/disk.img").headers["etag"]
     assert tag.startswith('"')
     assert node_servers.ask(node.port, "/disk.img", Range="bytes=0-1", If_Range=tag).status == 206
@@ -130,16 +130,16 @@ def test_conditions(node: node_servers.Container) -> None:
     assert node_servers.ask(node.port, "/disk.img", If_Match='"other"').status == 412
 
 
-def test_connections_are_kept(node: node_servers.Container) -> None:
+def test_connection_is_kept_alive(node: node_servers.Container) -> None:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", node.port, timeout=10)) as connection:
         for first in range(5):
             connection.request("GET", "/disk.img", headers={"Range": f"bytes={first}-{first}"})
             assert connection.getresponse().read() == node_servers.DATA[first : first + 1]
-            held = connection.sock
-        assert held is connection.sock
+            connections = connection.sock
+        assert connections is connection.sock
 
 
-def test_requests_in_one_piece_are_answered_in_turn(node: node_servers.Container) -> None:
+def test_pipelined_requests_are_answered_in_order(node: node_servers.Container) -> None:
     one = b"GET /disk.img HTTP/1.1\r\nHost: x\r\nRange: bytes=%d-%d\r\n\r\n"
     answer = node_servers.say(node.port, one % (0, 9) + one % (10, 19))
     assert answer.count(b"HTTP/1.1 206 ") == 2
@@ -147,7 +147,7 @@ def test_requests_in_one_piece_are_answered_in_turn(node: node_servers.Container
     assert answer.endswith(node_servers.DATA[10:20])
 
 
-def test_info(empty_node: node_servers.Container) -> None:
+def test_info_returns_environment_as_json(empty_node: node_servers.Container) -> None:
     empty_node.put("disk.img")
     odd = 'a"b\\c\td\x01é€😀'
     empty_node.serve(KUBEVIRT_IO_FOO_BAR="1", ODD=odd, BAD="x\udcff\udcc3y")
@@ -160,7 +160,7 @@ def test_info(empty_node: node_servers.Container) -> None:
     ]
 
 
-def test_names_that_need_escapes(empty_node: node_servers.Container) -> None:
+def test_file_name_with_special_characters_is_served(empty_node: node_servers.Container) -> None:
     empty_node.put("sub dir/ä%#?.qcow2")
     empty_node.serve()
     assert empty_node.ready.read_text() == "sub dir/ä%#?.qcow2"
@@ -168,7 +168,7 @@ def test_names_that_need_escapes(empty_node: node_servers.Container) -> None:
     assert node_servers.ask(empty_node.port, "/disk.img").status == 404
 
 
-def test_import_end_to_end(
+def test_importer_pulls_disk_and_labels(
     empty_node: node_servers.Container, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     empty_node.put("fedora 1.qcow2", disks.image("qcow2").read_bytes())
@@ -190,10 +190,10 @@ def test_import_end_to_end(
     oracle.same(pod.disk, disks.expected("qcow2"))
 
 
-def test_many_at_once(node: node_servers.Container) -> None:
+def test_too_many_connections_get_503(node: node_servers.Container) -> None:
     with contextlib.ExitStack() as stack:
-        held = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(64)]
-        for one in held:
+        connections = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(64)]
+        for one in connections:
             stack.enter_context(one)
         processes.wait_for(lambda: ask_status(node.port) == 503, "the 65th to be turned away")
     processes.wait_for(lambda: ask_status(node.port) == 200, "room again")
@@ -206,7 +206,7 @@ def ask_status(port: int) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped(node: node_servers.Container, number: signal.Signals) -> None:
+def test_signal_stops_server(node: node_servers.Container, number: signal.Signals) -> None:
     assert node.process is not None
     with socket.create_connection(("127.0.0.1", node.port)) as client:
         client.sendall(b"GET ")
@@ -214,7 +214,7 @@ def test_stopped(node: node_servers.Container, number: signal.Signals) -> None:
         assert node.process.wait(processes.PATIENCE) == 128 + number
 
 
-def test_a_server_that_is_started_again(node: node_servers.Container) -> None:
+def test_server_restarts_after_kill(node: node_servers.Container) -> None:
     node.close()
     assert node.ready.exists()
     server = node.start()
@@ -225,7 +225,7 @@ def test_a_server_that_is_started_again(node: node_servers.Container) -> None:
     assert node.start().wait(processes.PATIENCE) == 0
 
 
-def test_a_ready_file_of_an_earlier_start_goes(node: node_servers.Container) -> None:
+def test_stale_ready_file_is_removed(node: node_servers.Container) -> None:
     node.close()
     node.put("other.img")
     assert "more than one file" in node.refusal()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker.images import target
-from tests.support import devices, oracle
+from tests.support import devices, oracle, repository
 
 MiB = 1 << 20
 
@@ -65,7 +65,7 @@ def kill_until_done(path: Path, source: Path) -> None:
             [sys.executable, "-c", KILLED, path, source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
+            cwd=repository.ROOT,
         )
         assert killed.stdin is not None
         assert killed.stdout is not None

@@ -1,4 +1,4 @@
-"""Volumes to clone, and the source of a clone, in the test's process or one of its own."""
+"""Volumes to clone, and the clone source, in this process or one of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DONE = '{"preallocationApplied":false,"message":"Clone Complete"}'
 
 
 def content(path: Path, size: int = SIZE) -> Path:
-    """Write a disk of data, text and long zeros onto a file or a device."""
+    """Write a disk of data, text and long zeros to a file or a device."""
     dice = random.Random(5)
     with path.open("r+b" if path.exists() else "wb") as stream:
         if not path.is_block_device():
@@ -43,28 +43,29 @@ def content(path: Path, size: int = SIZE) -> Path:
     return path
 
 
-def folder(place: Path) -> Path:
-    """Make a volume of a file system with a disk and other things in it."""
+def folder(directory: Path) -> Path:
+    """Fill a directory as a file-system volume with a disk and other files."""
     for name in ("lost+found", "more/deep"):
-        (place / name).mkdir(parents=True)
-    content(place / "disk.img").chmod(0o660)
-    (place / "lost+found" / "secret").write_text("not content")
-    (place / "more" / "deep" / "file").write_text("text\n" * 100)
-    (place / "more" / "empty").touch()
-    (place / "-dash").write_text("an unfriendly name")
-    (place / "more" / "link").symlink_to("deep/file")
-    return place
+        (directory / name).mkdir(parents=True)
+    content(directory / "disk.img").chmod(0o660)
+    (directory / "lost+found" / "secret").write_text("not content")
+    (directory / "more" / "deep" / "file").write_text("text\n" * 100)
+    (directory / "more" / "empty").touch()
+    (directory / "-dash").write_text("an unfriendly name")
+    (directory / "more" / "link").symlink_to("deep/file")
+    return directory
 
 
-def environment(server: uploads.Server, mode: str, place: Path, **more: str) -> dict[str, str]:
-    made = server.certificates
+def environment(server: uploads.Server, mode: str, directory: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a clone source; ``mode`` and ``directory`` of the volume to send."""
+    certificates = server.certificates
     return {
-        "CLIENT_KEY": made.client.key.read_text(),
-        "CLIENT_CERT": made.client.certificate.read_text(),
-        "SERVER_CA_CERT": made.authority.certificate.read_text(),
+        "CLIENT_KEY": certificates.client.key.read_text(),
+        "CLIENT_CERT": certificates.client.certificate.read_text(),
+        "SERVER_CA_CERT": certificates.authority.certificate.read_text(),
         "UPLOAD_URL": server.url(SYNC),
         "VOLUME_MODE": mode,
-        "MOUNT_POINT": str(place),
+        "MOUNT_POINT": str(directory),
         **more,
     }
 
@@ -85,16 +86,19 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
 
 
 def play(env: dict[str, str]) -> str:
-    ended = volume.play(env, contract.Paths(metrics_port=0), threading.Event())
-    assert ended.status == 0
-    return ended.message
+    """Run the clone source in this process and return its termination message."""
+    outcome = volume.play(env, contract.Paths(metrics_port=0), threading.Event())
+    assert outcome.status == 0
+    return outcome.message
 
 
 def same_tree(source: Path, target: str | Path) -> None:
+    """Check that two trees are the same, without ``lost+found``."""
     processes.run("diff", "-r", "--no-dereference", "--exclude=lost+found", source, target)
 
 
 def cloner(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start the clone source as a process; ``log`` gets its termination message."""
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--termination-log={log}"]
     argv += ["--metrics-port=0"]
     return subprocess.Popen(argv, env={**os.environ, **env})

@@ -16,7 +16,7 @@ import zstandard
 
 from cdi_worker.sources.registry import documents
 
-#: What images call this machine.
+#: This machine's architecture, as images name it.
 MACHINE = documents.normal_architecture("")
 OCI = "application/vnd.oci.image"
 DOCKER = "application/vnd.docker"
@@ -29,7 +29,7 @@ COMPRESS = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An entry of a layer: a file by default. ``link``: where a link of ``kind`` leads."""
+    """An entry of a layer, a file by default. ``link``: the target of a link."""
 
     name: str
     data: bytes = b""
@@ -43,7 +43,7 @@ def disk(data: bytes, name: str = "disk/disk.img") -> tuple[Entry, Entry]:
 
 
 def tar(entries: Iterable[Entry], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """Return a tar of entries, in their order."""
+    """Return a tar archive of the entries, in order."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for entry in entries:
@@ -56,7 +56,7 @@ def tar(entries: Iterable[Entry], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Blob:
-    """Bytes and what a manifest says of them."""
+    """Content and the fields of its descriptor in a manifest."""
 
     data: bytes
     media_type: str
@@ -65,34 +65,36 @@ class Blob:
 
     @property
     def digest(self) -> str:
+        """Return the SHA-256 digest as OCI writes it."""
         return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        stated: dict[str, Any] = {
+        """Return the descriptor of the blob (OCI image specification, descriptor.md)."""
+        document: dict[str, Any] = {
             "mediaType": self.media_type, "digest": self.digest, "size": len(self.data)
         }  # fmt: skip
         if self.annotations:
-            stated["annotations"] = dict(self.annotations)
+            document["annotations"] = dict(self.annotations)
         if self.platform:
-            stated["platform"] = dict(self.platform)
-        return stated
+            document["platform"] = dict(self.platform)
+        return document
 
 
 def layer(*entries: Entry, compression: str = "+gzip") -> Blob:
-    """Return a layer of a file system."""
+    """Return a file-system layer with the entries."""
     return Blob(COMPRESS[compression](tar(entries)), f"{OCI}.layer.v1.tar{compression}")
 
 
 def titled(data: bytes, title: str, media_type: str = f"{OCI}.layer.v1.tar") -> Blob:
-    """Return a layer that is a file, as ORAS pushes it."""
+    """Return a layer that is a plain file, as ORAS pushes it."""
     return Blob(data, media_type, {"org.opencontainers.image.title": title})
 
 
 def config(
     architecture: str = MACHINE, env: Iterable[str] = (), labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return an image's configuration."""
+    """Return the configuration of an image."""
     return {
         "architecture": architecture,
         "os": "linux",
@@ -105,7 +107,7 @@ def config(
 class Image:
     """An image or artifact: ``layers`` lowest first, ``config`` a document or any blob.
 
-    ``docker``: with Docker's media types instead of OCI's.
+    ``docker``: use Docker's media types instead of OCI's.
     """
 
     layers: tuple[Blob, ...]
@@ -114,6 +116,7 @@ class Image:
 
     @property
     def config_blob(self) -> Blob:
+        """Return the configuration as a blob."""
         if isinstance(self.config, Blob):
             return self.config
         kind = f"{DOCKER}.container.image.v1+json" if self.docker else f"{OCI}.config.v1+json"
@@ -121,10 +124,12 @@ class Image:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
+        """Return the layers and the configuration."""
         return (*self.layers, self.config_blob)
 
     @property
     def manifest(self) -> Blob:
+        """Return the manifest as a blob."""
         kind = f"{DOCKER}.distribution.manifest.v2+json" if self.docker else f"{OCI}.manifest.v1+json"
         layers = [blob.descriptor for blob in self.layers]
         if self.docker:
@@ -139,7 +144,7 @@ EMPTY_CONFIG = Blob(b"{}", "application/vnd.oci.empty.v1+json")
 
 
 def index(*manifests: Blob, docker: bool = False) -> Blob:
-    """Return an index (Docker: a manifest list) of manifests with platforms."""
+    """Return an index (Docker: a manifest list) of the manifests."""
     kind = f"{DOCKER}.distribution.manifest.list.v2+json" if docker else f"{OCI}.index.v1+json"
     document = {
         "schemaVersion": 2, "mediaType": kind, "manifests": [item.descriptor for item in manifests]
@@ -148,12 +153,12 @@ def index(*manifests: Blob, docker: bool = False) -> Blob:
 
 
 def on(blob: Blob, architecture: str, system: str = "linux") -> Blob:
-    """Return a manifest stated to be for a platform."""
+    """Return a manifest with a platform, for an index."""
     return dataclasses.replace(blob, platform={"architecture": architecture, "os": system})
 
 
 def archive(path: Path, tags: Mapping[str, Image]) -> Path:
-    """Write an OCI archive with an image for each tag; an empty tag: an entry without a name."""
+    """Write an OCI archive with an image per tag; an empty tag makes an entry without a name."""
     entries = [Entry("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')]
     roots = []
     for tag, image in tags.items():
@@ -165,7 +170,7 @@ def archive(path: Path, tags: Mapping[str, Image]) -> Path:
 
 
 def image_of(path: Path, compression: str = "+gzip") -> Image:
-    """Return an image with a disk between other layers."""
+    """Return an image with the disk at ``path`` between other layers."""
     return Image(
         (
             layer(Entry("disk/old.img", b"old" * 100)),

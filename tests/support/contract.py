@@ -1,4 +1,4 @@
-"""What the contract promises of an importer's end, checked as the controllers check it."""
+"""Check the outcome of an importer pod as the controllers do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEEDS_SCRATCH = '{"scratchSpaceRequired":true,"preallocationApplied":false,"mess
 
 
 def check_failure(pod: worker.Pod, done: worker.Done, beginning: str, *phrases: str) -> None:
-    """Check that a run failed, said so in one line, and left nothing usable."""
+    """Check that a run failed with a one-line message and left nothing usable."""
     assert done.status == 1, done.errors
     assert pod.message.startswith(beginning)
     for phrase in phrases:
@@ -25,6 +25,7 @@ def check_failure(pod: worker.Pod, done: worker.Done, beginning: str, *phrases: 
 
 
 def check_disk(pod: worker.Pod, expected: Path, size: int | None = None) -> None:
+    """Check that the volume holds the disk and nothing else; ``size`` of the file in bytes."""
     oracle.same(pod.disk, expected, beyond=devices.DIRT if pod.block else b"\0")
     if not pod.block:
         assert pod.disk.stat().st_size == (size or expected.stat().st_size)

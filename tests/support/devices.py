@@ -1,7 +1,7 @@
-"""Block devices and file systems to write to: whole, full, slow and failing ones.
+"""Block devices and file systems as targets: normal, full, slow and failing ones.
 
 Every function is a context manager that takes a directory of its own and leaves nothing behind.
-Devices start filled with 0xFF, so that a zero that was forgotten shows.
+Devices start filled with 0xFF, so that a forgotten zero shows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MKFS = {
 
 
 def fill(path: Path, size: int, byte: bytes = DIRT) -> Path:
-    """Write a file of ``size`` bytes that all have one value."""
+    """Write a file of ``size`` bytes, all of one value."""
     with path.open("wb") as file:
         for start in range(0, size, MiB):
             file.write(byte * min(MiB, size - start))
@@ -60,9 +60,9 @@ def loop(directory: Path, size: int, *, sector: int = 512, dirt: bytes = DIRT) -
 
 @contextlib.contextmanager
 def target(kind: str, directory: Path, size: int) -> Iterator[Path]:
-    """Give a place for a disk: one for a new ``file``, or a device of ``size`` bytes.
+    """Yield a target: the path of a new ``file``, or a device of ``size`` bytes.
 
-    ``kind`` of a device: ``block``, its sector's size, or both.
+    ``kind`` of a device: ``block``, its sector size, or both.
     """
     if kind == "file":
         yield directory / "disk.img"
@@ -72,13 +72,13 @@ def target(kind: str, directory: Path, size: int) -> Iterator[Path]:
 
 
 def beyond(target: Path) -> bytes:
-    """Return what has to follow the disk: on a device what was there, in a file nothing."""
+    """Return the byte that must follow the disk: the old content on a device, zero in a file."""
     return DIRT if target.is_block_device() else b"\0"
 
 
 @contextlib.contextmanager
 def attached(backing: Path, *, sector: int = 512, direct: bool = True) -> Iterator[Path]:
-    """Show a file as a block device; ``direct``: past the page cache, where the file system can."""
+    """Attach a file as a loop device; ``direct``: with direct I/O, where the file system can."""
     processes.need_root()
     processes.need("losetup")
     options = [f"--sector-size={sector}", f"--direct-io={'on' if direct else 'off'}"]
@@ -92,12 +92,12 @@ def attached(backing: Path, *, sector: int = 512, direct: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[Path]:
-    """Mount a new file system; ``size`` of its device in bytes, the smallest possible by default."""
+    """Mount a new file system on a device of ``size`` bytes, the smallest possible by default."""
     processes.need_root()
     size = size or SMALLEST[kind]
     point = directory / f"{kind}-{os.urandom(4).hex()}"
     with contextlib.ExitStack() as stack:
-        if kind in ("tmpfs", "ramfs"):  # the latter can do nothing but read and write
+        if kind in ("tmpfs", "ramfs"):  # ramfs supports only read and write
             point.mkdir()
             processes.run("mount", "-t", kind, "-o", f"size={size}", kind, point)
             stack.callback(processes.run, "umount", point)
@@ -126,7 +126,7 @@ def mounted(kind: str, device: Path, point: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def read_only(point: Path) -> Iterator[None]:
-    """Mount what is mounted there read-only while the block lasts."""
+    """Remount a file system read-only for the duration of the block."""
     processes.run("mount", "-o", "remount,ro", point)
     try:
         yield
@@ -136,17 +136,17 @@ def read_only(point: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Failing:
-    """A block device that answers EIO to writes while ``broken``, and to reads never."""
+    """A block device that fails writes with EIO while ``broken``, but never reads."""
 
     path: Path
     _switch: Path
 
     def fail(self) -> None:
-        """From now on every write is an error."""
+        """Let every write fail from now on."""
         self._switch.touch()
 
     def mend(self) -> None:
-        """From now on all is well."""
+        """Let writes succeed again."""
         self._switch.unlink(missing_ok=True)
 
 
@@ -159,12 +159,12 @@ def failing(directory: Path, size: int, *, sector: int = 512) -> Iterator[Failin
         try:
             yield Failing(device, switch)
         finally:
-            switch.unlink(missing_ok=True)  # what is still cached has to go somewhere
+            switch.unlink(missing_ok=True)  # cached writes must go somewhere
 
 
 @contextlib.contextmanager
 def slow(directory: Path, size: int, *, bytes_per_second: int, sector: int = 512) -> Iterator[Path]:
-    """Make a block device that takes only so many bytes in a second."""
+    """Make a block device of limited write speed."""
     options = [f"rate={bytes_per_second * 8}", "burstiness=0.2"]
     with nbdkit_device(directory, size, ["rate"], options, sector=sector) as device:
         yield device
@@ -174,7 +174,7 @@ def slow(directory: Path, size: int, *, bytes_per_second: int, sector: int = 512
 def nbdkit_device(
     directory: Path, size: int, filters: Sequence[str], options: Sequence[str], *, sector: int = 512
 ) -> Iterator[Path]:
-    """Make a block device in memory behind filters of nbdkit; one above 1 GiB is sparse, not dirty."""
+    """Make a block device in memory behind nbdkit filters; above 1 GiB it is sparse, not dirty."""
     processes.need_root()
     processes.need("nbdkit", "nbdfuse", "losetup")
     if not Path("/dev/fuse").exists():

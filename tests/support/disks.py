@@ -1,7 +1,7 @@
-"""Disks as inputs of tests: deterministic, a few MiB, built once in a test run.
+"""Disks as test inputs: deterministic, a few MiB, built once in a test run.
 
-``Disks`` is the cache; tests get it as the fixture ``disks`` and ask for a disk by its names:
-``disks.image("qcow2-zstd")``, ``disks.wrapped("raw", "gz")``. Hostile ones are in ``hostile``.
+``Disks`` is the cache; the fixture ``disks`` returns it, and tests request a disk by name:
+``disks.image("qcow2-zstd")``, ``disks.wrapped("raw", "gz")``. Hostile images are in ``hostile``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MiB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How qemu-img makes a variant. ``driver`` is the name that qemu-img reads it by."""
+    """How to make a variant by qemu-img. ``driver`` is qemu-img's name of the format."""
 
     driver: str
     options: str = ""
     flags: tuple[str, ...] = ()
-    #: Makes the image of the raw disk's bytes, instead of qemu-img.
+    #: Makes the image from the bytes of the raw disk, instead of qemu-img.
     write: Callable[[bytes], bytes] | None = None
 
 
@@ -67,7 +67,7 @@ FORMATS = {
     "vhdx-fixed": Format("vhdx", "subformat=fixed"),
 }
 
-#: One variant of each format, for products with other things.
+#: One variant of each format, for combinations with other things.
 COMMON = (
     "raw",
     "qcow2",
@@ -83,7 +83,7 @@ COMMON = (
     "iso",
 )
 
-#: Ways to compress a file, by the name of ``formats.detect``; each as its tool does by default.
+#: Compressions by the name of ``formats.detect``, as their tools compress by default.
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda data: gzip.compress(data, 6, mtime=0),
     "xz": lambda data: lzma.compress(data, preset=1),
@@ -93,13 +93,13 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class Disks:
-    """The disks of one test run, each made when first asked for."""
+    """The disks of one test run, each made at first use."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def once(self, name: str, make: Callable[[Path], object]) -> Path:
-        """Return a file of the cache, made at its first use."""
+        """Return a file of the cache; ``make`` writes it at the first use."""
         path = self.directory / name
         if not path.exists():
             unfinished = path.with_name(f"{name}.unfinished")
@@ -112,7 +112,7 @@ class Disks:
         return self.once(f"{content}.raw", CONTENTS[content])
 
     def image(self, variant: str, content: str = "mixed") -> Path:
-        """Return a disk in a variant of FORMATS, or ``iso`` / ``iso-hybrid`` with its own content."""
+        """Return a disk in a variant of FORMATS, or ``iso`` / ``iso-hybrid`` with content of their own."""
         if variant == "raw":
             return self.raw(content)
         if variant.startswith("iso"):
@@ -122,11 +122,11 @@ class Disks:
         )
 
     def driver(self, variant: str) -> str:
-        """Return the name by which qemu-img reads a variant."""
+        """Return qemu-img's name of a variant's format."""
         return FORMATS[variant].driver if variant in FORMATS else "raw"
 
     def wrapped(self, variant: str, compression: str | None, content: str = "mixed") -> Path:
-        """Return a disk inside a compression of COMPRESSIONS; None: the disk itself."""
+        """Return a disk compressed by one of COMPRESSIONS; None: the disk itself."""
         disk = self.image(variant, content)
         if compression is None:
             return disk
@@ -136,7 +136,7 @@ class Disks:
         )
 
     def expected(self, variant: str, content: str = "mixed") -> Path:
-        """Return what ``qemu-img convert`` makes of the disk: the raw bytes a target has to hold."""
+        """Return the disk converted by ``qemu-img convert``: the bytes a target must hold."""
         disk = self.image(variant, content)
         return self.once(f"{disk.name}.expected", lambda path: to_raw(disk, self.driver(variant), path))
 
@@ -151,12 +151,12 @@ class Disks:
         )
 
     def tree(self) -> Path:
-        """Return a directory of plain files, a sparse file, a directory and links that stay inside."""
+        """Return a directory of plain files, a sparse file, a directory and links within it."""
         return self.once("tree", _tree)
 
 
 def convert(source: Path, target: Path, to: Format) -> None:
-    """Make an image of a raw disk."""
+    """Make an image in format ``to`` from a raw disk."""
     if to.write is not None:
         target.write_bytes(to.write(source.read_bytes()))
         return
@@ -171,24 +171,24 @@ def digest(path: Path, algorithm: str) -> str:
 
 
 def to_raw(source: Path, driver: str, target: Path) -> None:
-    """Let qemu-img read an image."""
+    """Convert an image to a raw disk by qemu-img."""
     processes.need("qemu-img")
     processes.run("qemu-img", "convert", "-f", driver, "-O", "raw", source, target)
 
 
 def _mixed(path: Path) -> None:
-    """Write data, text and zeros in runs that begin and end everywhere, with an MBR as on a real disk."""
+    """Write data, text and zeros in runs of all alignments, with an MBR as on a real disk."""
     _write(path, 8 * MiB, _runs(8 * MiB, seed=1), mbr=True)
 
 
 def _ragged(path: Path) -> None:
-    """Write a size that is a multiple of 512 but of nothing larger, with data up to the very end."""
+    """Write a disk whose size is a multiple of 512 but of nothing larger, with data up to its end."""
     size = 5 * MiB + 3 * 512
     _write(path, size, [*_runs(5 * MiB, seed=2), (size - 700, random.Random(3).randbytes(700))], mbr=True)
 
 
 def _bytewise(path: Path) -> None:
-    """Write a size that is no multiple of a sector."""
+    """Write a disk whose size is not a multiple of a sector."""
     _write(path, 3 * MiB + 333, [(0, random.Random(4).randbytes(70_000)), (3 * MiB + 300, b"e" * 33)])
 
 
@@ -197,12 +197,12 @@ def _zero(path: Path) -> None:
 
 
 def _dense(path: Path) -> None:
-    """Write no zero run anywhere and nothing that compresses."""
+    """Write a disk without runs of zeros that does not compress."""
     _write(path, 4 * MiB, [(0, random.Random(5).randbytes(4 * MiB))])
 
 
 def _far(path: Path) -> None:
-    """Write a large and nearly empty disk: data in the first and in the last sector."""
+    """Write a large and nearly empty disk, with data in its first and last sector."""
     _write(path, 64 * MiB, [(0, b"first" * 100), (64 * MiB - 512, b"last!" * 100)], mbr=True)
 
 
@@ -217,7 +217,7 @@ CONTENTS: dict[str, Callable[[Path], None]] = {
 
 
 def _runs(size: int, seed: int) -> list[tuple[int, bytes]]:
-    """Make runs of noise and of text, apart from each other by zeros of many lengths."""
+    """Return runs of noise and text, separated by zeros of many lengths."""
     dice = random.Random(seed)
     runs, at = [], 4096
     while at < size - MiB:
@@ -270,7 +270,7 @@ def _tree(path: Path) -> None:
 
 
 def _tar(tree: Path, path: Path) -> None:
-    """Let GNU tar pack the tree, sparse files as such."""
+    """Pack the tree by GNU tar, with sparse files as such."""
     processes.need("tar")
     processes.run("tar", "--create", "--sparse", "--format=gnu", f"--file={path}", f"--directory={tree}", ".")
     assert tarfile.is_tarfile(path)

@@ -1,7 +1,7 @@
-"""An oVirt engine, as far as image transfers go: XML over HTTPS, with the states of the real one.
+"""An oVirt engine for image transfers: XML over HTTPS, with the phases of the real one.
 
-The data is served by the real ovirt-imageio daemon. A disk is locked from the beginning of a transfer to
-its end, and a transfer that nobody uses is cancelled by the engine.
+The real ovirt-imageio daemon serves the data. A disk is locked from the start of a transfer to its end,
+and the engine cancels a transfer that is not used.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DOMAINS = ("domain-without", "domain-with")
 
 
 class Engine:
-    """The engine, from ``with`` to the end of the block.
+    """Run an engine for the duration of a ``with`` block.
 
-    What goes wrong: ``slow`` seconds of initializing, ``broken`` answers of 503 to come, ``inactivity`` in
-    seconds, tickets without a valid ``host`` address (the proxy's is always good), ``delay`` of reads,
-    ``flat``: raw disks are served from a file, of which the host knows no zeros, ``mute``: nothing is
-    answered.
+    Faults: ``slow`` seconds in the phase initializing, ``broken``: the number of 503 responses to come,
+    ``inactivity`` timeout in seconds, ``host``: whether transfer URLs have the host's real address (proxy
+    URLs always do), ``delay`` of each read, ``flat``: serve raw disks from a file, without extents,
+    ``mute``: answer no request until it is reset, ``extends``: whether an extend renews a lost ticket.
     """
 
     def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
@@ -69,10 +69,11 @@ class Engine:
 
     @property
     def url(self) -> str:
+        """Return the URL of the API."""
         return f"https://127.0.0.1:{self.port}/ovirt-engine/api"
 
     def start(self) -> None:
-        """Listen, again on the same port after ``stop``; who was logged in is not any more."""
+        """Listen, on the same port after ``stop``; all sessions are forgotten."""
         self._tokens.clear()
         self._http = engine_http.Server(self, self.port, self._pair)
         self.port = self._http.server_address[1]
@@ -86,17 +87,19 @@ class Engine:
             self._http = None
 
     def add_disk(self, disk: str, content: Path) -> imageiod.Chain:
+        """Add a disk with the content of a raw file."""
         self.chains[disk] = imageiod.Chain(self.directory / disk, disk, content)
         return self.chains[disk]
 
     @property
     def last(self) -> Transfer:
+        """Return the most recent transfer."""
         return self.transfers[-1]
 
-    # -- what happens to transfers
+    # -- phases of transfers
 
     def enter(self, transfer: Transfer, phase: str) -> None:
-        """Put a transfer into a phase, with what belongs to it."""
+        """Put a transfer into a phase, and add or remove its ticket."""
         with self._lock:
             transfer.log.append(phase)
             transfer.since = time.monotonic()
@@ -109,7 +112,7 @@ class Engine:
                 self.locked.discard(transfer.disk)
 
     def expire(self, transfer: Transfer) -> None:
-        """Take the ticket away at the host, as a restart of the daemon there does."""
+        """Remove the ticket on the host, as a restart of the daemon does."""
         with self._lock:
             self._revoke(transfer)
 
@@ -123,12 +126,14 @@ class Engine:
             raw = self.chains[transfer.disk].content(volume.id, self.directory / f"{transfer.id}.raw")
             url, size = f"file://{raw}", volume.size
         else:
-            place = self.directory / transfer.id
-            place.mkdir(exist_ok=True)
+            directory = self.directory / transfer.id
+            directory.mkdir(exist_ok=True)
             transfer.export.close()
-            for left_over in place.iterdir():
-                left_over.unlink()
-            socket = transfer.export.enter_context(imageiod.exported(place, volume.path, delay=self.delay))
+            for leftover in directory.iterdir():
+                leftover.unlink()
+            socket = transfer.export.enter_context(
+                imageiod.exported(directory, volume.path, delay=self.delay)
+            )
             url, size = f"nbd:unix:{socket}", volume.size
         self.daemon.add(transfer.ticket, url, size)
         transfer.admitted = True
@@ -143,7 +148,7 @@ class Engine:
         transfer.export.close()
 
     def _watch(self) -> None:
-        """Let time pass for the transfers."""
+        """Advance transfers to their next phase in time, and cancel unused ones."""
         while not self._stopping.wait(0.02):
             with self._lock:
                 for transfer in self.transfers:
@@ -156,7 +161,7 @@ class Engine:
     # -- the REST API
 
     def answer(self, method: str, path: str, body: str, authorization: str) -> tuple[int, str]:
-        """Return status and XML of one request."""
+        """Return the status and the XML for one request."""
         self._silence()
         with self._lock:
             if self.broken:
@@ -177,6 +182,7 @@ class Engine:
             return answers[kind](method, rest, body)
 
     def log_in(self, form: dict[str, str]) -> dict[str, str]:
+        """Return a token, or an error for wrong credentials."""
         if self._silence() or self.broken:
             self.broken = max(0, self.broken - 1)
             raise ConnectionError
@@ -191,17 +197,19 @@ class Engine:
         }
 
     def _silence(self) -> bool:
-        """Wait while ``mute``; tell whether it was."""
+        """Wait while ``mute``; return whether it was set."""
         if was_mute := self.mute:
             processes.wait_for(lambda: not self.mute or self._stopping.is_set(), "a word", 300)
         return was_mute
 
     def log_out(self, form: dict[str, str]) -> dict[str, str]:
+        """Revoke a token."""
         self._tokens.discard(form.get("token", ""))
         return {}
 
     @property
     def logged_in(self) -> int:
+        """Return the number of open sessions."""
         return len(self._tokens)
 
     def _disk(self, _method: str, rest: list[str], _body: str) -> tuple[int, str]:
@@ -240,14 +248,14 @@ class Engine:
         disk = re.search(r'<disk id="([^"]+)"', body)
         snapshot = re.search(r'<snapshot id="([^"]+)"', body)
         form = re.search(r"<format>(\w+)</format>", body)
-        wanted = (disk or snapshot)[1] if disk or snapshot else ""  # type: ignore[index]
+        requested = (disk or snapshot)[1] if disk or snapshot else ""  # type: ignore[index]
         for chain in self.chains.values():
-            volume = chain.active if wanted == chain.disk else chain.volume(wanted)
+            volume = chain.active if requested == chain.disk else chain.volume(requested)
             if volume is None or form is None:
                 continue
             if chain.disk in self.locked:
-                said = "[Cannot transfer Virtual Disk: Disk is locked. Please try again later.]"
-                return 409, _fault("Operation Failed", said)
+                detail = "[Cannot transfer Virtual Disk: Disk is locked. Please try again later.]"
+                return 409, _fault("Operation Failed", detail)
             self.locked.add(chain.disk)
             transfer = Transfer(f"transfer-{next(self._numbers)}", chain.disk, volume, form[1])
             self.transfers.append(transfer)
@@ -263,13 +271,13 @@ class Engine:
             "resume": {"paused_user", "paused_system"},
         }[action]
         if transfer.phase not in allowed:
-            said = f"[Cannot {action} image transfer in phase {transfer.phase}.]"
-            return 409, _fault("Operation Failed", said)
+            detail = f"[Cannot {action} image transfer in phase {transfer.phase}.]"
+            return 409, _fault("Operation Failed", detail)
         if action == "extend" and self.extends:
             self._admit(transfer)
-        leads = {"finalize": "finalizing_success", "cancel": "cancelled_user", "resume": "resuming"}
-        if action in leads:
-            self.enter(transfer, leads[action])
+        phases = {"finalize": "finalizing_success", "cancel": "cancelled_user", "resume": "resuming"}
+        if action in phases:
+            self.enter(transfer, phases[action])
         return 200, "<action><status>complete</status></action>"
 
     def _describe(self, transfer: Transfer) -> str:
@@ -290,7 +298,7 @@ def _fault(reason: str, detail: str) -> str:
 def running(
     directory: Path, *, local: bool = True, level: str = "INFO"
 ) -> Iterator[tuple[Engine, tls.Authority]]:
-    """Run an engine and a daemon (see ``imageiod.daemon``), both with certificates of one authority."""
+    """Run an engine and a daemon (see ``imageiod.daemon``), with certificates of one authority."""
     authority = tls.Authority(directory / "ca")
     pair = authority.issue()
     with (

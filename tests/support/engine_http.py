@@ -13,16 +13,21 @@ from tests.support import tls
 
 
 class Answers(Protocol):
-    """What an engine says; a ``ConnectionError`` becomes 503."""
+    """Handles the requests of an engine; a ``ConnectionError`` is answered with 503."""
 
-    def answer(self, method: str, path: str, body: str, authorization: str) -> tuple[int, str]: ...
+    def answer(self, method: str, path: str, body: str, authorization: str) -> tuple[int, str]:
+        """Return the status and the XML for an API request."""
 
-    def log_in(self, form: dict[str, str]) -> dict[str, str]: ...
+    def log_in(self, form: dict[str, str]) -> dict[str, str]:
+        """Return the JSON document for a token request."""
 
-    def log_out(self, form: dict[str, str]) -> dict[str, str]: ...
+    def log_out(self, form: dict[str, str]) -> dict[str, str]:
+        """Return the JSON document for a logout."""
 
 
 class Server(http.server.ThreadingHTTPServer):
+    """Serve the API of ``engine`` over TLS on 127.0.0.1."""
+
     daemon_threads = True
     allow_reuse_address = True
 
@@ -33,12 +38,13 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
+        """Do the TLS handshake in the thread of the request."""
         with contextlib.suppress(OSError), self._context.wrap_socket(request, server_side=True) as secured:
             super().finish_request(secured, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    # One request for each connection: a stopped engine then answers nobody.
+    # One request per connection: once the engine is stopped, no connection stays usable.
     protocol_version = "HTTP/1.0"
     server: Server
 
@@ -60,8 +66,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         }
         if self.path in sessions:
             try:
-                said = json.dumps(sessions[self.path](dict(urllib.parse.parse_qsl(body))))
-                self._answer(200, "application/json", said)
+                document = json.dumps(sessions[self.path](dict(urllib.parse.parse_qsl(body))))
+                self._answer(200, "application/json", document)
             except ConnectionError:
                 self._answer(503, "text/html", "<html>Service Unavailable</html>")
             return

@@ -8,7 +8,7 @@ import dataclasses
 from tests.support import imageiod
 
 ENDED = {"finished_success", "finished_failure", "finished_cleanup"}
-#: Where each phase leads by itself.
+#: The phase that follows each phase by itself.
 NEXT = {
     "finalizing_success": "finished_success",
     "cancelled_system": "finalizing_failure",
@@ -22,7 +22,7 @@ NEXT = {
 
 @dataclasses.dataclass
 class Transfer:
-    """``log``: the phases so far. ``admitted``: whether the host knows the ticket."""
+    """A transfer. ``log``: its phases so far. ``admitted``: whether the host has its ticket."""
 
     id: str
     disk: str
@@ -36,4 +36,5 @@ class Transfer:
 
     @property
     def phase(self) -> str:
+        """Return the current phase."""
         return self.log[-1]

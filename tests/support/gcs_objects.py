@@ -1,4 +1,4 @@
-"""What the tests of the GCS source share: an object, and a server that has it as Google does."""
+"""For tests of the GCS source: an object, and a server that serves it as Google does."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ MEDIA = "/download/storage/v1/b/b/o/o?alt=media&generation=7"
 def opened(
     endpoint: str, access: base.Access | None = None, credentials_file: Path | str = ""
 ) -> gcs.GcsSource:
+    """Return the source of an object."""
     location = locations.Gcs(
         endpoint=endpoint, access=access or base.Access(), credentials_file=str(credentials_file)
     )
@@ -32,13 +33,14 @@ def opened(
 
 
 def refusal(endpoint: str, credentials_file: Path | str = "") -> str:
+    """Return the message of the ``Unreachable`` raised when the object is opened."""
     with pytest.raises(errors.Unreachable) as caught, opened(endpoint, None, credentials_file):
         pass
     return str(caught.value)
 
 
 def serve(server: misbehave.Server, *turns: Any, data: bytes = DATA, **more: object) -> str:
-    """Serve an object as Google does: a generation, a CRC, and the media of that generation alone."""
+    """Serve an object as Google does: generation, CRC, and the media of that generation only."""
     crc = base64.b64encode(google_crc32c.value(data).to_bytes(4)).decode()
     resource = {"generation": "7", "size": str(len(data)), "crc32c": crc, **more}
     page = misbehave.Page(json.dumps(resource).encode(), ranges=False, content_type="application/json")
@@ -48,11 +50,13 @@ def serve(server: misbehave.Server, *turns: Any, data: bytes = DATA, **more: obj
 
 
 def media(data: bytes = DATA, **more: Any) -> misbehave.Page:
+    """Return the media response of generation 7."""
     return misbehave.Page(data, headers={"x-goog-generation": "7"}, **more)
 
 
 def error(status: int, message: str, *reasons: str) -> misbehave.Page:
-    said = {"code": status, "message": message, "errors": [{"reason": reason} for reason in reasons]}
+    """Return an error response of Google's JSON API."""
+    document = {"code": status, "message": message, "errors": [{"reason": reason} for reason in reasons]}
     return misbehave.Page(
-        json.dumps({"error": said}).encode(), status=status, content_type="application/json"
+        json.dumps({"error": document}).encode(), status=status, content_type="application/json"
     )

@@ -1,6 +1,6 @@
-"""Images that are made to do harm, or are broken in a way that has to be seen.
+"""Malicious images, and images damaged in a way that must be detected.
 
-``image(disks, name)`` returns one of IMAGES, ``bomb(disks, compression)`` much that is little.
+``image(disks, name)`` returns one of IMAGES, ``bomb(disks, compression)`` a decompression bomb.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support import processes
 
 MiB = 1 << 20
 
-#: What the hostile images try to read.
+#: The file that the hostile images try to read.
 SECRET = "/etc/hostname"
 
 
@@ -25,13 +25,13 @@ def image(disks: disks_module.Disks, name: str) -> Path:
 
 
 def bomb(disks: disks_module.Disks, compression: str) -> Path:
-    """Return a small file that unpacks to 256 MiB of zeros, as many members one after the other."""
+    """Return a small file that decompresses to 256 MiB of zeros, in many members."""
     compress = disks_module.COMPRESSIONS[compression]
     return disks.once(f"bomb.{compression}", lambda path: path.write_bytes(compress(bytes(16 * MiB)) * 16))
 
 
 def _create(driver: str, *options: str) -> Callable[[disks_module.Disks, Path], None]:
-    """Let qemu-img create an image of 8 MiB."""
+    """Create an image of 8 MiB by qemu-img."""
 
     def make(_: disks_module.Disks, path: Path) -> None:
         processes.need("qemu-img")
@@ -41,7 +41,7 @@ def _create(driver: str, *options: str) -> Callable[[disks_module.Disks, Path], 
 
 
 def _patched(variant: str, *fields: tuple[int, str, int]) -> Callable[[disks_module.Disks, Path], None]:
-    """Write numbers over fields of a good image, each given by its offset and form."""
+    """Overwrite fields of a valid image; each is offset, struct format and value."""
 
     def make(disks: disks_module.Disks, path: Path) -> None:
         data = bytearray(disks.image(variant).read_bytes())
@@ -66,7 +66,7 @@ def _data_file(_: disks_module.Disks, path: Path) -> None:
 
 
 def _two_magics(disks: disks_module.Disks, path: Path) -> None:
-    """Write an ISO that begins as a qcow2."""
+    """Write an ISO image that begins as a qcow2 image."""
     iso = disks.image("iso").read_bytes()
     path.write_bytes(disks.image("qcow2").read_bytes()[:512] + iso[512:])
 
@@ -80,7 +80,7 @@ def _truncated(variant: str) -> Callable[[disks_module.Disks, Path], None]:
 
 
 def _embedded_extent(disks: disks_module.Disks, path: Path) -> None:
-    """Write a sparse VMDK whose own descriptor names another file."""
+    """Write a sparse VMDK whose embedded descriptor names another file."""
     data = disks.image("vmdk").read_bytes()
     start = data.index(b"RW ")
     end = data.index(b"\n", start)
@@ -89,7 +89,7 @@ def _embedded_extent(disks: disks_module.Disks, path: Path) -> None:
 
 
 def _vhd_differencing(disks: disks_module.Disks, path: Path) -> None:
-    """Write a VHD that says it needs a parent, with the right checksum."""
+    """Write a differencing VHD with valid checksums."""
     data = bytearray(disks.image("vhd").read_bytes())
     for footer in (0, len(data) - 512):
         struct.pack_into(">I", data, footer + 60, 4)
@@ -108,7 +108,7 @@ def _vhdx_parent(disks: disks_module.Disks, path: Path) -> None:
 
 
 def _luks(_: disks_module.Disks, path: Path) -> None:
-    """Write a LUKS 1 header (qemu-img's takes seconds of measuring the CPU) and noise."""
+    """Write a LUKS 1 header and noise (qemu-img benchmarks the CPU for seconds)."""
     header = struct.pack(">6sH32s32s32sII", b"LUKS\xba\xbe", 1, b"aes", b"xts-plain64", b"sha256", 4096, 64)
     path.write_bytes(header.ljust(2 * MiB, b"\0") + random.Random(8).randbytes(2 * MiB))
 
@@ -128,7 +128,7 @@ ddb.virtualHWVersion = "4"
 ddb.adapterType = "ide"
 """
 
-#: Offsets are those of the formats' specifications: qcow2 in docs/interop/qcow2.txt of QEMU, VMDK in
+#: Offsets come from the specifications: qcow2 in docs/interop/qcow2.txt of QEMU, VMDK in
 #: "Virtual Disk Format 5.0", VDI as in block/vdi.c of QEMU.
 IMAGES: dict[str, Callable[[disks_module.Disks, Path], None]] = {
     "qcow2-backing": _create("qcow2", "-u", "-b", SECRET, "-F", "raw"),

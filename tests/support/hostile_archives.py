@@ -1,4 +1,4 @@
-"""Archives that try to write outside, to fill the disk, or that end too early."""
+"""Archives that try to write outside the volume or to fill it, and truncated ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def archive(disks: disks_module.Disks, name: str) -> Path:
 
 
 def _pack(*members: tarfile.TarInfo) -> bytes:
-    """Return an archive of an innocent file, and then the members."""
+    """Return an archive of a harmless file followed by the members."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for member in (_file("innocent"), *members):
@@ -44,7 +44,7 @@ def _special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 
 def _huge_sparse() -> bytes:
-    """Return an archive of a few KiB with an entry of 1 TiB, nearly all hole, made by GNU tar."""
+    """Return a GNU tar archive of a few KiB with an entry of 1 TiB that is nearly all hole."""
     processes.need("tar")
     with tempfile.TemporaryDirectory() as folder:
         with Path(folder, "sparse").open("wb") as file:
@@ -57,7 +57,7 @@ def _huge_sparse() -> bytes:
 
 
 def _promised() -> bytes:
-    """Return an entry whose header promises a gibibyte that does not come."""
+    """Return an entry whose header promises a GiB that does not follow."""
     return _file("promised", GiB).tobuf(tarfile.GNU_FORMAT) + b"x" * 10_000
 
 

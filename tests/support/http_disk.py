@@ -1,4 +1,4 @@
-"""A disk on an HTTP server of any faults, and the source that reads it."""
+"""A disk on a misbehaving HTTP server, and the source that reads it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ GOOD = misbehave.Page(DATA)
 
 
 def changed(**faults: Any) -> misbehave.Page:
+    """Return the good page with some fields replaced."""
     return dataclasses.replace(GOOD, **faults)
 
 
 def refused(url: str, access: base.Access | None = None) -> None:
+    """Open and close the source, for tests that expect an error."""
     with opened(url, access):
         pass
 
 
 def opened(url: str, access: base.Access | None = None) -> http.HttpSource:
+    """Return the source of a URL."""
     return http.HttpSource(url, access or base.Access())
 
 
 def whole(source: base.Source, offset: int = 0) -> bytes:
+    """Return the disk from ``offset`` to its end."""
     return reading.drained(source.stream(offset))

@@ -1,4 +1,4 @@
-"""The real ovirt-imageio daemon on 127.0.0.1, and the disks that it serves from."""
+"""The real ovirt-imageio daemon on 127.0.0.1, and the disks it serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import processes, tls
 
 
 class Daemon:
-    """A running daemon. Tickets are added and removed as an oVirt host does."""
+    """A running daemon; add and remove tickets as an oVirt host does."""
 
     def __init__(self, directory: Path, port: int) -> None:
         from ovirt_imageio import admin
@@ -27,9 +27,11 @@ class Daemon:
         self._lock = threading.Lock()
 
     def url(self, ticket: str) -> str:
+        """Return the transfer URL of a ticket."""
         return f"https://127.0.0.1:{self.port}/images/{ticket}"
 
     def add(self, ticket: str, url: str, size: int) -> None:
+        """Add a ticket to read ``size`` bytes from ``url``."""
         self._ask(
             "add_ticket",
             {
@@ -43,13 +45,15 @@ class Daemon:
         )
 
     def remove(self, ticket: str) -> None:
+        """Remove a ticket."""
         self._ask("del_ticket", ticket)
 
     def idle(self, ticket: str) -> int:
-        """Return for how many whole seconds nobody has used a ticket."""
+        """Return the whole seconds since a ticket was last used."""
         return int(self._ask("get_ticket", ticket)["idle_time"])
 
     def log(self) -> str:
+        """Return the daemon's log."""
         return (self.directory / "daemon.log").read_text()
 
     def _ask(self, call: str, *arguments: object) -> Any:
@@ -63,9 +67,9 @@ class Daemon:
 def daemon(
     directory: Path, pair: tls.KeyPair, *, local: bool = True, level: str = "INFO"
 ) -> Iterator[Daemon]:
-    """Run a daemon; ``local``: also on a unix socket, which clients on this machine then use.
+    """Run a daemon; ``local``: also on a unix socket, which clients on this machine prefer.
 
-    Its log has the requests for data at the ``level`` DEBUG.
+    With ``level`` DEBUG its log has every data request.
     """
     program = Path(sysconfig.get_path("scripts"), "ovirt-imageio")
     if not program.exists():
@@ -108,7 +112,7 @@ handlers = stderr
 
 @dataclasses.dataclass(frozen=True)
 class Volume:
-    """One qcow2 file of a disk: what has changed since the one below it."""
+    """One qcow2 file of a disk: the changes since its backing file."""
 
     id: str
     path: Path
@@ -116,7 +120,7 @@ class Volume:
 
 
 class Chain:
-    """The volumes of a disk in a directory of its own, the oldest first; the last is the active one."""
+    """The volumes of a disk in a directory of its own, oldest first; the last is the active one."""
 
     def __init__(self, directory: Path, disk: str, content: Path) -> None:
         self.directory = directory
@@ -128,13 +132,15 @@ class Chain:
 
     @property
     def active(self) -> Volume:
+        """Return the volume that the machine writes to."""
         return self.volumes[-1]
 
     def volume(self, number: str) -> Volume | None:
+        """Return the volume with an ID, or None."""
         return next((volume for volume in self.volumes if volume.id == number), None)
 
     def snapshot(self, *writes: str, size: int | None = None) -> Volume:
-        """Freeze the active volume and go on with a new one; ``writes``: commands of qemu-io."""
+        """Freeze the active volume, add a new one on top and write to it; ``writes`` are qemu-io commands."""
         below = self.active
         size = size or below.size
         path = self.directory / f"{self.disk}-{len(self.volumes)}"
@@ -145,13 +151,13 @@ class Chain:
         return self.active
 
     def write(self, *writes: str) -> None:
-        """Change the active volume."""
+        """Run qemu-io commands on the active volume."""
         arguments = [item for command in writes for item in ("-c", command)]
         if arguments:
             processes.run("qemu-io", "-f", "qcow2", *arguments, self.active.path)
 
     def content(self, number: str, into: Path) -> Path:
-        """Write the raw disk as it is at a volume."""
+        """Write the raw disk at a volume to ``into`` and return that path."""
         volume = self.volume(number)
         assert volume
         processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", volume.path, into)
@@ -160,7 +166,10 @@ class Chain:
 
 @contextlib.contextmanager
 def exported(directory: Path, path: Path, *, delay: str = "") -> Iterator[Path]:
-    """Serve a qcow2 chain by qemu-nbd as an oVirt host does; ``delay`` of each read, such as ``5ms``."""
+    """Serve a qcow2 chain by qemu-nbd as an oVirt host does; yield the socket.
+
+    ``delay`` of each read, such as ``5ms``.
+    """
     socket = directory / "nbd"
     log = directory / "nbd.log"
     argv: list[str | Path] = ["qemu-nbd", "-r", "-f", "qcow2", "-x", "", "-e", "16", "-t"]

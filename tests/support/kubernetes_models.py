@@ -1,4 +1,4 @@
-"""Objects against the models of Kubernetes' own client: unknown and missing fields, other types."""
+"""Validate objects against the models of the Kubernetes client: unknown, missing and mistyped fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any
 
-#: Object kinds and the models they are of.
+#: Object kinds and their models.
 KINDS = {
     "PersistentVolumeClaim": "V1PersistentVolumeClaim",
     "Job": "V1Job",
@@ -24,7 +24,7 @@ def _models() -> Any:
 
 
 def faults(made: dict[str, Any]) -> list[str]:
-    """Return what the API server would refuse of the form of an object."""
+    """Return the errors of form that the API server would report for an object."""
     return list(_check(made, KINDS[made["kind"]], made["kind"]))
 
 
@@ -56,7 +56,7 @@ def _check_model(value: Any, model: Any, path: str) -> Any:
         yield from _check(item, model.openapi_types[names[name]], f"{path}.{name}")
         given[names[name]] = item
     try:
-        # The constructor refuses what lacks a required field.
+        # The constructor raises if a required field is missing.
         model(**given)
     except ValueError as err:
         yield f"{path}: {err}"

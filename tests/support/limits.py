@@ -1,4 +1,4 @@
-"""Running a program with little memory, little CPU or few rights, as in a pod."""
+"""Run a program with little memory, little CPU or few privileges, as in a pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import processes, repository
 
 _ROOT = Path("/sys/fs/cgroup")
 _PERIOD = 100_000  # microseconds
@@ -25,19 +25,19 @@ class Cgroup:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """The command that enters the group and becomes the command that follows."""
+        """Return the command prefix that enters the group and executes what follows."""
         enter = "; ".join(f"echo $$ > '{directory}/cgroup.procs'" for directory in self.directories)
         return ("sh", "-c", f'{enter}; exec "$@"', "sh")
 
     def peak(self) -> int:
-        """Return the most bytes of memory, page cache included, that the group ever held."""
+        """Return the peak memory of the group in bytes, page cache included."""
         for name in ("memory.peak", "memory.max_usage_in_bytes"):
             if (file := self.directories[0] / name).exists():
                 return int(file.read_text())
         pytest.skip("needs a kernel that keeps memory.peak")
 
     def killed(self) -> int:
-        """Return how many processes of the group were killed for memory."""
+        """Return how many processes of the group the kernel killed for memory."""
         for name in ("memory.events", "memory.oom_control"):
             if (file := self.directories[0] / name).exists():
                 counts = dict(line.split() for line in file.read_text().splitlines())
@@ -47,7 +47,7 @@ class Cgroup:
 
 @contextlib.contextmanager
 def cgroup(*, memory: int, cpus: float) -> Iterator[Cgroup]:
-    """Make a control group with a limit in bytes of memory, page cache included, and of CPUs."""
+    """Create a control group with a memory limit in bytes (page cache included) and a CPU limit."""
     processes.need_root()
     name = f"cdi-test-{os.urandom(4).hex()}"
     quota = int(cpus * _PERIOD)
@@ -73,7 +73,7 @@ def cgroup(*, memory: int, cpus: float) -> Iterator[Cgroup]:
         yield group
     finally:
         for directory in group.directories:
-            # A process that has just ended may still count for a moment.
+            # A process that has just exited may still be counted for a moment.
             processes.wait_for(functools.partial(_removed, directory), f"{directory} to be empty")
 
 
@@ -83,7 +83,7 @@ def _removed(directory: Path) -> bool:
     return not directory.exists()
 
 
-#: In mounts of its own: instead of a home that only its owner may enter, one that holds just the checkout.
+#: In a mount namespace: replaces a home directory closed to other users by one that holds only the checkout.
 _LEAVE_HOME = """
 home=$1 checkout=$2; shift 2
 exec 3<"$checkout"
@@ -97,10 +97,10 @@ exec "$@"
 
 
 def unprivileged(user: int = 107) -> tuple[str, ...]:
-    """Return the command to put before another to run it as a user id without any privilege."""
+    """Return the command prefix that runs a command as ``user`` without any privilege."""
     processes.need_root()
     processes.need("setpriv")
-    checkout = Path(__file__).parents[2]
+    checkout = repository.ROOT
     closed = [path for path in checkout.parents if not path.stat().st_mode & 0o001]
     prefix: tuple[str, ...] = ()
     if closed:

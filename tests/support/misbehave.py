@@ -1,11 +1,11 @@
-"""An HTTP/1.1 server that does wrong on purpose, told what by a small declarative object per path.
+"""An HTTP/1.1 server that misbehaves as told by a declarative ``Page`` per path.
 
     with misbehave.Server() as server:
         good = misbehave.Page(data)
         server.serve("/disk", (dataclasses.replace(good, status=503), 2), good)
 
-answers the first two GETs of ``/disk`` with 503 and then serves it; ``server.requests`` holds what
-arrived. Servers on other ports, and ``localhost`` against ``127.0.0.1``, are other hosts to a client.
+answers the first two GETs of ``/disk`` with 503 and then serves it; ``server.requests`` has the requests
+received. To a client, another port is another host, and so is ``localhost`` instead of ``127.0.0.1``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KiB = 1 << 10
 
 
 class Server(threaded.Threaded):
-    """The server, from ``with`` to the end of the block."""
+    """Run a server for the duration of a ``with`` block."""
 
     def __init__(self, pair: tls.KeyPair | None = None, host: str = "127.0.0.1") -> None:
         self._host = host
         super().__init__(_HTTP(self, host), pair)
         self.requests: list[Seen] = []
-        self.busiest = 0  # answers under way at the same time, at most
+        self.busiest = 0  # the most responses sent at the same time
         self.stopping = threading.Event()
         self.lock = threading.Lock()
         self._busy = 0
@@ -47,14 +47,14 @@ class Server(threaded.Threaded):
         super().__exit__()
 
     def serve(self, path: str, *turns: Page | tuple[Page, int]) -> str:
-        """Answer GETs of a path by the turns: a page and for how many requests; the last is for ever."""
+        """Answer the GETs of a path by pages, each for a number of requests; the last has no limit."""
         with self.lock:
             self._pages[path] = [turn if isinstance(turn, tuple) else (turn, None) for turn in turns]
             self._gets[path] = 0
         return self.url(path)
 
     def url(self, path: str, *, host: str = "") -> str:
-        """Return the address of a path."""
+        """Return the URL of a path."""
         return f"{self.scheme}://{host or self._host}:{self.port}{path}"
 
     def sent(self, path: str) -> int:
@@ -62,15 +62,15 @@ class Server(threaded.Threaded):
         return sum(seen.sent for seen in self.gets(path))
 
     def is_quiet(self) -> bool:
-        """Tell whether no answer is under way: one to a killed client ends when its connection does."""
+        """Report whether no response is being sent; that of a killed client ends with its connection."""
         return not self._busy
 
     def gets(self, path: str) -> list[Seen]:
-        """Return the GETs of a path, in the order of arrival."""
+        """Return the GETs of a path, in order of arrival."""
         return [seen for seen in self.requests if seen.path == path and seen.method == "GET"]
 
     def turn(self, path: str, method: str) -> tuple[Page, int]:
-        """Return the page whose turn it is, and the number of the GET. HEADs take no turn."""
+        """Return the page to serve next, and the number of the GET. HEADs are not counted."""
         with self.lock:
             if path not in self._pages:
                 return Page(b"not here", status=404, content_type="text/plain"), 0
@@ -86,7 +86,7 @@ class Server(threaded.Threaded):
 
     @contextlib.contextmanager
     def noting(self, seen: Seen) -> Any:
-        """Remember a request, and that its answer is under way."""
+        """Record a request, and count its response as active."""
         with self.lock:
             self.requests.append(seen)
             self._busy += 1
@@ -108,7 +108,7 @@ class _HTTP(http.server.ThreadingHTTPServer):
         super().__init__((host, 0), _Handler)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close without a word where a reset is due: closing kindly would send the end first."""
+        """Close abruptly where a reset is due: a shutdown would send a FIN first."""
         if request in self.resets:
             self.resets.discard(request)
             request.close()
@@ -116,7 +116,7 @@ class _HTTP(http.server.ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that leave early are what these tests are about."""
+        """Ignore clients that disconnect early: the tests are about them."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -124,12 +124,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _HTTP
 
     def log_message(self, *_: object) -> None:
-        """Say nothing; ``Server.requests`` tells."""
+        """Log nothing; ``Server.requests`` has the requests."""
 
     def do_HEAD(self) -> None:
+        """Serve the head of the page."""
         self.do_GET()
 
     def do_GET(self) -> None:
+        """Serve the page with its faults."""
         owner = self.server.server
         headers = {name.lower(): value for name, value in self.headers.items()}
         seen = Seen(self.command, self.path, headers)
@@ -186,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         end = min(end for end in ends if end is not None)
         step, pause = page.drip or (256 * KiB, 0.0)
         for at in range(0, end, step):
-            # Counted first: who has read it all may look before this thread runs again.
+            # Count before sending: a client that has read everything may check before this thread runs again.
             seen.sent += min(step, end - at)
             self._send(data[at : min(at + step, end)], page)
             time.sleep(pause)
@@ -204,14 +206,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(piece)
 
     def _stall(self) -> None:
-        """Wait until the client has gone."""
+        """Wait until the client disconnects."""
         self.close_connection = True
         while not self.server.server.stopping.wait(0.02):
             if select.select([self.connection], [], [], 0)[0]:
                 return
 
     def _reset(self) -> None:
-        """End with RST, after all that was written has arrived: what is still queued would be dropped."""
+        """Send RST after everything written has arrived: a reset drops what is still queued."""
         self.close_connection = True
         while struct.unpack("i", fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)))[0]:
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""An NBD server that misbehaves on purpose (the NBD protocol, doc/proto.md of NetworkBlockDevice/nbd)."""
+"""A misbehaving NBD server (the NBD protocol, doc/proto.md of NetworkBlockDevice/nbd)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _READ = 0
 
 
 class Sparing(socketserver.StreamRequestHandler):
-    """A disk of 0x41. In a structured reply it forgets the second half of what it was asked for."""
+    """Serve a disk of 0x41; a structured reply omits the second half of the range requested."""
 
     def handle(self) -> None:
+        """Negotiate, then answer reads until the client disconnects."""
         self.wfile.write(b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3))
         self.rfile.read(4)
         structured = self._negotiate()
@@ -36,7 +37,7 @@ class Sparing(socketserver.StreamRequestHandler):
                 self.wfile.write(struct.pack(">IIQ", 0x67446698, 0, cookie) + b"A" * length)
 
     def _negotiate(self) -> bool:
-        """Answer options until the disk is chosen; tell whether structured replies were wanted."""
+        """Answer options until NBD_OPT_GO; return whether structured replies were negotiated."""
         structured = False
         while True:
             _, option, length = _OPTION.unpack(self.rfile.read(_OPTION.size))
@@ -54,7 +55,7 @@ class Sparing(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def serve(path: Path, handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
-    """Serve on a unix socket at ``path``; gives it as text."""
+    """Serve on a unix socket at ``path`` and yield the path as text."""
     with socketserver.ThreadingUnixStreamServer(str(path), handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()

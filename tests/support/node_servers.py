@@ -1,4 +1,4 @@
-"""The server of node pull in an empty container, and plain clients of it."""
+"""The node pull server in an otherwise empty root directory, and simple clients for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support import processes, worker
+from tests.support import processes, repository
 
-SOURCE = worker.ROOT / "node-server"
+SOURCE = repository.ROOT / "node-server"
 DATA = os.urandom(300_001)
 
 
 def compiled(directory: Path, **variables: str) -> Path:
-    """Compile the server as its Makefile says."""
+    """Build the server with its Makefile; ``variables`` of make."""
     processes.need("make", "gcc")
     program = directory / "cdi-containerimage-server"
     words = [f"{name}={value}" for name, value in {"OUT": str(program), **variables}.items()]
@@ -30,7 +30,7 @@ def compiled(directory: Path, **variables: str) -> Path:
 
 @dataclasses.dataclass
 class Container:
-    """A root with nothing but a disk, a folder to share, and the server; all as user 107."""
+    """A root directory with only a disk, a shared folder and the server; everything runs as user 107."""
 
     root: Path
     port: int
@@ -38,13 +38,16 @@ class Container:
 
     @property
     def ready(self) -> Path:
+        """Return the file by which the server reports that it serves."""
         return self.root / "shared/ready"
 
     @property
     def done(self) -> Path:
+        """Return the file by which the server is asked to stop."""
         return self.root / "shared/done"
 
     def put(self, name: str, data: bytes = DATA) -> Path:
+        """Write a disk into the image directory."""
         path = self.root / "disk" / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(data)
@@ -53,31 +56,37 @@ class Container:
         return path
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start the server, by default with the usual arguments, without waiting for it."""
         self.close()
         enter = [str(shutil.which("chroot")), "--userspec=107:107", str(self.root), "/server"]
         files = ("-ready-file", "/shared/ready", "-done-file", "/shared/done")
-        given = arguments or ("-p", str(self.port), "-image-dir", "/disk", *files)
+        command = arguments or ("-p", str(self.port), "-image-dir", "/disk", *files)
         self.process = subprocess.Popen(
-            [*enter, *given], stderr=subprocess.PIPE, text=True, env=dict(env or {}), stdin=subprocess.DEVNULL
+            [*enter, *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(env or {}),
+            stdin=subprocess.DEVNULL,
         )
         return self.process
 
     def serve(self, **env: str) -> subprocess.Popen[str]:
+        """Start the server and wait until it is ready."""
         process = self.start(env=env)
         processes.wait_for(lambda: self.ready.exists() or process.poll() is not None, "the ready file")
         assert process.poll() is None, process.communicate()
         return process
 
     def refusal(self, *arguments: str) -> str:
-        """Start it in vain and return its last words."""
+        """Start the server, check that it refuses to run, and return its error message."""
         process = self.start(*arguments)
-        _, said = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=10)
         assert process.returncode == 1
         assert not self.ready.exists()
-        return said
+        return errors
 
     def close(self) -> None:
-        """Kill it, as when memory runs out."""
+        """Kill the server with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
@@ -85,6 +94,7 @@ class Container:
 
 
 def container(root: Path, program: Path) -> Container:
+    """Create the root directory with the server in it."""
     processes.need_root()
     processes.need("chroot")
     for name in ("disk", "shared"):
@@ -96,12 +106,15 @@ def container(root: Path, program: Path) -> Container:
 
 @dataclasses.dataclass
 class Answer:
+    """A response, with header names in lower case."""
+
     status: int
     headers: dict[str, str]
     body: bytes
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
+    """Send one request; an underscore in a header's name stands for a dash."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         connection.request(
             method, path, headers={key.replace("_", "-"): value for key, value in headers.items()}
@@ -113,7 +126,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
 
 
 def say(port: int, text: bytes) -> bytes:
-    """Send bytes as they are, and return all that comes back."""
+    """Send raw bytes and return everything the server sends back."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(text)
@@ -126,6 +139,7 @@ def say(port: int, text: bytes) -> bytes:
 
 
 def status_of(answer: bytes) -> int:
+    """Return the status code of a raw response."""
     found = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
     assert found, answer[:100]
     return int(found[1])

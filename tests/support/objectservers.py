@@ -1,4 +1,4 @@
-"""Object stores on 127.0.0.1: SeaweedFS and rclone speak S3, an emulator speaks Google's API."""
+"""Object stores on 127.0.0.1: SeaweedFS and rclone serve S3, an emulator serves Google's API."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support import processes, threaded, tls
 
 ACCESS_KEY = "AKIDTEST"
 SECRET_KEY = "secret-of-the-tests"
-#: May use only what an AWS policy of the smallest kind allows: reading objects, not listing.
+#: Has the smallest useful AWS policy: may read objects, but not list them.
 READER = ("AKIDREADER", "secret-of-the-reader")
 BUCKET = "images"
 
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """A running S3 server. ``tls_port``: of the same store over https, 0 without."""
+    """A running S3 server. ``tls_port``: of the same store over https, 0 for none."""
 
     port: int
     tls_port: int = 0
@@ -36,7 +36,7 @@ class Store:
         return f"{server}/{bucket}/{key}"
 
     def client(self) -> Any:
-        """Return a boto3 client with all rights."""
+        """Return a boto3 client with all permissions."""
         import boto3
         from botocore.config import Config
 
@@ -53,12 +53,13 @@ class Store:
         )
 
     def put(self, key: str, data: bytes) -> None:
+        """Store an object."""
         self.client().put_object(Bucket=BUCKET, Key=key, Body=data)
 
 
 @contextlib.contextmanager
 def seaweed(directory: Path, pair: tls.KeyPair | None = None) -> Iterator[Store]:
-    """Run SeaweedFS with one bucket; ``public`` is another, which anyone may read."""
+    """Run SeaweedFS with a private bucket, and a bucket ``public`` that anyone may read."""
     weed = _program("weed")
     store = Store(processes.free_port(), processes.free_port() if pair else 0)
     rights = directory / "s3.json"
@@ -102,7 +103,7 @@ def rclone(directory: Path) -> Iterator[Store]:
 
 @dataclasses.dataclass
 class Service:
-    """A web service of the tests: ``asked`` are the bodies of the POSTs it got."""
+    """A web service for tests: ``asked`` has the bodies of the POSTs it received."""
 
     url: str
     asked: list[str]
@@ -110,14 +111,14 @@ class Service:
 
 @contextlib.contextmanager
 def token_service(keys: tuple[str, str]) -> Iterator[Service]:
-    """Play Amazon's token service: give these keys to whoever asks to take up a role."""
+    """Serve as Amazon's token service: give these keys to every client that assumes a role."""
     with answering(_ASSUMED.format(key=keys[0], secret=keys[1]), "text/xml") as service:
         yield service
 
 
 @contextlib.contextmanager
 def guarded(emulator: Emulator, token: str) -> Iterator[Service]:
-    """Guard the emulator: what bears the token may pass. Whoever POSTs anything is given one."""
+    """Run a proxy before the emulator that requires a bearer token, and gives it to every POST."""
     answer = {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
     answer["issued_token_type"] = "urn:ietf:params:oauth:token-type:access_token"
     with answering(
@@ -130,7 +131,7 @@ def guarded(emulator: Emulator, token: str) -> Iterator[Service]:
 def answering(
     text: str, content_type: str, *, status: int = 200, behind: tuple[int, str] = (0, "")
 ) -> Iterator[Service]:
-    """Answer every POST by the text; pass GETs on to a port if they have its authorization."""
+    """Answer every POST with the text; forward GETs to the port ``behind`` if they are authorized."""
     asked: list[str] = []
     port, authorization = behind
 
@@ -141,8 +142,8 @@ def answering(
 
         def do_GET(self) -> None:
             if self.headers["Authorization"] != authorization:
-                who = {"error": {"code": 401, "message": "Anonymous caller does not have access"}}
-                self.answer(401, {"Content-Type": "application/json"}, json.dumps(who).encode())
+                denial = {"error": {"code": 401, "message": "Anonymous caller does not have access"}}
+                self.answer(401, {"Content-Type": "application/json"}, json.dumps(denial).encode())
                 return
             connection = http.client.HTTPConnection("127.0.0.1", port)
             with contextlib.closing(connection):
@@ -158,7 +159,7 @@ def answering(
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing; ``asked`` tells."""
+            """Log nothing; ``asked`` has the requests."""
 
     with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         yield Service(f"http://127.0.0.1:{server.port}", asked)
@@ -180,7 +181,7 @@ def _identity(name: str, keys: tuple[str, str] | None, *actions: str) -> dict[st
 
 
 def _serves(port: int) -> bool:
-    """Tell whether a web server on the port answers anything but a failure of its own."""
+    """Report whether a web server on the port answers with anything but a server error."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
         connection.request("GET", "/")
@@ -189,19 +190,19 @@ def _serves(port: int) -> bool:
 
 
 def _program(name: str) -> Path:
-    """Return a program that a Python package of the tests has brought along."""
+    """Return a program installed by a Python package."""
     return Path(sysconfig.get_path("scripts"), name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Google's API as the emulator speaks it: without credentials, generations or digests of ranges."""
+    """Google's API as the emulator implements it: no credentials, generations or digests of ranges."""
 
     port: int
 
     @property
     def host(self) -> str:
-        """The value for STORAGE_EMULATOR_HOST."""
+        """Return the value for STORAGE_EMULATOR_HOST."""
         return f"http://127.0.0.1:{self.port}"
 
     def url(self, name: str, *, bucket: str = BUCKET) -> str:
@@ -209,7 +210,7 @@ class Emulator:
         return f"{self.host}/{bucket}/{name}"
 
     def put(self, name: str, data: bytes, *, encoding: str | None = None) -> None:
-        """Store an object, with a Content-Encoding if told."""
+        """Store an object, with a Content-Encoding if given."""
         metadata = json.dumps({"name": name, **({"contentEncoding": encoding} if encoding else {})})
         head = f"--part\r\nContent-Type: application/json\r\n\r\n{metadata}\r\n"
         head += "--part\r\nContent-Type: application/octet-stream\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Is what a target holds what it has to hold? Compared byte for byte with what qemu-img reads."""
+"""Compare a target byte for byte with the disk that qemu-img reads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ MiB = 1 << 20
 
 
 def same(target: Path, expected: Path, *, beyond: bytes | None = b"\0") -> None:
-    """Check that the target begins with the expected bytes and goes on with ``beyond`` to its end.
+    """Check that the target holds the expected bytes, followed by ``beyond`` to its end.
 
-    ``beyond`` is one byte: zero for a file that was grown, ``devices.DIRT`` for what no one may have
-    touched; None: not looked at. A block device is read past the page cache where it can be, so that
-    only what reached the device counts.
+    ``beyond`` is one byte: zero for a file that was grown, ``devices.DIRT`` for what must not have been
+    written; None: not checked. The page cache is dropped first, so that a block device is read from the
+    device where possible.
     """
     size = expected.stat().st_size
     with target.open("rb", buffering=0) as have, expected.open("rb") as want:
@@ -36,10 +36,10 @@ def _equal(have: bytes, want: bytes, offset: int, target: Path) -> None:
 
 
 def unusable(target: Path) -> None:
-    """Check that nothing on the target could be taken for a disk after a failure.
+    """Check that nothing on the target could be mistaken for a disk after a failure.
 
-    A file must be gone, or be named as unfinished; a block device must begin with zeros, or be untouched,
-    over all that partition tables, boot sectors and file systems begin in.
+    A file must not exist under its final name; a block device must begin with zeros, or be unwritten, in
+    the area where partition tables, boot sectors and file systems begin.
     """
     if target.is_block_device():
         with target.open("rb", buffering=0) as device:

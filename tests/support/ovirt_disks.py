@@ -1,4 +1,4 @@
-"""An oVirt engine with a disk of two volumes, read as a source."""
+"""An oVirt engine with a disk of two volumes, read by the imageio source."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support import reading, tls
 
 MIB = 1 << 20
 SIZE = 8 * MIB
-#: Patience for tests: short, for everything is near.
+#: Short timeouts for tests: every server is local.
 QUICK = imageio.Patience(renew=0.3, locked=20, ready=20, end=10, last=5)
 
 
 @dataclasses.dataclass
 class Place:
-    """An engine with a disk of two volumes. ``before``, ``now``: the raw disk at the first and last."""
+    """An engine with a disk of two volumes. ``before``, ``now``: the raw disk at the first and the last."""
 
     engine: engine_module.Engine
     authority: tls.Authority
@@ -31,7 +31,7 @@ class Place:
     now: Path
 
     def reset(self) -> None:
-        """Forget what an earlier test did."""
+        """Undo the changes of an earlier test."""
         engine = self.engine
         engine.transfers.clear()
         engine.calls.clear()
@@ -39,6 +39,7 @@ class Place:
         engine.flat = engine.mute = False
 
     def location(self, current: str = "", previous: str = "", disk: str = "disk") -> locations.Imageio:
+        """Return the location of a disk, or of the delta between two checkpoints."""
         access = base.Access(
             user=engine_module.USER,
             password=engine_module.PASSWORD,
@@ -47,10 +48,11 @@ class Place:
         return locations.Imageio(self.engine.url, access, disk_id=disk, current=current, previous=previous)
 
     def source(self, *checkpoints: str, patience: imageio.Patience = QUICK) -> imageio.ImageioSource:
+        """Return the source of the disk, or of a delta."""
         return imageio.ImageioSource(self.location(*checkpoints), threading.Event(), patience)
 
     def ended(self, *phases: str) -> None:
-        """Check how the transfers have ended, that the disk is free and that nobody is logged in."""
+        """Check the final phases of the transfers, that the disk is unlocked and no session is open."""
         assert tuple(transfer.phase for transfer in self.engine.transfers) == phases
         assert not self.engine.locked
         assert not self.engine.logged_in
@@ -68,6 +70,7 @@ def raw_disk(path: Path) -> Path:
 
 @contextlib.contextmanager
 def placed(directory: Path, *, local: bool) -> Iterator[Place]:
+    """Run an engine with the disk; ``local``: see ``imageiod.daemon``."""
     with engine_module.running(directory, local=local, level="DEBUG") as (engine, authority):
         chain = engine.add_disk("disk", raw_disk(directory / "raw"))
         chain.snapshot("write -P 7 2M 300k", "write -z 3M 64k")
@@ -77,5 +80,5 @@ def placed(directory: Path, *, local: bool) -> Iterator[Place]:
 
 
 def read(source: imageio.ImageioSource) -> bytes:
-    """Read all of it, in order."""
+    """Read the whole disk in order."""
     return reading.drained(source.stream(), MIB)

@@ -1,4 +1,4 @@
-"""A warm migration from oVirt: an engine, disks that run, and the requests for their stages."""
+"""A warm migration from oVirt: an engine, disks of running machines, and the requests of the stages."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from tests.support import engine_states, imageiod, tls
 
 MIB = 1 << 20
 SIZE = 16 * MIB
-#: What a guest does between two checkpoints: data and zeros, over each other, at both ends, unaligned.
+#: What the guest writes between two checkpoints: data and zeros, overlapping, unaligned, at both ends.
 FIRST = ("write -P 1 0 64k", "write -P 2 1000k 300k", "write -z 4M 1M", "write -P 3 15M 1M")
 
 
 @dataclasses.dataclass
 class Place:
+    """An engine whose disks are migrated; ``directory`` also holds scratch."""
+
     engine: engine_module.Engine
     authority: tls.Authority
     directory: Path
 
     def reset(self) -> None:
-        """Forget what an earlier test did, or left behind when it failed."""
+        """Undo the changes of an earlier test, even of a failed one."""
         self.engine.transfers.clear()
         self.engine.inactivity, self.engine.delay = 60.0, ""
         shutil.rmtree(self.directory / "scratch", ignore_errors=True)
 
     def chain(self, size: int = SIZE) -> imageiod.Chain:
-        """Make a disk that runs, with nothing frozen yet."""
+        """Add a disk of a running machine, without checkpoints."""
         name = f"disk{len(self.engine.chains)}"
         raw = self.directory / f"{name}.raw"
         with raw.open("wb") as file:
@@ -44,6 +46,7 @@ class Place:
     def request(
         self, chain: imageiod.Chain, target: Path, current: str, previous: str = ""
     ) -> cdi_worker.Request:
+        """Return the request for a stage: the checkpoint ``current``, as a delta to ``previous`` if given."""
         scratch = self.directory / "scratch"
         scratch.mkdir(exist_ok=True)
         access = cdi_worker.Access(
@@ -63,10 +66,11 @@ class Place:
         )
 
     def content(self, chain: imageiod.Chain, number: str) -> Path:
+        """Return the raw disk at a volume."""
         return chain.content(number, self.directory / f"{number}.content")
 
     def settled(self) -> None:
-        """Check that every transfer has ended, no disk is locked, and nothing is left in scratch."""
+        """Check that all transfers have ended, no disk is locked, and scratch is empty."""
         assert all(transfer.phase in engine_states.ENDED for transfer in self.engine.transfers)
         assert not self.engine.locked
         assert not list((self.directory / "scratch").iterdir())

@@ -1,4 +1,4 @@
-"""What the misbehaving server has at a path, and what it was asked for."""
+"""What the misbehaving server serves at a path, and the requests it received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """What a path answers, and how, in bytes of one answer's body unless said otherwise."""
+    """The response for a path; byte counts refer to the body of one response unless stated otherwise."""
 
     body: bytes = b""
     status: int = 200
@@ -17,41 +17,41 @@ class Page:
     content_type: str = "application/octet-stream"
     etag: str | None = '"one"'
     modified: str | None = "Mon, 02 Nov 2026 10:00:00 GMT"
-    #: Whether a Range is honoured, and whether Accept-Ranges says so (by default: the truth).
+    #: Whether Range is honoured, and whether Accept-Ranges claims so (by default, the truth).
     ranges: bool = True
     claims_ranges: bool | None = None
-    #: How the end of the body is told: ``length``, ``chunked`` or ``close``.
+    #: How the end of the body is marked: ``length``, ``chunked`` or ``close``.
     framing: str = "length"
     #: Status of HEAD.
     head: int = 200
-    #: ``user:password`` that is asked for.
+    #: ``user:password`` that is required.
     password: str | None = None
-    #: Where to go instead, in turn: one redirect after the other leads elsewhere.
+    #: Redirect targets, used in turn.
     to: tuple[str, ...] = ()
     #: Content-Range of a 206; may use {first}, {last} and {total}.
     content_range: str = "bytes {first}-{last}/{total}"
-    #: The bytes of a 206 are those from this much further on.
+    #: A 206 sends the bytes this far behind those requested.
     shift: int = 0
-    #: Content-Length promises this many bytes more than come (then the connection ends).
+    #: Content-Length exceeds the bytes sent by this many (then the connection closes).
     missing: int = 0
-    #: This many bytes come after Content-Length has been served.
+    #: This many bytes follow the end given by Content-Length.
     extra: int = 0
-    #: Reset the connection after so many bytes of an answer / on reaching this byte of the whole body.
+    #: Reset the connection after this many bytes of a response / at this byte of the whole body.
     cut: int | None = None
     cut_at: int | None = None
-    #: Send nothing more after so many bytes / on reaching this byte of the whole body, but keep the
-    #: connection; ``silent``: not even a status.
+    #: Stop sending after this many bytes / at this byte of the whole body, but keep the connection
+    #: open; ``silent``: send no status either.
     stall: int | None = None
     stall_at: int | None = None
     silent: bool = False
-    #: Bytes at a time, and seconds to wait after each.
+    #: Bytes to send at a time, and seconds to wait after each.
     drip: tuple[int, float] | None = None
 
     def refusal(self, headers: Mapping[str, str]) -> Page | None:
-        """Return the answer to a request that may not have the page."""
+        """Return the error page for a request that may not have the page, else None."""
         if self.password is not None:
-            wanted = "Basic " + base64.b64encode(self.password.encode()).decode()
-            if headers.get("authorization") != wanted:
+            expected = "Basic " + base64.b64encode(self.password.encode()).decode()
+            if headers.get("authorization") != expected:
                 asking = {"WWW-Authenticate": 'Basic realm="private"'}
                 return Page(b"who?", status=401, headers=asking, head=401)
         if headers.get("if-match", self.etag) != self.etag:
@@ -59,7 +59,7 @@ class Page:
         return None
 
     def span(self, headers: Mapping[str, str]) -> tuple[int, int] | None:
-        """Return the first and last byte that a Range asks for, None for everything."""
+        """Return the first and last byte of the requested range, or None for the whole body."""
         unit, _, spec = headers.get("range", "").partition("=")
         if unit != "bytes" or not self.ranges or self.status != 200 or self.to:
             return None
@@ -74,7 +74,7 @@ class Page:
 
 @dataclasses.dataclass
 class Seen:
-    """A request that arrived; names of headers in lower case. ``sent``: bytes of the body so far."""
+    """A received request; header names in lower case. ``sent``: bytes of the body sent so far."""
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""The disk that each of our ways makes of a qcow2 or vmdk image in memory."""
+"""Read a qcow2 or VMDK image in memory by each of our readers and return the disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cdi_worker.images.place import ranges, stream
 from cdi_worker.scratch import journal, space
 from tests.support import disks
 
-#: Of the disks of the tests.
+#: The variants of ``disks`` that the PLACE route can read.
 VARIANTS = [name for name in disks.FORMATS if name.startswith(("qcow2", "vmdk"))]
 
 
 class Dirty:
-    """A disk in memory that was full of 0xFF, and knows what was written twice or not at all."""
+    """A disk in memory, filled with 0xFF; fails if a range is written twice, ``covered`` shows the others."""
 
     def __init__(self, size: int) -> None:
         self.data = bytearray(b"\xff") * size
@@ -25,17 +25,19 @@ class Dirty:
         self._lock = threading.Lock()
 
     def write(self, offset: int, data: memoryview) -> None:
+        """Write at ``offset``, as a target."""
         assert len(data)
         self._cover(offset, len(data))
         self.data[offset : offset + len(data)] = data
 
     def zero(self, offset: int, length: int) -> None:
+        """Zero a range, as a target."""
         assert length
         self._cover(offset, length)
         self.data[offset : offset + length] = bytes(length)
 
     def flush(self) -> None:
-        pass
+        """Do nothing: there is nothing to flush."""
 
     def _cover(self, offset: int, length: int) -> None:
         first, end = offset // 512, (offset + length) // 512
@@ -47,31 +49,34 @@ class Dirty:
 
 
 class Bytes:
-    """A file in memory, read at random."""
+    """A file in memory with random access, as ``RandomReader``."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size = len(data)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read at ``offset``; return the number of bytes read."""
         data = self._data[offset : offset + len(into)]
         into[: len(data)] = data
         return len(data)
 
     def interrupt(self) -> None:
-        pass
+        """Do nothing: reads never block."""
 
 
 def fetcher(file: Bytes) -> fetch.Fetcher:
+    """Return a fetcher of two connections for ``file``."""
     return fetch.Fetcher(file, file.size, fetch.Options(connections=2), cancel=threading.Event())
 
 
 def unjournalled() -> journal.Journal:
+    """Return a journal that records nothing."""
     return journal.Journal(None, "", 0)
 
 
 def placed(data: bytes, form: str = "qcow2") -> bytes:
-    """Return the disk that our own reader makes of a file's bytes."""
+    """Return the disk of an image that is read at random."""
     source = fetcher(Bytes(data))
     image = readers.FORMATS[form].read_image(source.read, source.size)
     target = Dirty(image.layout.virtual_size)
@@ -81,13 +86,14 @@ def placed(data: bytes, form: str = "qcow2") -> bytes:
 
 
 class Ordered:
-    """Bytes in order, in portions of many sizes."""
+    """A stream of ``data`` that returns reads of many different lengths."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def readinto(self, into: memoryview, /) -> int:
+        """Read the next bytes; return how many."""
         count = min(len(into), len(self._data) - self._at, 1 + self._at * 7 % 300_000)
         into[:count] = self._data[self._at : self._at + count]
         self._at += count
@@ -95,7 +101,7 @@ class Ordered:
 
 
 def streamed(data: bytes, scratch: space.Spill | None = None, form: str = "qcow2") -> bytes:
-    """Return the disk that comes of a file's bytes read once, in order."""
+    """Return the disk of an image that is read once, in order."""
     follower = readers.FORMATS[form].follow(data[: readers.HEAD_SIZE])
     target = Dirty(follower.virtual_size)
     length = stream.from_stream(follower, Ordered(data), target, cancel=threading.Event(), spill=scratch)
@@ -105,7 +111,10 @@ def streamed(data: bytes, scratch: space.Spill | None = None, form: str = "qcow2
 
 
 def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
-    """Return the disk; only what was kept and the ``recent`` last chunks can be read again."""
+    """Return the disk of an image, read in chunks.
+
+    Only the ``recent`` last chunks and what the reader asked to keep can be read again.
+    """
     follower = readers.FORMATS[form].follow(data[: readers.HEAD_SIZE])
     disk = bytearray(b"\xff") * follower.virtual_size
     kept = bytearray(len(data))
@@ -128,8 +137,8 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
                 follower.inflate(body, piece.guest)[: piece.size] if piece.packed else body
             )
             if piece.packed:
-                # What fits behind it without a sector of its own is taken for its end. Where it is another
-                # cluster, whose table comes much later, an import has to ask for scratch.
+                # Data behind the compressed cluster that fits into its last sector is read with it. If that
+                # is another cluster whose table comes much later, an import has to ask for scratch.
                 after = piece.host + piece.length
                 kept[after - 512 : after + 511] = b"\1" * 1023
         for first, after in arrival.keep:
@@ -139,7 +148,7 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
 
 
 def attempts(data: bytes, form: str) -> set[bytes]:
-    """Return the disks that the two ways of an import make, but for those that end in a clean error."""
+    """Return the disks read by both readers, without those refused by a clean error."""
     found = set()
     for way in (placed, streamed):
         with contextlib.suppress(errors.ImageError, errors.ScratchRequired):

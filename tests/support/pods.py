@@ -1,4 +1,4 @@
-"""The worker's image in containers, with the rights and limits that a pod has."""
+"""The worker's image in containers, with the privileges and limits of a pod."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tests.support import devices, oracle, processes, worker
 
-#: What a controller's pod is given (contract, Roles), and what a careful cluster takes away.
+#: The limits of a controller's pod (contract, Roles), and the privileges a strict cluster removes.
 LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
 RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--read-only-tmpfs=false")
-#: What podman needs where it is a guest itself: the host's network reaches servers on its loopback.
+#: For podman inside a container: the host's network reaches servers on its loopback.
 HERE = (
     "--runtime=runc",
     "--network=host",
@@ -27,14 +27,14 @@ HERE = (
 
 @dataclasses.dataclass
 class Pod(worker.Volumes):
-    """Volumes below a directory and the container that gets them.
+    """Volumes below a directory and the container that mounts them.
 
-    ``user``: ``uid:gid``; the group's are the volumes. ``files``: further files and where they are seen.
+    ``user``: ``uid:gid``; the volumes belong to the group. ``files``: further files and their mount points.
     """
 
     image: str
     user: str = "1001:1001"
-    #: What the containers of one pod share, at ``/shared``.
+    #: The volume shared by the containers of one pod, mounted at ``/shared``.
     shared: Path = Path()
     files: dict[Path, str] = dataclasses.field(default_factory=dict)
     env: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -49,7 +49,7 @@ class Pod(worker.Volumes):
         self._own(self.log)
 
     def _own(self, path: Path) -> None:
-        # As with an fsGroup: the volume is the group's, whoever the user is.
+        # As with an fsGroup: the volume belongs to the group, whatever the user.
         os.chown(path, 0, int(self.user.partition(":")[2]))
         path.chmod(path.stat().st_mode | stat.S_IRWXG)
 
@@ -73,9 +73,9 @@ class Pod(worker.Volumes):
     def run(
         self, *arguments: str, entrypoint: str | None = None, timeout: float = 100, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run the container to its end. By default its arguments are a controller's."""
+        """Run the container to its end, by default with a controller's arguments."""
         command = self.command(*(arguments or ("-v=1",)), entrypoint=entrypoint, **env)
-        # conmon notes a kill for memory in a file where it is.
+        # conmon writes a file into the current directory when a container is killed for memory.
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, check=False, cwd=self.directory
         )
@@ -84,7 +84,7 @@ class Pod(worker.Volumes):
     def running(
         self, *arguments: str, port: int, entrypoint: str | None = None, env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the container beside the block; it is ready when the port answers."""
+        """Run the container beside the block; it is ready when it listens on the port."""
         command = self.command(*arguments, entrypoint=entrypoint, **(env or {}))
         output = self.directory / "output"
         with processes.running(command, log=output, ready=lambda: processes.answers(port)) as started:
@@ -92,7 +92,7 @@ class Pod(worker.Volumes):
 
 
 def check(pod: Pod, done: subprocess.CompletedProcess[str], message: str, expected: Path) -> None:
-    """Check that a container has ended well, with this message, and that the volume has the disk."""
+    """Check that a container succeeded with this message, and that the volume holds the disk."""
     assert (done.returncode, pod.message) == (0, message), done.stderr
     assert "Traceback" not in done.stderr
     oracle.same(pod.disk, expected, beyond=devices.DIRT if pod.block else b"\0")
@@ -111,7 +111,7 @@ def device(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def image_of(tree: Path, name: str) -> Iterator[str]:
-    """Make an image that holds a folder and nothing else."""
+    """Make a container image with the content of a folder, and remove it after the block."""
     archive = tree.parent / f"{tree.name}.tar"
     processes.run("tar", "--create", f"--file={archive}", f"--directory={tree}", ".")
     processes.run("podman", "import", "--quiet", archive, name)

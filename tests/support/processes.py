@@ -1,4 +1,4 @@
-"""Programs that tests run: once to the end, or in the background until a block ends."""
+"""Run programs: once to their end, or in the background of a block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-#: Seconds that a server may need to start or to end on a busy machine.
+from tests.support import repository
+
+#: Seconds that a server may take to start or stop on a busy machine.
 PATIENCE = 20.0
 
 
@@ -27,7 +28,7 @@ def need(*tools: str) -> None:
 
 
 def need_root() -> None:
-    """Skip the running test unless it may make devices and mounts."""
+    """Skip the running test unless it runs as root, which devices and mounts require."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
 
@@ -35,7 +36,7 @@ def need_root() -> None:
 def run(
     *argv: str | Path, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; a failure shows what it said."""
+    """Run a program to its end; raise ``AssertionError`` with its output if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     if done.returncode:
         raise AssertionError(f"{argv} ended with {done.returncode}: {done.stderr or done.stdout}")
@@ -43,17 +44,17 @@ def run(
 
 
 def script(code: str, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code where nothing of this machine says who it is but ``variables``."""
+    """Run Python code in an environment of ``variables`` only: no credentials, no metadata server."""
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     env |= {"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", **variables}
     command = (sys.executable, "-W", "error", "-c", code, *argv)
     return subprocess.run(
-        command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=repository.ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
     )
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Poll until the condition holds."""
+    """Poll until the condition holds; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -62,10 +63,10 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free, and that nobody else is given in the meantime.
+    """Return a free TCP port of 127.0.0.1 that no other test process is given.
 
-    The kernel hands out ports above these (ip_local_port_range), to connections too, and other processes
-    that run tests have other ones.
+    It is below the kernel's ephemeral ports (ip_local_port_range), so no connection can take it, and each
+    pytest worker has a range of its own.
     """
     while True:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", next(_ports))) as listener:
@@ -76,7 +77,7 @@ def _own_ports() -> Iterator[int]:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
     start = os.getpid()
     while True:
-        # Not the same ones first in the next run: something of the last may still be listening.
+        # Start elsewhere in each run: a server of the previous run may still be listening.
         yield 10000 + 2000 * worker + start % 2000
         start += 1
 
@@ -85,7 +86,7 @@ _ports = _own_ports()
 
 
 def answers(port: int) -> bool:
-    """Tell whether something accepts connections on the port."""
+    """Report whether a server accepts connections on the port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
@@ -99,7 +100,7 @@ def running(
     ready: Callable[[], object],
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program beside the block: ``ready`` when the block begins, ended by its pid after it."""
+    """Run a program beside the block: ``ready`` when the block begins, stopped by pid after it."""
     with log.open("ab") as output:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
     try:
@@ -112,7 +113,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process, kindly first."""
+    """Stop a process: SIGTERM, then SIGKILL after ``PATIENCE``."""
     process.terminate()
     try:
         process.wait(PATIENCE)

@@ -1,4 +1,4 @@
-"""A forward proxy: plain requests, tunnels by CONNECT, and tunnels that it opens and looks into."""
+"""A forward HTTP proxy: plain requests, CONNECT tunnels, and tunnels that it decrypts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOP_BY_HOP = {"connection", "proxy-connection", "proxy-authorization", "keep-ali
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """A request that arrived: ``target`` is ``host:port`` of a CONNECT, else a URL."""
+    """A request received by the proxy; ``target`` is ``host:port`` for CONNECT, else a URL."""
 
     method: str
     target: str
@@ -28,12 +28,12 @@ class Seen:
 
 
 class Proxy(threaded.Threaded):
-    """The proxy, from ``with`` to the end of the block.
+    """Run a proxy for the duration of a ``with`` block.
 
-    ``password`` is ``user:password`` that clients have to give. With an ``authority`` the proxy shows
-    certificates of its own for the hosts of tunnels (and trusts whatever it finds behind them), or
-    leads them all to one ``origin``, such as ``http://127.0.0.1:8080``. With a ``pair`` it is itself
-    asked over TLS.
+    ``password`` is the ``user:password`` that clients must send. With an ``authority`` the proxy decrypts
+    tunnels: it issues a certificate for the requested host and does not verify the server behind it.
+    ``origin``, such as ``http://127.0.0.1:8080``, then receives all tunnelled requests. With a ``pair``
+    the proxy itself is reached over TLS.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Proxy(threaded.Threaded):
 
     @property
     def url(self) -> str:
-        """The value for ``http_proxy`` and ``https_proxy``."""
+        """Return the value for ``http_proxy`` and ``https_proxy``."""
         user = f"{self.password}@" if self.password else ""
         return f"{self.scheme}://{user}127.0.0.1:{self.port}"
 
@@ -66,27 +66,29 @@ class _HTTP(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that leave early are no news."""
+        """Ignore clients that disconnect early."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _HTTP
-    #: Where a tunnel that is looked into leads.
+    #: The server that receives the requests of a decrypted tunnel.
     origin = ""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing; ``Proxy.requests`` tells."""
+        """Log nothing; ``Proxy.requests`` has the requests."""
 
     def do_HEAD(self) -> None:
+        """Forward the request."""
         self.do_GET()
 
     def do_POST(self) -> None:
+        """Forward the request and its body."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Fetch what the client asks for."""
-        headers = self._note()
+        """Forward the request and relay the response."""
+        headers = self._record()
         if headers is None:
             return
         target = urllib.parse.urlsplit(self.origin + self.path)
@@ -101,11 +103,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             path = urllib.parse.urlunsplit(("", "", target.path, target.query, ""))
             body = self.rfile.read(int(headers.get("content-length", "0")))
             connection.request(self.command, path, body or None, headers=headers)
-            self._pass_on(connection.getresponse())
+            self._relay(connection.getresponse())
 
     def do_CONNECT(self) -> None:
-        """Join the client to the host, or pretend to be the host."""
-        if self._note() is None:
+        """Open a tunnel to the host, or terminate its TLS here."""
+        if self._record() is None:
             return
         authority = self.server.proxy.authority
         host, _, port = self.path.rpartition(":")
@@ -118,14 +120,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             _join(self.connection, there)
         self.close_connection = True
 
-    def _note(self) -> dict[str, str] | None:
-        """Remember the request; return the headers to pass on, None where it was refused."""
+    def _record(self) -> dict[str, str] | None:
+        """Record the request; return the headers to forward, or None if it was refused."""
         proxy = self.server.proxy
         headers = {name.lower(): value for name, value in self.headers.items()}
         proxy.requests.append(Seen(self.command, self.origin + self.path, headers))
         if proxy.password and not self.origin:
-            wanted = "Basic " + base64.b64encode(proxy.password.encode()).decode()
-            if headers.get("proxy-authorization") != wanted:
+            expected = "Basic " + base64.b64encode(proxy.password.encode()).decode()
+            if headers.get("proxy-authorization") != expected:
                 self.send_response(407)
                 self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
                 self.send_header("Content-Length", "0")
@@ -133,7 +135,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return None
         return {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
 
-    def _pass_on(self, answer: http.client.HTTPResponse) -> None:
+    def _relay(self, answer: http.client.HTTPResponse) -> None:
         self.close_connection = True
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
@@ -159,7 +161,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _join(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes both ways until one side ends."""
+    """Relay bytes in both directions until one side closes."""
     across = {one: other, other: one}
     while True:
         for ready in select.select([one, other], [], [])[0]:

@@ -1,4 +1,4 @@
-"""Images pushed to a registry and pulled from it, as an import does."""
+"""Push images to a registry and pull their disks as an import does."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ OTHER = b"other" * 1000
 
 
 def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
+    """Return the source for ``endpoint``; ``more`` are further fields of its location."""
     return registry.source(locations.Registry(endpoint, guarded.access(), **more), threading.Event())
 
 
@@ -28,7 +29,7 @@ def read(source: base.Source) -> bytes:
 
 
 def pull(guarded: registries.Registry, image: Image, name: str = "r", **more: str) -> bytes:
-    """Push an image and return the disk that comes back."""
+    """Push an image and return the disk that is pulled back."""
     guarded.push(name, image)
     with opened(guarded, guarded.reference(name), **more) as source:
         assert source.size is not None

@@ -1,4 +1,4 @@
-"""qcow2 images made by QEMU's own tools from a description, for hypothesis."""
+"""qcow2 images for hypothesis, made by QEMU's own tools from a description."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support import disks, processes
 
 KiB = 1 << 10
 MiB = 1 << 20
-#: Of tests that make images: each takes a good part of a second.
+#: For tests that make images: each image takes about half a second.
 SETTINGS = settings(max_examples=20, deadline=None, print_blob=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """``steps``: words of qemu-io, or of qemu-img when they begin with ``snapshot`` and the like."""
+    """How to make an image: ``steps`` are commands, each with the tool first (qemu-io or qemu-img)."""
 
     size: int
     options: str
@@ -29,10 +29,10 @@ class Recipe:
 
 
 def make(recipe: Recipe, path: Path) -> None:
-    """Make an image. Steps that QEMU refuses (a bitmap in version 2) are left out."""
-    place = path.with_name("noise")
-    if not place.exists():
-        place.write_bytes(noise())
+    """Write the image to ``path``. Steps that QEMU refuses (a bitmap in version 2) are skipped."""
+    noise_file = path.with_name("noise")
+    if not noise_file.exists():
+        noise_file.write_bytes(noise())
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", recipe.options, path, str(recipe.size))
     pending: list[str] = []
     for step in (*recipe.steps, "end"):
@@ -48,7 +48,7 @@ def make(recipe: Recipe, path: Path) -> None:
 
 
 def made(recipe: Recipe) -> tuple[bytes, bytes]:
-    """Make an image in which QEMU finds no fault; return it and its disk."""
+    """Return an image in which QEMU finds no error, and its raw disk."""
     with tempfile.TemporaryDirectory() as folder:
         image, raw = Path(folder, "image"), Path(folder, "raw")
         make(recipe, image)
@@ -58,7 +58,7 @@ def made(recipe: Recipe) -> tuple[bytes, bytes]:
 
 
 def damaged(recipe: Recipe, dice: random.Random) -> bytes:
-    """Make an image and change a few words of it."""
+    """Return an image with a few 64-bit words changed."""
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder, "image")
         make(recipe, image)
@@ -75,10 +75,10 @@ def _try(*argv: str | Path) -> None:
 
 
 def _sound(image: Path) -> bool:
-    """Tell whether QEMU finds no fault in an image that it made.
+    """Report whether QEMU finds no error in an image that it made.
 
-    QEMU 7.2 gives a host cluster to compressed and to other data at once when compressed clusters
-    are written over, and may mark the image as corrupt itself when it notices.
+    QEMU 7.2 assigns a host cluster to both compressed and other data when compressed clusters are
+    overwritten, and may mark the image as corrupt when it notices.
     """
     version, features = struct.unpack_from(">4xI64xQ", image.read_bytes())
     if version == 3 and features & 2:
@@ -91,9 +91,10 @@ def _sound(image: Path) -> bool:
 
 
 def check(found: set[bytes], data: bytes, form: str) -> None:
-    """Check the disks that were read of an image's bytes, if any: qemu-img reads the same.
+    """Check that qemu-img reads the same disk as ``found``, the set of disks that our readers returned.
 
-    It may complain of snapshots and bitmaps, which are no part of the disk: nobody else looks there.
+    An error of qemu-img about snapshots or bitmaps is accepted: they are not part of the disk, and our
+    readers do not read them.
     """
     if not found:
         return
@@ -110,7 +111,7 @@ def check(found: set[bytes], data: bytes, form: str) -> None:
 
 
 def noise() -> bytes:
-    """Make bytes that compress well, badly and not at all, in turns."""
+    """Return bytes that alternate between compressing well, badly and not at all."""
     dice = random.Random(11)
     blocks = [dice.randbytes(part) + bytes([part % 251]) * (1024 - part) for part in (7, 300, 900, 1024)]
     return b"".join(blocks * 61) + bytes(5000)
@@ -118,7 +119,7 @@ def noise() -> bytes:
 
 @strategies.composite
 def recipes(draw: strategies.DrawFn) -> Recipe:
-    """Describe an image of at most 32 MiB, of any options that we read."""
+    """Describe an image of at most 32 MiB, with any options we can read."""
     cluster = draw(strategies.sampled_from([512, 1024, 4 * KiB, 16 * KiB, 64 * KiB, 2 * MiB]))
     size = 512 * draw(strategies.integers(1, min(32 * MiB, 4096 * cluster) // 512))
     return Recipe(
@@ -171,7 +172,7 @@ def _step(draw: strategies.DrawFn, cluster: int, size: int) -> str:
 
 
 def words(data: bytes) -> list[int]:
-    """Return where the fields of the header and the entries of the tables are."""
+    """Return the offsets of the header's fields and of the tables' entries."""
     bits, l1_entries, l1 = struct.unpack_from(">20xI12xIQ", data)
     end = len(data) - 7
     found = [*range(0, 112, 4), *range(l1, min(end, l1 + 8 * l1_entries), 8)]
@@ -184,7 +185,7 @@ def words(data: bytes) -> list[int]:
 
 
 def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
-    """Change one word: a bit of it, all of it, or to what is somewhere else."""
+    """Change one word: flip a bit, shift it, replace it by another word or by a random one."""
     at = dice.choice(places)
     (word,) = struct.unpack_from(">Q", data, at)
     kind = dice.choice(["bit", "other", "near", "any"])
@@ -200,7 +201,7 @@ def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
 
 
 def tables_last(data: bytes) -> bytes:
-    """Move the L2 tables and then the L1 table of an image to its end."""
+    """Move the L2 tables and then the L1 table to the end of the image."""
     bits, entries, l1 = struct.unpack_from(">20xI12xIQ", data)
     cluster = 1 << bits
     moved = bytearray(data.ljust(-(-len(data) // cluster) * cluster, b"\0"))

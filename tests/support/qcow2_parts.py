@@ -26,7 +26,7 @@ def header(
     compression: int = 0,
     extensions: bytes = b"",
 ) -> bytes:
-    """Return the first cluster of an image; each argument is a field of the specification."""
+    """Return the first cluster of an image; the arguments are fields of the specification."""
     head = struct.pack(
         ">4sIQIIQIIQQIIQ", b"QFI\xfb", version, backing, 8, bits, size, crypt, *l1, *refcounts, *snapshots
     )
@@ -36,13 +36,14 @@ def header(
 
 
 def extension(kind: int, data: bytes) -> bytes:
+    """Return a header extension."""
     return struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
 def image(
     *, version: int = 3, size: int = 1 << 20, l1: int = 4 * CLUSTER, l2: list[int] | None = None
 ) -> bytes:
-    """Return an image of eight clusters: header, refcounts (two), L1, L2, data (three)."""
+    """Return an image of eight clusters: header, two of refcounts, L1, L2, three of data."""
     entries = l2 or []
     return b"".join(
         part.ljust(CLUSTER, b"\0")

@@ -1,4 +1,4 @@
-"""How tests read: bytes in small portions, and all or a part of what a source has."""
+"""Read sources and streams in tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdi_worker.sources import base
 
 
 class Portions(readers.Bytes):
-    """Gives at most ``step`` bytes at a time."""
+    """Bytes that are read at most ``step`` at a time; ``closed`` records a close."""
 
     def __init__(self, data: bytes, step: int) -> None:
         super().__init__(data)
@@ -22,20 +22,23 @@ class Portions(readers.Bytes):
         self.closed = False
 
     def readinto(self, into: memoryview, /) -> int:
+        """Read at most ``step`` bytes."""
         return super().readinto(into[: self._step])
 
     def close(self) -> None:
+        """Record the close."""
         self.closed = True
 
 
 class Reader(Protocol):
-    """What ``drained`` needs of one."""
+    """The part of a reader that ``drained`` uses."""
 
-    def readinto(self, into: memoryview, /) -> int: ...
+    def readinto(self, into: memoryview, /) -> int:
+        """Read the next bytes; return how many, 0 at the end."""
 
 
 def drained(reader: Reader, step: int = 100_000) -> bytes:
-    """Read to the end, which stays the end."""
+    """Read to the end, and check that the end stays the end."""
     found, into = bytearray(), memoryview(bytearray(step))
     while count := reader.readinto(into):
         found += into[:count]
@@ -44,16 +47,16 @@ def drained(reader: Reader, step: int = 100_000) -> bytes:
 
 
 def part(source: base.RandomReader, offset: int, length: int) -> bytes:
-    """Return what comes of a range in one connection."""
+    """Return what one ``read_range`` yields."""
     into = bytearray(length)
     count = source.read_range(offset, memoryview(into))
     return bytes(into[:count])
 
 
 def interrupted(source: base.RandomReader, interrupt: Callable[[], object], content: bytes) -> None:
-    """Read, end that after times of many lengths, and check that what came until then is the content.
+    """Interrupt reads after delays of different length; what was read must match the content.
 
-    It might be what is still encrypted: it would be written to the disk, and counted as done.
+    Bytes delivered after an interrupt could still be encrypted, and would be written and counted as done.
     """
     for turn in range(60):
         into = memoryview(bytearray(len(content)))
@@ -68,7 +71,7 @@ def interrupted(source: base.RandomReader, interrupt: Callable[[], object], cont
 
 
 def streamed(source: base.Source) -> bytes:
-    """Read everything through the engine: small ranges, in parallel, in order."""
+    """Read everything through the fetch engine: small ranges, in parallel, in order."""
     ranges, size = source.ranges(), source.size
     assert ranges is not None
     assert size is not None

@@ -1,4 +1,4 @@
-"""A real registry (docker-registry) on 127.0.0.1, with the authorization of one's choice."""
+"""A real registry (docker-registry) on 127.0.0.1, with a choice of authorization."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USER, PASSWORD = "cdi", "secret:with@marks"
 
 @dataclasses.dataclass
 class Registry:
-    """A running registry whose blobs lie below ``storage``."""
+    """A running registry that stores blobs below ``storage``."""
 
     port: int
     storage: Path
@@ -35,10 +35,12 @@ class Registry:
 
     @property
     def host(self) -> str:
+        """Return host and port, as in an image reference."""
         return f"localhost:{self.port}"
 
     @property
     def url(self) -> str:
+        """Return the base URL of the registry."""
         return f"http{'s' if self.authority else ''}://{self.host}"
 
     def reference(self, repository: str, target: str = ":latest") -> str:
@@ -46,19 +48,19 @@ class Registry:
         return f"docker://{self.host}/{repository}{target}"
 
     def access(self, **changes: Any) -> base.Access:
-        """Return what it takes to pull everything."""
+        """Return credentials and CA for pulling any image; ``changes`` replace fields."""
         trusted = (str(self.authority.certificate),) if self.authority else ()
-        given = {"user": USER, "password": PASSWORD, "ca_files": trusted, **changes}
-        return base.Access(**given)
+        fields = {"user": USER, "password": PASSWORD, "ca_files": trusted, **changes}
+        return base.Access(**fields)
 
     def push(self, repository: str, image: containers.Image, tag: str = "latest") -> str:
-        """Push blobs and manifest; return the manifest's digest."""
+        """Push the blobs and the manifest; return the manifest's digest."""
         for blob in image.blobs:
             self.push_blob(repository, blob.data)
         return self.push_manifest(repository, image.manifest, tag)
 
     def push_manifest(self, repository: str, manifest: containers.Blob, tag: str = "") -> str:
-        """Push a manifest or an index, without a tag by its digest only."""
+        """Push a manifest or an index; without a tag, by digest only."""
         answer = self.session.put(
             f"{self.url}/v2/{repository}/manifests/{tag or manifest.digest}",
             data=manifest.data,
@@ -70,15 +72,15 @@ class Registry:
     def push_blob(self, repository: str, data: bytes) -> None:
         """Push a blob."""
         digest = containers.Blob(data, "").digest
-        begun = self.session.post(f"{self.url}/v2/{repository}/blobs/uploads/")
-        assert begun.status_code == 202, begun.text
-        place = begun.headers["Location"]
-        join = "&" if urllib.parse.urlsplit(place).query else "?"
-        answer = self.session.put(f"{place}{join}digest={digest}", data=data)
+        started = self.session.post(f"{self.url}/v2/{repository}/blobs/uploads/")
+        assert started.status_code == 202, started.text
+        upload_url = started.headers["Location"]
+        join = "&" if urllib.parse.urlsplit(upload_url).query else "?"
+        answer = self.session.put(f"{upload_url}{join}digest={digest}", data=data)
         assert answer.status_code == 201, answer.text
 
     def stored(self, digest: str) -> Path:
-        """Return the file of a blob, for who wants to spoil it."""
+        """Return the file of a blob, for tests that damage it."""
         algorithm, _, value = digest.partition(":")
         return self.storage / "docker/registry/v2/blobs" / algorithm / value[:2] / value / "data"
 
@@ -91,17 +93,17 @@ def registry(
     password: bool = False,
     tokens: Tokens | None = None,
 ) -> Iterator[Registry]:
-    """Run a registry: with TLS if there is an authority; asking for the password, or for tokens."""
+    """Run a registry: with TLS if there is an authority; requiring the password, or tokens."""
     processes.need("docker-registry")
     directory.mkdir(parents=True, exist_ok=True)
     session = requests.Session()
     session.trust_env = False
-    served = Registry(processes.free_port(), directory / "storage", authority, session)
+    running = Registry(processes.free_port(), directory / "storage", authority, session)
     settings: dict[str, Any] = {
         "version": "0.1",
         "log": {"level": "warn"},
-        "storage": {"filesystem": {"rootdirectory": str(served.storage)}},
-        "http": {"addr": f"127.0.0.1:{served.port}"},
+        "storage": {"filesystem": {"rootdirectory": str(running.storage)}},
+        "http": {"addr": f"127.0.0.1:{running.port}"},
     }
     if authority:
         pair = authority.issue()
@@ -126,12 +128,12 @@ def registry(
     configuration.write_text(json.dumps(settings))
     argv = ["docker-registry", "serve", configuration]
     log = directory / "output.log"
-    with session, processes.running(argv, log=log, ready=lambda: processes.answers(served.port)):
-        yield served
+    with session, processes.running(argv, log=log, ready=lambda: processes.answers(running.port)):
+        yield running
 
 
 class _Pushing(requests.auth.AuthBase):
-    """Signs the requests of ``Registry.push`` with tokens that allow it."""
+    """Sign the requests of ``Registry.push`` with tokens that allow pushing."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -146,11 +148,11 @@ class _Pushing(requests.auth.AuthBase):
 
 
 class Tokens(threaded.Threaded):
-    """A token server (distribution specification): the user pulls all, anybody ``public/…``.
+    """A token server (distribution specification): the user may pull everything, others ``public/…``.
 
-    ``lifetime``: seconds that a token is good for; the registry grants 60 more, which are taken off.
-    ``member``: what the answer calls the token. ``refresh``: an identity token that is as good as user
-    and password, by POST. ``trouble``: status codes of the next answers, before all goes well.
+    ``lifetime``: seconds a token is valid; the registry accepts it 60 seconds longer, so the claim is that
+    much shorter. ``member``: the name of the token in the response. ``refresh``: an identity token that
+    replaces user and password in a POST. ``trouble``: status codes of the next responses.
     """
 
     LEEWAY = 60
@@ -166,10 +168,11 @@ class Tokens(threaded.Threaded):
 
     @property
     def url(self) -> str:
+        """Return the URL of the token endpoint."""
         return f"https://localhost:{self.port}/token"
 
     def token(self, user: str, scopes: list[str], *, lifetime: float | None = None) -> str:
-        """Return a signed token (RFC 7519) with the certificate inside, as the registry checks it."""
+        """Return a signed token (RFC 7519) that contains its certificate, which the registry checks."""
         lifetime = self.lifetime - self.LEEWAY if lifetime is None else lifetime
         now = int(time.time())
         claims = {
@@ -192,7 +195,7 @@ class _HTTP(http.server.ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that do not trust it are no news."""
+        """Ignore clients that do not trust the certificate."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -200,9 +203,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _HTTP
 
     def log_message(self, *_: object) -> None:
-        """Say nothing; ``Tokens.issued`` tells."""
+        """Log nothing; ``Tokens.issued`` has the tokens."""
 
     def do_GET(self) -> None:
+        """Issue a token for a user, or for an anonymous client."""
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
         user = ""
         if (header := self.headers.get("Authorization", "")).startswith("Basic "):
@@ -212,6 +216,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._issue(user, query)
 
     def do_POST(self) -> None:
+        """Issue a token for a refresh token."""
         text = self.rfile.read(int(self.headers["Content-Length"])).decode()
         form = urllib.parse.parse_qs(text)
         good = form.get("grant_type") == ["refresh_token"] and "service" in form and "client_id" in form

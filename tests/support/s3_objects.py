@@ -1,4 +1,4 @@
-"""What the tests of the S3 source share: an object, its readers, and documents of a server."""
+"""For tests of the S3 source: an object, its readers, and a server's error documents."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ READER = base.Access(user=objectservers.READER[0], password=objectservers.READER
 
 
 def opened(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
+    """Return the source of an object."""
     return s3.source(locations.S3(endpoint=endpoint, access=access, region=region), threading.Event())
 
 
 def refusal(endpoint: str, access: base.Access = ADMIN) -> str:
+    """Return the message of the ``Unreachable`` raised when the object is opened."""
     with pytest.raises(errors.Unreachable) as caught, opened(endpoint, access):
         pass
     return str(caught.value)
 
 
 def document(code: str, **more: str) -> bytes:
+    """Return an S3 error document; ``more`` are further elements."""
     elements = "".join(f"<{name}>{value}</{name}>" for name, value in {"Code": code, **more}.items())
     return f'<?xml version="1.0"?><Error>{elements}</Error>'.encode()
 
 
-def scope(seen: misbehave.Seen) -> str:
-    """Return date-less scope of a signature: region, service, end."""
-    credential = seen.headers["authorization"].partition("Credential=")[2].partition(",")[0]
+def scope(request: misbehave.Seen) -> str:
+    """Return the credential scope of a request's signature without its date."""
+    credential = request.headers["authorization"].partition("Credential=")[2].partition(",")[0]
     return "/".join(credential.split("/")[2:])

@@ -1,4 +1,4 @@
-"""Real servers on 127.0.0.1, each ready when its block begins and ended by its pid after it."""
+"""Real servers on 127.0.0.1, ready when their block begins and stopped by pid after it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Web:
     root: Path
 
     def url(self, name: str | Path, *, host: str = "127.0.0.1") -> str:
-        """Return the address of a file below the root, given by its path or relative name."""
+        """Return the URL of a file below the root, given by its absolute or relative path."""
         path = Path(name)
         name = path.relative_to(self.root) if path.is_absolute() else path
         return f"{self.scheme}://{host}:{self.port}/{name}"
 
     def requests(self) -> list[dict[str, str]]:
-        """Return the requests answered so far: method, path, status, range, bytes, agent, authorization.
+        """Return the finished requests: method, path, status, range, bytes, agent, authorization.
 
-        nginx notes a request when its answer has ended, so a client may be a moment ahead.
+        nginx logs a request after its response has ended, so a client may be a moment ahead of the log.
         """
         return [json.loads(line) for line in (self.directory / "access.log").read_text().splitlines()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is special about an nginx. ``limit_rate``: bytes per second and connection.
+    """Settings of an nginx. ``limit_rate``: bytes per second and connection.
 
-    ``redirects``: path to where it leads. ``password``: user and password of everything.
+    ``redirects``: path to target. ``password``: user and password for all paths.
     """
 
     ranges: bool = True
@@ -51,7 +51,7 @@ class Settings:
 
 @contextlib.contextmanager
 def nginx(directory: Path, root: Path, settings: Settings | None = None) -> Iterator[Web]:
-    """Serve the files below ``root``; ``directory`` is for nginx's own files."""
+    """Serve the files below ``root`` by nginx; ``directory`` is for nginx's own files."""
     processes.need("nginx")
     settings = settings or Settings()
     web = Web("https" if settings.pair else "http", processes.free_port(), directory, root)

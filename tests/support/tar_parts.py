@@ -1,4 +1,4 @@
-"""Archives and their headers, made by hand, and what comes of reading them."""
+"""Tar archives and headers made by hand, and a reader for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 1 << 30
 
 
 def unpacked(data, step=1 << 20, limit=LIMIT):
-    """Return {path: (entry, {offset: data})}."""
+    """Return ``{path: (entry, {offset: data})}``, read in steps of ``step`` bytes."""
     opened = archive.Archive(reading.Portions(data, step), limit_bytes=limit)
     found = {}
     for entry in opened:
@@ -31,6 +31,7 @@ def unpacked(data, step=1 << 20, limit=LIMIT):
 
 
 def member(name, data=b"", **fields):
+    """Return a ``tarfile.TarInfo`` and its data; ``fields`` are attributes of TarInfo."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     for key, value in fields.items():
@@ -39,6 +40,7 @@ def member(name, data=b"", **fields):
 
 
 def packed(*members, dialect=tarfile.GNU_FORMAT, **options):
+    """Return an archive of members, written by tarfile."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=dialect, **options) as made:
         for info, data in members:
@@ -47,12 +49,12 @@ def packed(*members, dialect=tarfile.GNU_FORMAT, **options):
 
 
 def block(**fields):
-    """Return a header block with fields of tarfile.TarInfo."""
+    """Return a header block; ``fields`` are attributes of ``tarfile.TarInfo``."""
     return member("name", **fields)[0].tobuf(tarfile.GNU_FORMAT)
 
 
 def resummed(header, offset, data):
-    """Write over a header and make its checksum right."""
+    """Overwrite bytes of a header and correct its checksum."""
     changed = bytearray(header)
     changed[offset : offset + len(data)] = data
     changed[148:156] = b" " * 8
@@ -64,12 +66,14 @@ END = bytes(1024)
 
 
 def pax(records, kind=b"x", then=None):
+    """Return an archive: a pax header with the records, and the blocks that follow it."""
     body = b"".join(records)
     header = resummed(block(size=len(body)), 156, kind) + body + bytes(-len(body) % 512)
     return header + (then or block()) + END
 
 
 def record(key, value):
+    """Return a pax record, whose length includes itself."""
     length = len(key) + len(value) + 3
     total = length + len(str(length))
     total = length + len(str(total))
@@ -77,12 +81,14 @@ def record(key, value):
 
 
 def gnu_sparse(runs, size, stored):
+    """Return an archive with an old-style GNU sparse file: its runs, its size and the bytes stored."""
     slots = b"".join(b"%011o\0%011o\0" % run for run in runs).ljust(96, b"\0")
     header = resummed(block(size=stored), 156, b"S")
     return resummed(header, 386, slots + b"\0" + b"%011o\0" % size) + bytes(stored + -stored % 512) + END
 
 
 def pax_sparse(text, size, stored):
+    """Return an archive with a GNU sparse file of version 1.0, whose map is ``text``."""
     records = [record(b"GNU.sparse.major", b"1"), record(b"GNU.sparse.minor", b"0")]
     records += [record(b"GNU.sparse.name", b"s"), record(b"GNU.sparse.realsize", b"%d" % size)]
     data = text + bytes(-len(text) % 512) + bytes(stored)

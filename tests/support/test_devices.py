@@ -1,4 +1,4 @@
-"""The devices and file systems themselves."""
+"""Tests of the devices and file systems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MiB = 1 << 20
 
 
 @pytest.mark.parametrize("sector", [512, 4096])
-def test_loop_is_dirty_and_of_the_sector_size(tmp_path: Path, sector: int) -> None:
+def test_loop_device_is_dirty_and_has_sector_size(tmp_path: Path, sector: int) -> None:
     with devices.loop(tmp_path, 2 * MiB, sector=sector) as device:
         assert device.is_block_device()
         assert device.read_bytes() == b"\xff" * 2 * MiB
@@ -25,7 +25,7 @@ def test_loop_is_dirty_and_of_the_sector_size(tmp_path: Path, sector: int) -> No
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
-def test_filesystem_is_of_its_kind_and_goes_away(tmp_path: Path, kind: str) -> None:
+def test_filesystem_has_its_type_and_is_unmounted(tmp_path: Path, kind: str) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         (point / "file").write_bytes(b"x")
         assert processes.run("stat", "--file-system", "--format=%T", point).stdout.split("/")[0].strip() in (
@@ -36,7 +36,7 @@ def test_filesystem_is_of_its_kind_and_goes_away(tmp_path: Path, kind: str) -> N
     assert processes.run("losetup", "--associated", point.with_suffix(".device")).stdout == ""
 
 
-def test_failing_device_fails_only_while_broken(tmp_path: Path) -> None:
+def test_failing_device_fails_until_mended(tmp_path: Path) -> None:
     with devices.failing(tmp_path, MiB) as device:
         file = os.open(device.path, os.O_RDWR)
         try:
@@ -53,7 +53,7 @@ def test_failing_device_fails_only_while_broken(tmp_path: Path) -> None:
             os.close(file)
 
 
-def test_slow_device_takes_its_time(tmp_path: Path) -> None:
+def test_slow_device_limits_write_rate(tmp_path: Path) -> None:
     with devices.slow(tmp_path, 2 * MiB, bytes_per_second=2 * MiB) as device:
         began = time.monotonic()
         subprocess.run(

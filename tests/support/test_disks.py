@@ -1,4 +1,4 @@
-"""The disks that tests take for granted."""
+"""Tests of the disks, and of the comparison with them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support import oracle
 
 
 @pytest.mark.parametrize("variant", [*disks_module.FORMATS, "iso", "iso-hybrid"])
-def test_every_variant_reads_back_as_its_raw_disk(disks: disks_module.Disks, variant: str) -> None:
+def test_variant_converts_back_to_its_raw_disk(disks: disks_module.Disks, variant: str) -> None:
     own = variant.startswith("iso")
     oracle.same(disks.expected(variant), disks.image(variant) if own else disks.raw())
 
 
 @pytest.mark.parametrize("content", list(disks_module.CONTENTS))
-def test_every_content_survives_qcow2(disks: disks_module.Disks, content: str) -> None:
+def test_content_survives_qcow2(disks: disks_module.Disks, content: str) -> None:
     oracle.same(disks.expected("qcow2", content), disks.raw(content))
 
 
@@ -31,15 +31,13 @@ def test_disks_are_the_same_in_every_run(disks: disks_module.Disks, tmp_path: Pa
 @pytest.mark.parametrize(
     ("compression", "tool"), [("gz", "gzip"), ("xz", "xz"), ("zst", "zstd"), ("bz2", "bzip2")]
 )
-def test_usual_tools_read_the_compressed_disks(
-    disks: disks_module.Disks, compression: str, tool: str
-) -> None:
+def test_standard_tools_decompress_disks(disks: disks_module.Disks, compression: str, tool: str) -> None:
     with disks.wrapped("raw", compression).open("rb") as packed:
         plain = subprocess.run([tool, "-dc"], stdin=packed, capture_output=True, check=True).stdout
     assert plain == disks.raw().read_bytes()
 
 
-def test_oracle_sees_one_wrong_byte(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_oracle_detects_one_wrong_byte(disks: disks_module.Disks, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     data = bytearray(disks.raw().read_bytes())
     data[5_000_000] ^= 1
@@ -48,19 +46,19 @@ def test_oracle_sees_one_wrong_byte(disks: disks_module.Disks, tmp_path: Path) -
         oracle.same(wrong, disks.raw())
 
 
-@pytest.mark.parametrize(("more", "complaint"), [(b"\0\0x", "at byte 8388610"), (b"", "")])
-def test_oracle_looks_beyond_the_disk(
-    disks: disks_module.Disks, tmp_path: Path, more: bytes, complaint: str
+@pytest.mark.parametrize(("more", "message"), [(b"\0\0x", "at byte 8388610"), (b"", "")])
+def test_oracle_checks_bytes_beyond_the_disk(
+    disks: disks_module.Disks, tmp_path: Path, more: bytes, message: str
 ) -> None:
     longer = tmp_path / "longer"
     longer.write_bytes(disks.raw().read_bytes() + more)
-    if complaint:
-        with pytest.raises(AssertionError, match=complaint):
+    if message:
+        with pytest.raises(AssertionError, match=message):
             oracle.same(longer, disks.raw())
     oracle.same(longer, disks.raw(), beyond=None)
 
 
-def test_oracle_sees_a_missing_end(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_oracle_detects_missing_end(disks: disks_module.Disks, tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_bytes(disks.raw().read_bytes()[:-1])
     with pytest.raises(AssertionError, match="at byte 8388607"):

@@ -1,4 +1,4 @@
-"""The servers, seen by curl."""
+"""Tests of the servers, with curl as the client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import misbehave, processes, proxy, servers, tls
 
 
 def curl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Let curl speak, without what this machine's environment would add."""
+    """Run curl without proxies or settings from this machine's environment."""
     argv = ["curl", "--silent", "--show-error", "--max-time", "20", *arguments]
     return subprocess.run(argv, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
 
@@ -23,13 +23,14 @@ def status(*arguments: str | Path) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """Return a folder with one file to serve."""
     folder = tmp_path / "root"
     folder.mkdir()
     (folder / "file").write_bytes(b"0123456789" * 1000)
     return folder
 
 
-def test_plain_serves_ranges_and_remembers_requests(tmp_path: Path, root: Path) -> None:
+def test_nginx_serves_ranges_and_logs_requests(tmp_path: Path, root: Path) -> None:
     with servers.nginx(tmp_path, root) as web:
         assert curl(web.url("file")).stdout == "0123456789" * 1000
         assert curl("--range", "3-5", web.url(root / "file")).stdout == "345"
@@ -38,19 +39,19 @@ def test_plain_serves_ranges_and_remembers_requests(tmp_path: Path, root: Path) 
     assert not processes.answers(web.port)
 
 
-def test_without_ranges_all_is_served(tmp_path: Path, root: Path) -> None:
+def test_nginx_without_ranges_serves_whole_file(tmp_path: Path, root: Path) -> None:
     with servers.nginx(tmp_path, root, servers.Settings(ranges=False, head=False)) as web:
         assert status("--range", "3-5", web.url("file")) == "200"
         assert status("--head", web.url("file")) == "405"
 
 
-def test_password_is_asked_for(tmp_path: Path, root: Path) -> None:
+def test_nginx_requires_password(tmp_path: Path, root: Path) -> None:
     with servers.nginx(tmp_path, root, servers.Settings(password=("me", "s3cret"))) as web:
         assert status(web.url("file")) == "401"
         assert status("--user", "me:s3cret", web.url("file")) == "200"
 
 
-def test_certificate_is_good_only_for_who_trusts_its_authority(tmp_path: Path, root: Path) -> None:
+def test_certificate_is_valid_only_with_its_authority(tmp_path: Path, root: Path) -> None:
     authority = tls.Authority(tmp_path / "ca")
     with servers.nginx(tmp_path, root, servers.Settings(pair=authority.issue())) as web:
         assert status("--cacert", authority.certificate, web.url("file")) == "200"
@@ -59,14 +60,14 @@ def test_certificate_is_good_only_for_who_trusts_its_authority(tmp_path: Path, r
 
 
 @pytest.mark.parametrize("wrong", ["expired", "name"])
-def test_bad_certificates_are_seen(tmp_path: Path, root: Path, wrong: str) -> None:
+def test_curl_rejects_bad_certificates(tmp_path: Path, root: Path, wrong: str) -> None:
     authority = tls.Authority(tmp_path / "ca")
     pair = authority.issue(days=-1) if wrong == "expired" else authority.issue("elsewhere.example")
     with servers.nginx(tmp_path, root, servers.Settings(pair=pair)) as web:
         assert curl("--cacert", authority.certificate, web.url("file")).returncode == 60
 
 
-def test_rate_is_limited(tmp_path: Path, root: Path) -> None:
+def test_nginx_limits_rate(tmp_path: Path, root: Path) -> None:
     (root / "large").write_bytes(bytes(200_000))
     with servers.nginx(tmp_path, root, servers.Settings(limit_rate=150_000)) as web:
         began = time.monotonic()
@@ -74,12 +75,12 @@ def test_rate_is_limited(tmp_path: Path, root: Path) -> None:
         assert time.monotonic() - began > 0.5
 
 
-def test_redirect_leads_elsewhere(tmp_path: Path, root: Path) -> None:
+def test_nginx_redirects(tmp_path: Path, root: Path) -> None:
     with servers.nginx(tmp_path, root, servers.Settings(redirects={"/old": "/file"})) as web:
         assert curl("--location", web.url("old")).stdout == "0123456789" * 1000
 
 
-def test_proxy_fetches_and_tunnels(tmp_path: Path, root: Path) -> None:
+def test_proxy_forwards_and_tunnels(tmp_path: Path, root: Path) -> None:
     authority = tls.Authority(tmp_path / "ca")
     trust = ("--cacert", authority.certificate)
     with (
@@ -96,7 +97,7 @@ def test_proxy_fetches_and_tunnels(tmp_path: Path, root: Path) -> None:
         assert status("--proxy", f"http://127.0.0.1:{between.port}", plain.url("file")) == "407"
 
 
-def test_proxy_looks_into_tunnels(tmp_path: Path) -> None:
+def test_proxy_decrypts_tunnels(tmp_path: Path) -> None:
     authority = tls.Authority(tmp_path / "ca")
     middle = tls.Authority(tmp_path / "middle", "Proxy CA")
     with misbehave.Server(authority.issue()) as secure, proxy.Proxy(authority=middle) as between:

@@ -1,4 +1,4 @@
-"""Servers of the standard library, in a thread of the test."""
+"""Run a server of the standard library in a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import tls
 
 
 class Threaded:
-    """Serves from ``with`` to the end of the block, over TLS where there is a ``pair``."""
+    """Serve for the duration of a ``with`` block, over TLS if there is a ``pair``."""
 
     def __init__(self, server: socketserver.TCPServer, pair: tls.KeyPair | None = None) -> None:
         self._server = server

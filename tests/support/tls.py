@@ -1,4 +1,4 @@
-"""Certificates made when a test needs them."""
+"""Certificates, created when a test needs them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOCAL = ("localhost", "127.0.0.1")
 
 @dataclasses.dataclass(frozen=True)
 class KeyPair:
-    """A certificate and its key, as PEM files."""
+    """A certificate and its private key, as PEM files."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """A certificate authority whose files are in ``directory``; ``certificate`` is what clients trust."""
+    """A certificate authority with its files in ``directory``; clients trust ``certificate``."""
 
     def __init__(self, directory: Path, name: str = "Test CA") -> None:
         self.directory = directory
@@ -49,9 +49,9 @@ class Authority:
     def issue(
         self, *names: str, common_name: str = "localhost", client: bool = False, days: int = 30
     ) -> KeyPair:
-        """Make a server certificate for names and addresses (this host by default), or a client one.
+        """Issue a server certificate for names and addresses (this host by default), or a client one.
 
-        A negative number of days makes one that has expired.
+        A negative number of days makes an expired certificate.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH

@@ -1,4 +1,4 @@
-"""What stands between a client and the upload server, and breaks."""
+"""A relay between a client and the upload server that cuts connections."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tests.support import processes
 
 
 class Relay:
-    """A TCP relay to ``port`` that cuts each connection after so many bytes of ``cuts``, in turn.
+    """Relay TCP connections to ``port``; cut each one after the number of bytes given in ``cuts``, in turn.
 
-    None, and what comes after the last: never. The server has read what was sent before a cut, all but
-    a part of a record of TLS. ``tells``: the client sees what it answers to that.
+    None, and connections after the last number, are not cut. The server has read everything sent before
+    a cut, except an incomplete TLS record. ``tells``: the client receives the server's response to the cut.
     """
 
-    #: Bytes beside those of bodies: of a handshake and a head, and of the record that a cut goes through.
+    #: Bytes besides those of bodies: of a handshake and a request head, and of the TLS record that is cut.
     REQUEST, RECORD = 6000, 16 << 10
 
     def __init__(self, port: int, *cuts: int | None, tells: bool = False) -> None:
-        self._to = port
-        self._tells = tells
+        self._target_port = port
+        self._relays_response = tells
         self._cuts = list(cuts)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._pumps: list[threading.Thread] = []
-        #: Bytes that clients have sent.
+        #: Bytes sent by clients.
         self.sent = 0
 
     def __enter__(self) -> Self:
@@ -47,7 +47,7 @@ class Relay:
                 client, _ = self._listener.accept()
                 cut = self._cuts.pop(0) if self._cuts else None
                 try:
-                    server = socket.create_connection(("127.0.0.1", self._to))
+                    server = socket.create_connection(("127.0.0.1", self._target_port))
                 except ConnectionError:
                     client.close()
                     continue
@@ -77,7 +77,7 @@ class Relay:
                 cutting.set()
             server.shutdown(socket.SHUT_WR)
         if not left:
-            # The server has read all that there is when it closes; only then may the client come again.
+            # The server has read everything when it closes; only then may the client reconnect.
             back.join(processes.PATIENCE)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
@@ -88,7 +88,7 @@ class Relay:
     def _back(self, server: socket.socket, client: socket.socket, cutting: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
-                if cutting.is_set() and not self._tells:
+                if cutting.is_set() and not self._relays_response:
                     continue
                 with contextlib.suppress(OSError):
                     client.sendall(data)

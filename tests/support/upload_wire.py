@@ -1,4 +1,4 @@
-"""A client of the upload server that says, byte for byte and record for record, what a test wants."""
+"""An upload client that controls every byte and every TLS record it sends."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from tests.support import tls, uploads
 
-#: A checksum that no bytes have: such an upload is read to its end, and the server goes on.
+#: A checksum that no content has: the upload is read to its end and refused, and the server keeps running.
 WRONG = f"x-cdi-checksum: sha256:{'0' * 64}\r\n"
 
 
 class Said(NamedTuple):
-    """An answer of the server."""
+    """A response of the server."""
 
     status: int
     headers: Message
@@ -26,19 +26,19 @@ class Said(NamedTuple):
 
 
 class Wire:
-    """One TLS connection."""
+    """One TLS connection to the server."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self.sock = sock
         self._file = sock.makefile("rb")
 
     def send(self, *records: bytes | str) -> None:
-        """Send each in a record of its own, if it is no longer than one."""
+        """Send each argument in a TLS record of its own, if it fits into one."""
         for record in records:
             self.sock.sendall(record.encode() if isinstance(record, str) else record)
 
     def answer(self, method: str = "GET") -> Said:
-        """Read one answer, and not a byte more."""
+        """Read exactly one response."""
         line = self._file.readline().decode()
         found = re.fullmatch(r"HTTP/1\.1 (\d{3}) [A-Za-z -]*\r\n", line)
         assert found, line or "closed instead of an answer"
@@ -48,33 +48,34 @@ class Wire:
         return Said(status, headers, self._file.read(int(headers["Content-Length"])).decode())
 
     def ask(self, request: bytes | str, method: str = "GET") -> Said:
+        """Send a request and return its response."""
         self.send(request)
         return self.answer(method)
 
     def is_in_step(self) -> bool:
-        """Tell whether the next request gets its own answer."""
+        """Report whether the next request gets its own response."""
         return self.ask("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")[::2] == (200, "OK")
 
     def has_ended(self) -> bool:
-        """Send nothing more, and tell whether the server closes and says nothing before."""
+        """Stop sending; report whether the server closes without sending anything."""
         try:
-            socket.socket.shutdown(self.sock, socket.SHUT_WR)  # without an end of TLS
+            socket.socket.shutdown(self.sock, socket.SHUT_WR)  # without a TLS close_notify
             return self._file.read(1) == b""
         except (ConnectionError, ssl.SSLError):
             return True
 
     def digest(self, *records: bytes | str) -> str:
-        """Send an upload with ``WRONG`` and return the digest of what the server has received."""
+        """Send an upload with ``WRONG`` and return the digest that the server computed."""
         self.send(*records)
-        said = self.answer()
-        found = re.search(r"calculated sha256:([0-9a-f]{64})", said.text)
-        assert found, said
+        response = self.answer()
+        found = re.search(r"calculated sha256:([0-9a-f]{64})", response.text)
+        assert found, response
         return found[1]
 
 
 @contextlib.contextmanager
 def connected(server: uploads.Server, client: tls.KeyPair | str | None = "right") -> Iterator[Wire]:
-    """Connect, by default with the right certificate."""
+    """Connect, by default with the client's valid certificate."""
     with secure(server, client) as sock:
         wire = Wire(sock)
         with contextlib.closing(wire._file):
@@ -82,7 +83,7 @@ def connected(server: uploads.Server, client: tls.KeyPair | str | None = "right"
 
 
 def secure(server: uploads.Server, client: tls.KeyPair | str | None = "right") -> ssl.SSLSocket:
-    """Return a connection after its handshake."""
+    """Return a connection after the TLS handshake."""
     pair = server.certificates.client if isinstance(client, str) else client
     return server.certificates.context(pair).wrap_socket(plain(server), server_hostname="localhost")
 

@@ -1,4 +1,4 @@
-"""An upload server in a thread of the test, behind real TLS, and clients for it."""
+"""An upload server in a thread of this process, with real TLS, and clients for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import processes, threaded, tls
 
 CLIENT = "client.upload-server.cdi.kubevirt.io"
 MIB = 1 << 20
-#: Where uploads go, at once and in several requests.
+#: The upload paths: in one request, and resumable.
 SYNC, RESUMABLE = "/v1beta1/upload", "/v1beta1/upload-resumable"
 DATA = random.Random(3).randbytes(3 * MIB) + bytes(5 * MIB) + random.Random(4).randbytes(512)
 DONE = '{"preallocationApplied":false,"message":"Upload Complete"}'
@@ -32,34 +32,35 @@ MORE = {**TUS, "Content-Type": "application/offset+octet-stream"}
 
 @dataclasses.dataclass(frozen=True)
 class Certificates:
-    """What both ends are given."""
+    """The certificates of server and client, and the authority that issued both."""
 
     authority: tls.Authority
     server: tls.KeyPair
     client: tls.KeyPair
 
     def context(self, client: tls.KeyPair | None) -> ssl.SSLContext:
-        """Return a client's context; None: without a certificate."""
-        made = ssl.create_default_context(cafile=str(self.authority.certificate))
-        # The authority of the tests is too plain for the strict check of Python 3.13.
-        made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        """Return a client's TLS context; None: without a client certificate."""
+        certificates = ssl.create_default_context(cafile=str(self.authority.certificate))
+        # The tests' CA certificate lacks extensions that Python 3.13 requires in strict mode.
+        certificates.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if client is not None:
-            made.load_cert_chain(client.certificate, client.key)
-        return made
+            certificates.load_cert_chain(client.certificate, client.key)
+        return certificates
 
 
 def certificates(directory: Path) -> Certificates:
-    """Make an authority, a server of this host and the client that may upload."""
+    """Create an authority, a server certificate for this host, and one for the authorized client."""
     authority = tls.Authority(directory)
     return Certificates(authority, authority.issue(), authority.issue(common_name=CLIENT, client=True))
 
 
 def soon(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds; fail after ``processes.PATIENCE`` seconds."""
     processes.wait_for(condition, "the condition")
 
 
 class Answer:
-    """A response that was read to its end."""
+    """A response, read to its end."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
@@ -68,17 +69,17 @@ class Answer:
 
 
 class Server:
-    """A running server; ``result`` waits for how it ended."""
+    """An upload server that runs for the duration of a ``with`` block."""
 
-    def __init__(self, made: Certificates, env: Mapping[str, str], paths: contract.Paths) -> None:
-        self.certificates = made
+    def __init__(self, certificates: Certificates, env: Mapping[str, str], paths: contract.Paths) -> None:
+        self.certificates = certificates
         self.port = processes.free_port()
         self.env = {
             "LISTEN_ADDRESS": "127.0.0.1",
             "LISTEN_PORT": str(self.port),
-            "TLS_CERT_FILE": str(made.server.certificate),
-            "TLS_KEY_FILE": str(made.server.key),
-            "CLIENT_CERT_FILE": str(made.authority.certificate),
+            "TLS_CERT_FILE": str(certificates.server.certificate),
+            "TLS_KEY_FILE": str(certificates.server.key),
+            "CLIENT_CERT_FILE": str(certificates.authority.certificate),
             "CLIENT_NAME": CLIENT,
             **env,
         }
@@ -94,7 +95,7 @@ class Server:
             self._outcome = err
 
     def impatient(self, seconds: float = 0.5) -> Server:
-        """Let a silent client go after so many seconds, one without a request after four times as many."""
+        """Set the timeout of a silent client in seconds, and four times as much for an idle server."""
         fetch = dataclasses.replace(self.settings.wanted.fetch, no_progress=seconds)
         wanted = dataclasses.replace(self.settings.wanted, fetch=fetch)
         self.settings = dataclasses.replace(self.settings, wanted=wanted, idle=4 * seconds)
@@ -105,12 +106,12 @@ class Server:
         return role.serve(self._face)
 
     def wait_until_busy(self) -> None:
-        """Wait for an upload to begin; asking the server could be taken for one."""
+        """Wait for an upload to begin, without sending a request, which would be activity."""
         processes.wait_for(lambda: not self._face.is_idle, "the upload to begin")
 
     @property
     def received(self) -> int:
-        """Bytes of the upload under way."""
+        """Return the bytes received of the current upload, 0 without one."""
         running = self._face.running
         return 0 if running is None else running.body.received
 
@@ -127,7 +128,7 @@ class Server:
         assert not self._thread.is_alive()
 
     def result(self) -> report.Report:
-        """Wait for the end and return the report, or raise what ended the server."""
+        """Wait for the end and return the report, or raise the error that ended the server."""
         self._thread.join(processes.PATIENCE)
         assert self._outcome is not None, "the server still runs"
         if isinstance(self._outcome, errors.Error):
@@ -136,14 +137,16 @@ class Server:
 
     @property
     def running(self) -> bool:
+        """Report whether the server is still running."""
         return self._thread.is_alive()
 
     def url(self, path: str) -> str:
+        """Return the URL of a path."""
         return f"https://localhost:{self.port}{path}"
 
     @contextlib.contextmanager
     def connect(self, client: tls.KeyPair | str | None = "right") -> Iterator[http.client.HTTPSConnection]:
-        """Yield a connection; by default with the right certificate."""
+        """Yield a connection; by default with the client's valid certificate."""
         pair = self.certificates.client if isinstance(client, str) else client
         context = self.certificates.context(pair)
         connection = http.client.HTTPSConnection("localhost", self.port, context=context, timeout=20)
@@ -158,20 +161,20 @@ class Server:
         headers: Mapping[str, str] | None = None,
         client: tls.KeyPair | str | None = "right",
     ) -> Answer:
-        """Make one request on a connection of its own; a body in pieces is sent chunked."""
+        """Send one request on a connection of its own; an iterable body is sent chunked."""
         with self.connect(client) as connection:
             connection.request(method, path, body, dict(headers or {}))
             return Answer(connection.getresponse())
 
     def offset(self, where: str = RESUMABLE) -> int:
-        """Return how much of an upload in several requests the server says to have."""
+        """Return the offset that the server reports for a resumable upload."""
         answer = self.ask("HEAD", where, None, TUS)
         assert answer.status == 200
         assert answer.headers["Cache-Control"] == "no-store"
         return int(answer.headers["Upload-Offset"])
 
     def begin(self, connection: http.client.HTTPSConnection, path: str, length: int) -> None:
-        """Send the head of a POST whose body the test sends itself."""
+        """Send the head of a POST; the test sends the body."""
         connection.putrequest("POST", path)
         connection.putheader("Content-Length", str(length))
         connection.endheaders()
@@ -179,19 +182,19 @@ class Server:
 
 @pytest.fixture
 def server(certificates: Certificates, paths: contract.Paths) -> Iterator[Server]:
-    """Run a server: a file of tests that says ``server = uploads.server`` means this one."""
+    """Run an upload server; a test module uses it with ``server = uploads.server``."""
     with Server(certificates, {}, paths) as running:
         yield running
 
 
 @pytest.fixture
 def with_scratch(paths: contract.Paths, scratch: Path) -> contract.Paths:
-    """Add scratch to the places of a pod, for a file of tests that says ``paths = uploads.with_scratch``."""
+    """Add scratch to the paths of a pod; a test module uses it with ``paths = uploads.with_scratch``."""
     return dataclasses.replace(paths, scratch=str(scratch))
 
 
 class OneRequest(http.server.BaseHTTPRequestHandler):
-    """Takes a POST to the usual path, and knows nothing else but the probe of a clone source."""
+    """Accept a POST to the usual path and the probe of a clone source, as CDI's own server does."""
 
     protocol_version = "HTTP/1.1"
     seen: ClassVar[list[tuple[str, str, Message, bytes]]] = []
@@ -199,7 +202,7 @@ class OneRequest(http.server.BaseHTTPRequestHandler):
     @classmethod
     @contextlib.contextmanager
     def serving(cls) -> Iterator[int]:
-        """Yield the port of such a server, without TLS."""
+        """Serve without TLS and yield the port."""
         cls.seen.clear()
         with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls)) as server:
             yield server.port
@@ -214,14 +217,16 @@ class OneRequest(http.server.BaseHTTPRequestHandler):
         assert self.rfile.readline() == b"\r\n"
 
     def answer(self) -> None:
+        """Record the request and respond."""
         chunked = self.headers.get("Transfer-Encoding") == "chunked"
         body = b"".join(self._chunks()) if chunked else self._read(self.headers.get("Content-Length", "0"))
         self.seen.append((self.command, self.path, self.headers, body))
-        known = {("POST", "/v1beta1/upload"), ("HEAD", "/v1beta1/upload-async")}
-        self.send_response(200 if (self.command, self.path) in known else 404)
+        supported = {("POST", "/v1beta1/upload"), ("HEAD", "/v1beta1/upload-async")}
+        self.send_response(200 if (self.command, self.path) in supported else 404)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     do_HEAD = do_POST = answer  # noqa: N815  (http.server calls these)
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""VMDK images: QEMU's from a description, for hypothesis, and such as VMware's own programs stream."""
+"""VMDK images for hypothesis: QEMU's, from a description, and streams like VMware's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _AT_END = (1 << 64) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """``steps``: words of qemu-io, for monolithicSparse; a stream is made of the disk they leave."""
+    """How to make an image: ``steps`` are qemu-io commands for a monolithicSparse image.
+
+    A stream is made from the resulting disk.
+    """
 
     size: int
     options: str
@@ -29,12 +32,12 @@ class Recipe:
     form: str
 
 
-#: Who writes the image: QEMU grows it, QEMU converts, or a program like VMware's streams it.
+#: Who writes the image: qemu-io, ``qemu-img convert``, or ``vmdk_stream``, as VMware's programs do.
 FORMS = ("monolithicSparse", "streamOptimized", "streamed")
 
 
 def make(recipe: Recipe, path: Path) -> None:
-    """Make an image."""
+    """Write the image to ``path``."""
     noise = path.with_name("noise")
     if not noise.exists():
         noise.write_bytes(qcow2_images.noise())
@@ -54,7 +57,7 @@ def make(recipe: Recipe, path: Path) -> None:
 
 
 def made(recipe: Recipe) -> tuple[bytes, bytes]:
-    """Make an image; return it and its disk."""
+    """Return an image and its raw disk."""
     with tempfile.TemporaryDirectory() as folder:
         image, raw = Path(folder, "image"), Path(folder, "disk")
         make(recipe, image)
@@ -63,7 +66,7 @@ def made(recipe: Recipe) -> tuple[bytes, bytes]:
 
 
 def damaged(recipe: Recipe, dice: random.Random) -> bytes:
-    """Make an image and change a few words of it."""
+    """Return an image with a few 32-bit words changed."""
     data = bytearray(made(recipe)[0])
     places = words(data)
     for _ in range(dice.randint(1, 3)):
@@ -73,7 +76,7 @@ def damaged(recipe: Recipe, dice: random.Random) -> bytes:
 
 @strategies.composite
 def recipes(draw: strategies.DrawFn) -> Recipe:
-    """Describe an image of a few grain tables, of any kind that we read."""
+    """Describe an image with a few grain tables, of any kind we can read."""
     size = 512 * draw(strategies.integers(1, (draw(strategies.sampled_from([1, 40, 80])) * MiB) // 512))
     options = [f"zeroed_grain={draw(strategies.sampled_from(['on', 'off']))}"]
     if draw(strategies.booleans()):
@@ -94,9 +97,9 @@ def _step(draw: strategies.DrawFn, size: int) -> str:
 
 
 def words(data: bytes) -> list[int]:
-    """Return where the fields of the header, the entries of the tables and the grains' markers are.
+    """Return the offsets of the header's fields, of the tables' entries and of the grain markers.
 
-    Not the descriptor, which only QEMU reads for numbers of no meaning, nor the redundant directory.
+    The descriptor (only QEMU reads it, for numbers without meaning) and the redundant directory are excluded.
     """
     capacity, grain, entries, directory = struct.unpack_from("<12xQQ16xI8xQ", data)
     found = [*range(0, 28, 4), 44, *range(56, 80, 4)]
@@ -116,7 +119,7 @@ def words(data: bytes) -> list[int]:
 
 
 def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
-    """Change one word: a bit of it, all of it, or to what is somewhere else."""
+    """Change one word: flip a bit, shift it, replace it by another word or by a random one."""
     at = dice.choice(places)
     (word,) = struct.unpack_from("<I", data, at)
     kind = dice.choice(["bit", "other", "near", "any"])

@@ -1,4 +1,7 @@
-"""Stream-optimized VMDK images as VMware's programs write them: QEMU's have their tables first."""
+"""Stream-optimized VMDK images with the tables at the end, as VMware's programs write them.
+
+QEMU writes the tables first.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import zlib
 
 SECTOR = 512
 GRAIN = 64 << 10
-#: What one grain table maps.
+#: Bytes of disk that one grain table maps.
 REACH = 512 * GRAIN
 
 _HEADER = struct.Struct("<4sIIQQQQIQQQB4sH")
@@ -15,9 +18,9 @@ _AT_END = (1 << 64) - 1
 
 
 def streamed(disk: bytes, *, zeros: bool = False) -> bytes:
-    """Return an image whose tables follow the grains, and whose directory follows all of them.
+    """Return an image whose grain tables follow their grains, and whose directory follows them all.
 
-    ``zeros``: grains of zeros are entered as such, instead of not at all.
+    ``zeros``: mark grains of zeros as zeroed instead of leaving them unallocated.
     """
     disk = _padded(disk)
     sectors = len(disk) // SECTOR
@@ -63,6 +66,7 @@ def _header(flags: int, sectors: int, directory: int) -> bytes:
 
 
 def descriptor(sectors: int) -> bytes:
+    """Return the embedded descriptor of a disk, padded to its 20 sectors."""
     text = f"""# Disk DescriptorFile
 version=1
 CID=7e5b80a7

@@ -1,6 +1,6 @@
-"""VMware on 127.0.0.1: vcsim with one machine and its snapshots, and a stand-in for the VDDK library.
+"""VMware on 127.0.0.1: vcsim with one machine and its snapshots, and a stub of the VDDK library.
 
-The disks are raw files, one for each moment, named as vSphere names them.
+The disks are raw files, one per snapshot, named as vSphere names them.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from typing import Any
 
 from cdi_worker.sources import base
 from cdi_worker.sources.vmware import locations
-from tests.support import processes, tls
+from tests.support import processes, repository, tls
 
-REPOSITORY = Path(__file__).parents[2]
-#: Where tools/vmware puts what it makes.
-MADE = REPOSITORY / "build/vmware"
+#: Where tools/vmware puts what it builds.
+MADE = repository.ROOT / "build/vmware"
 USER, PASSWORD = "administrator@vsphere.local", "secret of vSphere, a=b"
 UUID, INSTANCE_UUID = "4219c3b1-0000-4000-8000-00000000b105", "50193c1b-0000-4000-8000-0000000005ce"
 #: The unit of changed block tracking, in bytes.
 BLOCK = 64 << 10
 CHANGE_ID = "52 de c0 d9 b9 43 9d 10-61 d5 4c 1b e9 7b 65 63"
 
-#: What a guest has written: an offset, and bytes or the length of a hole.
+#: A write of the guest: an offset, and the bytes or the length of a hole.
 Write = tuple[int, bytes | int]
 
 
 @functools.cache
 def need() -> None:
-    """Make what stands in for VMware, which is quick when done; skip the test without the tools for it."""
+    """Build vcsim and the VDDK stub, once; skip the test if a build tool is missing."""
     processes.need("go", "gcc", "nbdkit", "apt-get")
-    processes.run(REPOSITORY / "tools/vmware", timeout=300)
+    processes.run(repository.ROOT / "tools/vmware", timeout=300)
 
 
 def hole(path: Path, offset: int, length: int) -> None:
+    """Punch a hole into a file; offset and length in bytes."""
     processes.run("fallocate", "--punch-hole", f"--offset={offset}", f"--length={length}", path)
 
 
 class Estate:
-    """One virtual machine with one disk of ``size`` bytes. All of ``take`` comes before ``running``."""
+    """One virtual machine with one disk of ``size`` bytes.
+
+    Take all snapshots before ``running``.
+    """
 
     def __init__(self, directory: Path, size: int) -> None:
         need()
@@ -75,11 +78,11 @@ class Estate:
         self.port = processes.free_port()
 
     def content(self, number: int) -> Path:
-        """Return what the disk holds at a snapshot, counted from 0; after the last one: what it holds now."""
+        """Return the raw disk at a snapshot, counted from 0; after the last one, the current disk."""
         return self._folder / f"disk{f'-{number:06d}' if number else ''}.vmdk"
 
     def write(self, *writes: Write) -> None:
-        """Write as the guest does, since the last snapshot."""
+        """Write as the guest, after the last snapshot."""
         path = self.content(len(self._changes))
         for offset, data in writes:
             if isinstance(data, int):
@@ -90,7 +93,7 @@ class Estate:
                 file.write(data)
 
     def take(self, *writes: Write) -> None:
-        """Write, then take a snapshot."""
+        """Write as the guest, then take a snapshot."""
         self.write(*writes)
         areas = set()
         for offset, data in writes:
@@ -101,15 +104,19 @@ class Estate:
         processes.run("cp", "--sparse=always", now, after)
 
     def change_id(self, number: int) -> str:
+        """Return the change ID of the disk at a snapshot."""
         return f"{CHANGE_ID}/{number + 1}"
 
     def snapshot(self, number: int) -> str:
+        """Return the managed object ID of a snapshot."""
         return f"snapshot-{number + 11}"
 
     def file(self, number: int) -> str:
+        """Return the datastore path of the disk at a snapshot."""
         return f"[LocalDS_0] vm/{self.content(number).name}"
 
     def location(self, **changes: Any) -> locations.Vddk:
+        """Return the location of the disk; ``changes`` replace fields."""
         access = base.Access(user=USER, password=PASSWORD)
         made = locations.Vddk(
             f"https://localhost:{self.port}/sdk",
@@ -122,12 +129,12 @@ class Estate:
         return dataclasses.replace(made, **changes)
 
     def stage(self, number: int) -> dict[str, str]:
-        """Return the checkpoints of one stage."""
+        """Return the checkpoints of one stage of a warm migration."""
         previous = self.snapshot(number - 1) if number else ""
         return {"previous": previous, "current": self.snapshot(number)}
 
     def save(self) -> None:
-        """Write down what vcsim and the library shall do; both look anew each time."""
+        """Write the settings of vcsim and of the library; both read them again for each call."""
         lines = "".join(f"{name}={value}\n" for name, value in self.settings.items())
         (self.libdir / "settings").write_text(lines)
         temporary = self.directory / "scenario.new"
@@ -136,7 +143,7 @@ class Estate:
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run vcsim; ``options``: more of its."""
+        """Run vcsim; ``options`` are further command-line options."""
         self.save()
         argv: list[str | Path] = [MADE / "vcsim", "-listen", f"127.0.0.1:{self.port}", "-user", USER]
         argv += ["-password", PASSWORD, "-certificate", self.pair.certificate, "-key", self.pair.key]
@@ -151,7 +158,7 @@ class Estate:
             yield process
 
     def said(self) -> list[str]:
-        """Return the calls of the library so far."""
+        """Return the calls made to the library so far."""
         log = self.directory / "vddk.log"
         return log.read_text().splitlines() if log.exists() else []
 

@@ -1,4 +1,4 @@
-"""A warm migration from VMware in five stages, and the requests for them."""
+"""A warm migration from VMware in five stages, and its requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ STAGES = 5
 
 
 def noise(seed: int, length: int) -> bytes:
+    """Return ``length`` random bytes, the same for each seed."""
     return random.Random(seed).randbytes(length)
 
 
 def migration(directory: Path, size: int = SIZE) -> vmware.Estate:
-    """Make a disk with a full copy, three deltas and a final one to come: data, holes, zeros, the edges."""
+    """Return a machine with five snapshots: a full copy, three deltas and a final one.
+
+    Between them are data, holes, zeros and writes at both ends of the disk.
+    """
     estate = vmware.Estate(directory, size)
     estate.take((0, noise(1, 5 * MiB)), (10 * MiB, noise(2, 3 * MiB)), (size - 512, b"end " * 128))
     estate.take((MiB, noise(3, 70_000)), (11 * MiB, MiB))
@@ -30,6 +34,7 @@ def migration(directory: Path, size: int = SIZE) -> vmware.Estate:
 
 
 def wanted(estate: vmware.Estate, target: Path, stage: int, **changes: Any) -> cdi_worker.Request:
+    """Return the request of a stage; ``changes`` replace fields of its location."""
     options = cdi_worker.FetchOptions(no_progress=1)
     location = estate.location(**estate.stage(stage) | changes, final=stage == STAGES - 1)
     return cdi_worker.Request(
@@ -38,4 +43,5 @@ def wanted(estate: vmware.Estate, target: Path, stage: int, **changes: Any) -> c
 
 
 def check(estate: vmware.Estate, target: Path, stage: int) -> None:
+    """Check that the target holds the disk at the snapshot of a stage."""
     oracle.same(target, estate.content(stage), beyond=devices.DIRT if target.is_block_device() else None)

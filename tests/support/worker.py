@@ -1,4 +1,4 @@
-"""The worker as the world starts it: a process of its own, in the command line's or a pod's way."""
+"""The worker as a process of its own, started from the command line or as in a pod."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import processes
+from tests.support import processes, repository
 
-ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "cdi_worker")
-#: Nothing of the environment that the tests run in.
-ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+#: Nothing is inherited from the environment of the tests.
+ENVIRONMENT = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONPATH": str(repository.ROOT),
+    "LC_ALL": "C.UTF-8",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """How a worker ended."""
+    """The exit status and the output of a worker."""
 
     status: int
     output: str
@@ -29,7 +32,7 @@ class Done:
 
     @property
     def complaint(self) -> str:
-        """The one line that the command line ends with on standard error."""
+        """Return the error line printed at the end of standard error, without its prefix."""
         lines = [line for line in self.errors.splitlines() if line.startswith("cdi-worker: ")]
         assert len(lines) == 1, self.errors
         return lines[0].removeprefix("cdi-worker: ")
@@ -41,7 +44,7 @@ def run(
     prefix: tuple[str, ...] = (),
     timeout: float = 90,
 ) -> Done:
-    """Run the command to its end; ``prefix`` is a command that runs a command, as of ``limits``."""
+    """Run the command to its end; ``prefix`` is a command that runs a command, as in ``limits``."""
     done = subprocess.run(
         [*prefix, *COMMAND, *arguments],
         env={**ENVIRONMENT, **(env or {})},
@@ -55,7 +58,7 @@ def run(
 
 @contextlib.contextmanager
 def started(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run the command beside the block; killed at its end if it is still running."""
+    """Run the command in the background; kill it at the end of the block if it is still running."""
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         env={**ENVIRONMENT, **(env or {})},
@@ -75,7 +78,7 @@ def started(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ite
 class Volumes:
     """The mounts of a worker pod below one directory.
 
-    ``block``: a device in place of the file-system volume. ``has_scratch``: whether scratch is mounted.
+    ``block``: a device instead of the file-system volume. ``has_scratch``: whether scratch is mounted.
     """
 
     directory: Path
@@ -84,35 +87,38 @@ class Volumes:
 
     @property
     def data(self) -> Path:
+        """Return the mount of the file-system volume."""
         return self.directory / "data"
 
     @property
     def scratch(self) -> Path:
+        """Return the mount of scratch."""
         return self.directory / "scratch"
 
     @property
     def log(self) -> Path:
+        """Return the file of the termination message."""
         return self.directory / "termination-log"
 
     @property
     def disk(self) -> Path:
-        """Where the disk has to be in the end."""
+        """Return the path of the imported disk."""
         return self.block or self.data / "disk.img"
 
     @property
     def message(self) -> str:
-        """The termination message of the last run, as it is."""
+        """Return the termination message of the last run."""
         return self.log.read_text()
 
     @property
     def told(self) -> dict[str, Any]:
-        """The termination message of the last run, read as JSON."""
+        """Return the termination message of the last run, parsed as JSON."""
         return dict(json.loads(self.message))
 
 
 @dataclasses.dataclass
 class Pod(Volumes):
-    """A worker pod's mounts, and the environment of its container. ``metrics_port``: 0 for nowhere."""
+    """The mounts of a worker pod and its container's environment. ``metrics_port``: 0 for none."""
 
     metrics_port: int = 0
     env: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -123,11 +129,12 @@ class Pod(Volumes):
 
     @property
     def headers(self) -> Path:
+        """Return the mount of the Secrets with extra headers."""
         return self.directory / "extraheaders"
 
     @property
     def arguments(self) -> list[str]:
-        """The container's arguments: a controller's, and the options that stand for its mounts."""
+        """Return the container's arguments: a controller's, and the options that replace its mounts."""
         if self.has_scratch:
             self.scratch.mkdir(exist_ok=True)
         return [
@@ -141,6 +148,6 @@ class Pod(Volumes):
         ]
 
     def run(self, *, prefix: tuple[str, ...] = (), **env: str) -> Done:
-        """Run the container once; it finds the volumes as the last run left them."""
+        """Run the container once, on the volumes as the last run left them."""
         self.log.unlink(missing_ok=True)
         return run(*self.arguments, env={**self.env, **env}, prefix=prefix)

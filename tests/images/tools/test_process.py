@@ -15,7 +15,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.tools import process
-from tests.support import processes
+from tests.support import processes, repository
 
 
 def shell(script: str, **fields: object) -> process.Command:
@@ -184,7 +184,7 @@ def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE,
-        cwd=pathlib.Path(__file__).parents[3],
+        cwd=repository.ROOT,
         # A killed worker cannot tidy up.
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:

@@ -16,8 +16,9 @@ import yaml
 
 from cdi_worker import errors
 from cdi_worker.kubernetes import datavolume, documents
+from tests.support import repository
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "support/datavolumes").glob("*.yaml"))
+EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
 STORAGE = {"resources": {"requests": {"storage": "64Mi"}}}
 HTTP = {"http": {"url": "http://images.invalid/disk.img"}}
 IMAGEIO = {"url": "https://e.invalid/api", "diskId": "1", "secretRef": "s", "certConfigMap": "c"}
@@ -38,7 +39,7 @@ def faults(spec: dict[str, Any] | None = None, **top: Any) -> list[str]:
 
 def parse(name: str) -> datavolume.DataVolume:
     found: list[str] = []
-    path = Path(__file__).parents[2] / "support/datavolumes" / f"{name}.yaml"
+    path = repository.DATAVOLUMES / f"{name}.yaml"
     volume = datavolume.parse(datavolume.find(documents.read(str(path))), found)
     assert found == []
     return volume

@@ -16,18 +16,14 @@ from cdi_worker.kubernetes import datavolume, documents, manifest
 from cdi_worker.kubernetes import pod as datavolume_pod
 from cdi_worker.roles import importer
 from tests.support import disks as disks_module
-from tests.support import kubernetes_models, servers, worker
+from tests.support import kubernetes_models, repository, servers, worker
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "support/datavolumes").glob("*.yaml"))
-GOLDEN = Path(__file__).parents[2] / "support/golden"
+EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
+GOLDEN = repository.GOLDEN
 
 
 def parse(example: str | Path) -> datavolume.DataVolume:
-    path = (
-        example
-        if isinstance(example, Path)
-        else Path(__file__).parents[2] / "support/datavolumes" / f"{example}.yaml"
-    )
+    path = example if isinstance(example, Path) else repository.DATAVOLUMES / f"{example}.yaml"
     faults: list[str] = []
     volume = datavolume.parse(datavolume.find(documents.read(str(path))), faults)
     assert faults == []
@@ -205,7 +201,7 @@ def test_contact_tells_whether_scratch_is_needed(
     tmp_path: Path, disks: disks_module.Disks, variant: str, has_scratch: bool
 ) -> None:
     """The server gives no ranges, so that qemu-img has to wait for the whole image."""
-    example = (Path(__file__).parents[2] / "support/datavolumes/http.yaml").read_text()
+    example = (repository.DATAVOLUMES / "http.yaml").read_text()
     path = tmp_path / "dv.yaml"
     with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx")) as web:
         path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image(variant))))
@@ -226,14 +222,14 @@ def test_a_pod_of_a_job_fails_where_a_controller_would_read_the_message(
 
 def test_standard_input() -> None:
     command = [*worker.COMMAND, "manifest", "-"]
-    example = (Path(__file__).parents[2] / "support/datavolumes/pvc.yaml").read_bytes()
+    example = (repository.DATAVOLUMES / "pvc.yaml").read_bytes()
     done = subprocess.run(command, env=worker.ENVIRONMENT, input=example, capture_output=True, check=True)
     assert done.stdout.decode() == (GOLDEN / "pvc.yaml").read_text()
 
 
 def test_library_that_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text("raise ImportError")
-    path = f"{tmp_path}:{worker.ROOT}"
+    path = f"{tmp_path}:{repository.ROOT}"
     done = worker.run("manifest", EXAMPLES[0], env={"PYTHONPATH": path})
     assert done.status == 2
     assert done.complaint == (
@@ -242,7 +238,7 @@ def test_library_that_is_not_installed(tmp_path: Path) -> None:
 
 
 def test_what_only_controllers_can_do_is_said(tmp_path: Path) -> None:
-    example = (Path(__file__).parents[2] / "support/datavolumes/pvc.yaml").read_text()
+    example = (repository.DATAVOLUMES / "pvc.yaml").read_text()
     path = tmp_path / "dv.yaml"
     path.write_text(example.replace("  name: pvc\n", "  name: pvc\n  namespace: other\n"))
     done = worker.run("manifest", path)

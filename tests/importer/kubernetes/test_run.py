@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 
 from cdi_worker.kubernetes import datavolume, documents, keyring, run
-from tests.support import containers, devices, manifests, objectservers, oracle, registries, servers, tls
+from tests.support import (
+    containers,
+    devices,
+    manifests,
+    objectservers,
+    oracle,
+    registries,
+    repository,
+    servers,
+    tls,
+)
 from tests.support import disks as disks_module
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "support/datavolumes").glob("*.yaml"))
+EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
 
 
 @pytest.fixture

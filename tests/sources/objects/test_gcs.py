@@ -18,8 +18,6 @@ from cdi_worker.sources import base
 from cdi_worker.sources.web import session
 from tests.support import gcs_objects, misbehave, objectservers, proxy, reading, tls
 
-REPOSITORY = Path(__file__).parents[3]
-
 
 @pytest.fixture(scope="module")
 def store(emulator: objectservers.Emulator) -> objectservers.Emulator:

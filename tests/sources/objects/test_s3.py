@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import urllib.parse
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -19,8 +18,6 @@ import zstandard
 from cdi_worker import errors
 from cdi_worker.sources import base
 from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

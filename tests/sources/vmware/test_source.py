@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cdi_worker import errors
 from cdi_worker.sources.vmware import disk
+from tests.support import repository
 
 
 def test_version_and_host_are_told() -> None:
@@ -56,7 +57,7 @@ def test_pyvmomi_is_named_where_it_is_missing(tmp_path: Path) -> None:
     (tmp_path / "lib64/libvixDiskLib.so.8").touch()
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, tmp_path],
-        cwd=Path(__file__).parents[3],
+        cwd=repository.ROOT,
         capture_output=True,
         text=True,
         check=True,
