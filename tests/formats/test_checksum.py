@@ -13,8 +13,8 @@ DATA = b"disk" * 100_000
 ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 
 
-def served(data, wanted, step):
-    reader = checksum.HashingReader(readers.Bytes(data), wanted)
+def read_and_verify(data, expected, step):
+    reader = checksum.HashingReader(readers.Bytes(data), expected)
     buffer = memoryview(bytearray(step))
     while reader.readinto(buffer):
         pass
@@ -24,19 +24,20 @@ def served(data, wanted, step):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("case", [str.lower, str.upper])
 @pytest.mark.parametrize("step", [999, 1 << 20])
-def test_match(algorithm, case, step):
-    wanted = checksum.parse(case(f"{algorithm}:{hashlib.new(algorithm, DATA).hexdigest()}"))
-    served(DATA, wanted, step)
+def test_matching_checksum_is_accepted(algorithm, case, step):
+    expected = checksum.parse(case(f"{algorithm}:{hashlib.new(algorithm, DATA).hexdigest()}"))
+    read_and_verify(DATA, expected, step)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("data", [b"", DATA[:-1], DATA + b"x"])
-def test_mismatch(algorithm, data):
-    wanted, got = hashlib.new(algorithm, DATA).hexdigest(), hashlib.new(algorithm, data).hexdigest()
+def test_mismatch_shows_both_checksums(algorithm, data):
+    expected, calculated = hashlib.new(algorithm, DATA).hexdigest(), hashlib.new(algorithm, data).hexdigest()
     with pytest.raises(errors.ChecksumMismatch) as caught:
-        served(data, checksum.parse(f"{algorithm}:{wanted}"), 1 << 20)
+        read_and_verify(data, checksum.parse(f"{algorithm}:{expected}"), 1 << 20)
     assert (
-        str(caught.value) == f"checksum mismatch: expected {algorithm}:{wanted}, calculated {algorithm}:{got}"
+        str(caught.value)
+        == f"checksum mismatch: expected {algorithm}:{expected}, calculated {algorithm}:{calculated}"
     )
 
 
@@ -45,6 +46,6 @@ def test_mismatch(algorithm, data):
     ["", ":", "sha256", "sha256:", "sha256:00", "crc32:00000000", "md5:" + "g" * 32, "md5:" + "0" * 33,
      "0" * 64, "sha3_256:" + "0" * 64, "md5 " + "0" * 32, "md5::" + "0" * 31, "md5:" + "\u0660" * 32],
 )  # fmt: skip
-def test_malformed(text):
+def test_malformed_checksum_is_refused(text):
     with pytest.raises(errors.RequestError):
         checksum.parse(text)

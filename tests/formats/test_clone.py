@@ -1,4 +1,4 @@
-"""The stream between two of our own."""
+"""The clone stream between two workers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def buffers(size: int) -> Iterator[memoryview]:
 
 def encode(runs: list[int | bytes]) -> bytes:
     encoder = clone.Encoder()
-    made = clone.MAGIC
+    stream = clone.MAGIC
     for run in runs:
-        made += encoder.zeros(run) if isinstance(run, int) else b"".join(encoder.data(memoryview(run)))
-    return made + encoder.end()
+        stream += encoder.zeros(run) if isinstance(run, int) else b"".join(encoder.data(memoryview(run)))
+    return stream + encoder.end()
 
 
 def decode(stream: bytes) -> list[int | bytes]:
@@ -36,18 +36,18 @@ def decode(stream: bytes) -> list[int | bytes]:
     return [run if isinstance(run, int) else bytes(run) for run in decoder]
 
 
-def test_there_and_back() -> None:
+def test_stream_decodes_to_the_same_runs() -> None:
     stream = encode(RUNS)
     assert decode(stream) == RUNS
     assert len(stream) < len(NOISE) + len(TEXT) // 10 + 1000
 
 
 @given(st.lists(st.one_of(st.integers(1, 1 << 50), st.binary(min_size=1, max_size=300))))
-def test_any_runs(runs: list[int | bytes]) -> None:
+def test_any_runs_decode_to_the_same(runs: list[int | bytes]) -> None:
     assert decode(encode(runs)) == runs
 
 
-def test_a_copy_goes_on_in_the_same_way() -> None:
+def test_copied_encoder_continues_identically() -> None:
     encoder = clone.Encoder()
     encoder.data(memoryview(NOISE))
     other = encoder.copy()
@@ -58,7 +58,7 @@ def test_a_copy_goes_on_in_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_as_bytes(size: int) -> None:
+def test_reader_returns_the_bytes_of_all_runs(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
     reader = clone.Reader(readers.Bytes(encode(runs)))
     assert reading.drained(reader, size) == b"".join(
@@ -66,11 +66,11 @@ def test_as_bytes(size: int) -> None:
     )
 
 
-def test_nothing() -> None:
+def test_stream_without_runs_is_empty() -> None:
     assert decode(encode([])) == []
 
 
-def test_cut_anywhere() -> None:
+def test_cut_stream_is_truncated() -> None:
     stream = encode([100, b"some data", 5, b"x" * 500])
     for end in range(len(stream)):
         with pytest.raises(errors.Truncated):
@@ -78,14 +78,14 @@ def test_cut_anywhere() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 16, 24, 40, 48, 52, -1, -40])
-def test_changed(at: int) -> None:
+def test_changed_byte_is_corrupt(at: int) -> None:
     changed = bytearray(encode([100, NOISE[:1000], 5, NOISE]))
     changed[at] ^= 0x01
     with pytest.raises(errors.Corrupt):
         decode(bytes(changed))
 
 
-def test_a_record_that_is_too_long() -> None:
+def test_record_that_is_too_long_is_corrupt() -> None:
     for stored, length in ((clone.LONGEST + 1, 1), (1, clone.LONGEST + 1), (0, 0), (1, 1 << 63)):
         header = clone._HEADER.pack(1, stored, length)
         with pytest.raises(errors.Corrupt):

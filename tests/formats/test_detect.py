@@ -1,4 +1,4 @@
-"""By content: what each tool writes, what is no disk, and what is two things at once."""
+"""Detection by content: what each tool writes, what is not a disk, and what matches two formats."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def patched(head, offset, data):
         ("parallels", [], "parallels"),
     ],
 )
-def test_what_qemu_img_creates(tmp_path, driver, options, expected):
+def test_images_created_by_qemu_img_are_detected(tmp_path, driver, options, expected):
     path = tmp_path / "disk"
     subprocess.run(["qemu-img", "create", "-q", "-f", driver, *options, path, "10M"], check=True)
     with path.open("rb") as file:
@@ -53,7 +53,7 @@ def test_what_qemu_img_creates(tmp_path, driver, options, expected):
 
 
 def old_tar():
-    """A header from before POSIX: no magic, only the checksum."""
+    """Return a header from before POSIX: no magic, only the checksum."""
     info = tarfile.TarInfo("disk.img")
     block = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
     block[257:265] = bytes(8)
@@ -107,7 +107,7 @@ def new_tar(dialect):
         (b"PK\x03\x04", "zip"),
     ],
 )
-def test_by_content(head, expected):
+def test_format_is_detected_by_content(head, expected):
     assert detect.detect(head) == expected
 
 
@@ -125,28 +125,28 @@ def test_by_content(head, expected):
         patched(ISO, 0, b"# Disk DescriptorFile"),
     ],
 )
-def test_two_things_at_once_are_refused(head):
+def test_several_formats_at_once_are_refused(head):
     with pytest.raises(errors.Refused, match="several formats"):
         detect.detect(head)
 
 
 @pytest.mark.parametrize("name", sorted(detect.STRANGERS))
-def test_a_stranger_is_refused_with_a_reason(name):
+def test_format_that_is_not_a_disk_is_unsupported(name):
     with pytest.raises(errors.Unsupported):
         detect.refuse_stranger(name)
 
 
 @pytest.mark.parametrize("name", sorted(detect.DISKS | detect.COMPRESSIONS | {"tar"}))
-def test_a_disk_is_no_stranger(name):
+def test_disk_format_is_accepted(name):
     detect.refuse_stranger(name)
 
 
 @pytest.mark.parametrize("piece", [b"<!-- -->", b"<!--", b"#\n", b" ", b"{", b"[ ] ", b"\n# ", b"<"])
-def test_no_text_takes_long(piece):
+def test_detection_of_text_is_fast(piece):
     started = time.monotonic()
     detect.detect((piece * detect.HEAD)[: detect.HEAD])
     detect.detect((piece * detect.HEAD)[: detect.HEAD - 1] + b"\0")
-    assert time.monotonic() - started < 10  # a pattern that tries again at each byte takes minutes
+    assert time.monotonic() - started < 10  # a pattern that backtracks at each byte takes minutes
 
 
 MAGICS = [
@@ -167,7 +167,7 @@ MAGICS = [
         st.tuples(st.sampled_from([0, 64, 257, 510, 32769]), st.sampled_from(MAGICS) | st.binary(max_size=9))
     )
 )
-def test_a_known_name_or_a_refusal(pieces):
+def test_detection_returns_a_known_format_or_refuses(pieces):
     head = b""
     for offset, data in pieces:
         head = patched(head, offset, data)

@@ -1,4 +1,4 @@
-"""Tables of a file, read with few requests and no more bytes than that takes."""
+"""Tables of a file are read with few requests and few extra bytes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("apart", "requests", "most"),
+    ("distance", "requests", "most"),
     [
         (2048, 1, 64 * 2048),
         (65536 + 2048, 4, 4 * MIB),  # a sparse disk: a table after each grain
-        (16 * MIB, 64, 64 * 2048),  # a full one
+        (16 * MIB, 64, 64 * 2048),  # a fully allocated one
     ],
 )
-def test_tables(apart: int, requests: int, most: int) -> None:
+def test_neighbouring_tables_are_read_together(distance: int, requests: int, most: int) -> None:
     read: list[int] = []
 
     def pread(offset: int, length: int) -> bytes:
         read.append(length)
         return b"".join(
-            (at // apart).to_bytes(2) if at % apart == 0 else b"--"
+            (at // distance).to_bytes(2) if at % distance == 0 else b"--"
             for at in range(offset, offset + length, 2)
         )
 
     view = facts.View(b"", pread, 1 << 40)
-    found = [int.from_bytes(table[:2]) for table in view.tables((apart * i for i in range(64)), 2048)]
+    found = [int.from_bytes(table[:2]) for table in view.tables((distance * i for i in range(64)), 2048)]
     assert found == list(range(64))
     assert len(read) == requests
     assert sum(read) <= most

@@ -1,4 +1,4 @@
-"""Bytes that were checked come again as they were, whatever the source answers later."""
+"""Bytes that were checked are returned again as they were, whatever the source returns later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=5)
 
 
 @hypothesis.given(spans, spans)
-def test_first_reading_wins(checked, again):
+def test_first_read_is_remembered(checked, again):
     stamp = 0
 
     def read(offset, length):
@@ -33,17 +33,17 @@ def test_first_reading_wins(checked, again):
 
 
 @pytest.mark.parametrize("name", ["qcow2-backing", "vmdk-extent", "vhdx-parent"])
-def test_header_exchanged_after_the_check(disks, name):
-    """Whoever reads after the check sees the good header and nothing of the hostile one."""
+def test_header_replaced_after_the_check_has_no_effect(disks, name):
+    """A second read returns the checked header, not the malicious one that replaced it."""
     variant = name.partition("-")[0]
     good, bad = disks.image(variant).read_bytes(), hostile.image(disks, name).read_bytes()
     pins = remembered.Pinned(lambda offset, length: good[offset : offset + length])
     head = pins.read(0, detect.HEAD)
     safety.check(variant, head, read=pins.read, size=len(good))
 
-    def exchanged(offset, length):
+    def replaced(offset, length):
         view = memoryview(bytearray(bad[offset : offset + length]))
         pins.lay_over(offset, view)
         return bytes(view)
 
-    safety.check(variant, exchanged(0, detect.HEAD), read=exchanged, size=len(bad))
+    safety.check(variant, replaced(0, detect.HEAD), read=replaced, size=len(bad))

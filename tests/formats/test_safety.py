@@ -1,4 +1,4 @@
-"""Good images pass, hostile ones are refused, and nothing but our errors comes out."""
+"""The safety check accepts good images, refuses hostile ones, and raises only our errors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SPARSE = ("qcow2", "qcow2-zlib", "vmdk", "vmdk-stream", "vmdk-footer", "vdi", "v
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("variant", disks_module.FORMATS)
-def test_good_image(disks, variant, content):
+def test_good_image_passes(disks, variant, content):
     path = disks.image(variant, content)
-    told = processes.run("qemu-img", "info", "--output=json", "-f", disks.driver(variant), path).stdout
-    size = json.loads(told)["virtual-size"]
+    info = processes.run("qemu-img", "info", "--output=json", "-f", disks.driver(variant), path).stdout
+    size = json.loads(info)["virtual-size"]
     data = path.read_bytes()
     assert inspected.check(data) == facts.Facts(inspected.kind(data), size)
     assert inspected.check_length(data) <= len(data)
@@ -36,14 +36,14 @@ def test_good_image(disks, variant, content):
     assert early.complete or variant in {"vhdx", "vhdx-fixed", "vhd-fixed"} or "last" in variant
 
 
-def test_good_iso(disks):
+def test_good_iso_passes_as_raw(disks):
     for variant in ("iso", "iso-hybrid"):
         data = disks.image(variant).read_bytes()
         assert inspected.check(data) == facts.Facts("raw", len(data))
         assert inspected.check_length(data) == 0
 
 
-def test_footer_makes_a_vmdk_incomplete_without_its_end(disks, tmp_path):
+def test_vmdk_with_footer_is_incomplete_without_its_end(disks, tmp_path):
     data = inspected.image(disks, "vmdk-footer")
     early = safety.check("vmdk", data[: detect.HEAD])
     assert (early.virtual_size, early.complete) == (8 << 20, False)
@@ -56,8 +56,8 @@ def test_footer_makes_a_vmdk_incomplete_without_its_end(disks, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new"), [(b'"streamOptimized"', b'"monolithicOther"'), (b"ddb.adapterType", b"odd.adapter Typ")]
 )
-def test_descriptor_of_a_vmdk_with_a_footer_is_inspected_at_once(disks, old, new):
-    """A stream is placed before its footer is seen."""
+def test_descriptor_of_vmdk_with_footer_is_checked_in_the_head(disks, old, new):
+    """The disk of a stream is written before the footer is read."""
     head = inspected.image(disks, "vmdk-tables-last")[: detect.HEAD]
     assert not safety.check("vmdk", head).complete
     with pytest.raises(errors.Refused, match="descriptor"):
@@ -65,7 +65,7 @@ def test_descriptor_of_a_vmdk_with_a_footer_is_inspected_at_once(disks, old, new
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "qcow2-v2"])
-def test_extended_and_old_qcow2_are_no_unknown_features(disks, variant):
+def test_extended_and_old_qcow2_headers_are_accepted(disks, variant):
     assert inspected.check(inspected.image(disks, variant)).format == "qcow2"
 
 
@@ -75,7 +75,7 @@ def test_extended_and_old_qcow2_are_no_unknown_features(disks, variant):
 @pytest.mark.parametrize("content", ["mixed", "far"])
 @pytest.mark.parametrize("variant", SPARSE)
 def test_required_length_is_exact(disks, variant, content):
-    """What is cut off below the required length changes what qemu-img reads, or makes it fail."""
+    """Cutting below the required length changes what qemu-img reads, or makes it fail."""
     data = inspected.image(disks, variant, content)
     required = inspected.check_length(data)
     assert required <= len(data)
@@ -85,7 +85,7 @@ def test_required_length_is_exact(disks, variant, content):
 
 
 @pytest.mark.parametrize("variant", [name for name in SPARSE if name != "vmdk-footer"])
-def test_nothing_behind_the_required_length_is_read(disks, variant, tmp_path):
+def test_qemu_img_reads_nothing_behind_the_required_length(disks, variant, tmp_path):
     data = inspected.image(disks, variant, "mixed")
     cut = data[: inspected.check_length(data)]
     if variant == "vhd":
@@ -96,7 +96,7 @@ def test_nothing_behind_the_required_length_is_read(disks, variant, tmp_path):
     assert (tmp_path / "raw").read_bytes() == disks.expected(variant).read_bytes()
 
 
-# -- images of the shared collection
+# -- hostile images
 
 REFUSED = {
     "qcow2-backing": "backing_file",
@@ -126,25 +126,25 @@ def test_hostile_image_is_refused(disks, name):
 
 
 @pytest.mark.parametrize("name", sorted(UNUSABLE))
-def test_hostile_image_is_no_disk(disks, name):
+def test_unusable_image_is_an_image_error(disks, name):
     data = hostile.image(disks, name).read_bytes()
-    with pytest.raises(errors.ImageError):  # noqa: PT012 - the second sees what the first cannot
+    with pytest.raises(errors.ImageError):  # noqa: PT012 - the second check finds what the first cannot
         inspected.check(data)
         inspected.check_length(data)
 
 
-def test_dirty_qcow2_passes(disks):
+def test_dirty_qcow2_is_accepted(disks):
     data = hostile.image(disks, "qcow2-dirty").read_bytes()
     assert inspected.check(data).virtual_size
     assert inspected.check_length(data) <= len(data)
 
 
-# -- the backing file that was asked for
+# -- an expected backing file
 
 
 @pytest.mark.parametrize("version", ["0.10", "1.1"])
 @pytest.mark.parametrize("name", ["base", "../images/base", "/var/lib/base"])
-def test_allowed_backing_file(tmp_path, version, name):
+def test_expected_backing_file_is_accepted(tmp_path, version, name):
     path = tmp_path / "delta"
     options = ("-u", "-b", name, "-F", "qcow2", "-o", f"compat={version}")
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", *options, path, "8M")
@@ -155,20 +155,20 @@ def test_allowed_backing_file(tmp_path, version, name):
             inspected.check(data, **options)
 
 
-def test_no_backing_file_where_one_is_allowed(disks):
+def test_missing_backing_file_is_accepted(disks):
     assert inspected.check(inspected.image(disks, "qcow2"), allow_backing="base").backing is None
 
 
-# -- strangers, sizes, and noise
+# -- other formats, sizes, and noise
 
 
 @pytest.mark.parametrize("name", ["luks", "html", "tar", "gz", "unknown", "", "empty"])
-def test_no_disk(name):
+def test_format_that_is_not_a_disk_is_unsupported(name):
     with pytest.raises(errors.Unsupported):
         safety.check(name, b"x" * 1000)
 
 
-def test_raw_sizes():
+def test_raw_disk_of_unusable_size_is_refused():
     assert safety.check("raw", b"x") == facts.Facts("raw", None)
     assert inspected.check(b"x") == facts.Facts("raw", 1)
     for size in (0, (64 << 40) + 1):
@@ -181,17 +181,17 @@ def test_raw_sizes():
 @hypothesis.settings(
     deadline=None, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-def test_mutations_give_errors_of_ours_only(disks, variant, data):
+def test_mutated_image_raises_only_our_errors(disks, variant, data):
     bad = bytearray(inspected.image(disks, variant))
     name = inspected.kind(bad)
-    places = (
+    offsets = (
         st.integers(0, 2048)
         | st.integers(192 << 10, (192 << 10) + 100)
         | st.integers(2 << 20, (2 << 20) + 200)
     )
-    places |= st.integers(len(bad) - 1536, len(bad) - 1)
+    offsets |= st.integers(len(bad) - 1536, len(bad) - 1)
     for _ in range(data.draw(st.integers(1, 8))):
-        at = data.draw(places)
+        at = data.draw(offsets)
         value = data.draw(st.binary(min_size=1, max_size=9) | st.sampled_from([b"\xff" * 8, bytes(8)]))
         bad[at : at + len(value)] = value
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Rules of safety that only a patch of a good image brings out."""
+"""Safety rules that only modified fields of a good image violate."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PATCHES = {
     "vhdx-one-region": ("vhdx", "check_failed", ((192 << 10) + 8, "<I", 1)),
 }
 
-#: Format, rule, what is there, and what comes in its place. The ids of VHDX are from [MS-VHDX] 2.6.2.
+#: Format, rule, the bytes to replace, and their replacement. The ids of VHDX are from [MS-VHDX] 2.6.2.
 REPLACEMENTS = {
     "vmdk-parent": ("vmdk", "parent", b"parentCID=ffffffff", b"parentCID=12345678"),
     "vmdk-path": ("vmdk", "extents", b' SPARSE "', b' SPARSE"/'),
@@ -86,7 +86,7 @@ REPLACEMENTS = {
 
 
 def with_vhd_sums(data):
-    """Make the checksums of a VHD's footer and header right again."""
+    """Recompute the checksums of a VHD's footer and header."""
     data = bytearray(data)
     for start, end, at in ((0, 512, 64), (512, 1536, 512 + 36)):
         data[at : at + 4] = bytes(4)
@@ -124,14 +124,14 @@ def test_replaced_bytes_are_refused(disks, name):
         ("1dbf41816fa90947ba47f233a8faab5f", "<I", 1024),
     ],
 )
-def test_vhdx_sizes_that_contradict(disks, item, layout, value):
+def test_contradictory_vhdx_size_is_refused(disks, item, layout, value):
     data = inspected.image(disks, "vhdx")
     (offset,) = struct.unpack_from("<I", data, data.index(bytes.fromhex(item)) + 16)
     with pytest.raises(errors.Refused, match="metadata"):
         inspected.check(patched(data, (data.index(b"metadata") + offset, layout, value)))
 
 
-def test_vmdk_of_too_many_grains(disks):
+def test_vmdk_with_too_many_grains_is_refused(disks):
     data = patched(inspected.image(disks, "vmdk"), (12, "<Q", 64 << 31), (20, "<Q", 8), (44, "<I", 64))
     assert inspected.check(data).virtual_size == 64 << 40
     with pytest.raises(errors.Refused, match="grains"):
@@ -140,10 +140,10 @@ def test_vmdk_of_too_many_grains(disks):
 
 @pytest.mark.parametrize("size", ["8M", "1G", "200G"])
 @pytest.mark.parametrize("subformat", ["dynamic", "fixed"])
-def test_vhd_whose_size_is_its_geometry(tmp_path, size, subformat):
+def test_vhd_size_is_that_of_qemu_img(tmp_path, size, subformat):
     path = tmp_path / "disk"
     processes.run("qemu-img", "create", "-q", "-f", "vpc", "-o", f"subformat={subformat}", path, size)
-    told = processes.run("qemu-img", "info", "--output=json", "-f", "vpc", path).stdout
+    info = processes.run("qemu-img", "info", "--output=json", "-f", "vpc", path).stdout
     with path.open("rb") as file:
 
         def read(offset, length):
@@ -151,10 +151,10 @@ def test_vhd_whose_size_is_its_geometry(tmp_path, size, subformat):
             return file.read(length)
 
         found = safety.check("vhd", read(0, detect.HEAD), read=read, size=path.stat().st_size)
-    assert found.virtual_size == json.loads(told)["virtual-size"]
+    assert found.virtual_size == json.loads(info)["virtual-size"]
 
 
-def test_fixed_vhd_promising_more_than_there_is(disks):
+def test_fixed_vhd_larger_than_its_file_is_refused(disks):
     data = inspected.image(disks, "vhd-fixed")
     with pytest.raises(errors.Refused, match="more than the file holds"):
         inspected.check(data[4096:])

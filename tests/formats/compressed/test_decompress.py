@@ -1,4 +1,4 @@
-"""Each reader at its borders: empty, one byte short, one byte over, every split; then lies and bombs."""
+"""Decompressing readers: empty input, one byte short, one byte over, every split; corrupt data and bombs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def plain(kind, data, **options):
 
 
 @every_kind
-def test_whole(kind):
+def test_data_is_decompressed(kind):
     assert plain(kind, COMPRESS[kind](PLAIN)) == PLAIN
 
 
 @every_kind
-def test_nothing_compressed(kind):
+def test_empty_data_is_decompressed(kind):
     assert plain(kind, COMPRESS[kind](b"")) == b""
 
 
@@ -59,7 +59,7 @@ def test_empty_input_is_truncated(kind):
 
 
 @every_kind
-def test_every_shorter_input_is_truncated(kind):
+def test_input_cut_anywhere_is_truncated(kind):
     data = COMPRESS[kind](PLAIN[:900])
     for length in range(len(data)):
         with pytest.raises(errors.Truncated):
@@ -68,7 +68,7 @@ def test_every_shorter_input_is_truncated(kind):
 
 @every_kind
 @pytest.mark.parametrize("extra", [b"x", b"garbage that is longer", b"\x1f", b"\xfd7zXZ", b"BZ"])
-def test_more_is_garbage(kind, extra):
+def test_bytes_after_the_end_are_garbage(kind, extra):
     data = COMPRESS[kind](PLAIN)
     with pytest.raises(errors.TrailingGarbage) as caught:
         plain(kind, data + extra)
@@ -77,33 +77,33 @@ def test_more_is_garbage(kind, extra):
 
 @every_kind
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 100])
-def test_small_pieces(kind, step):
+def test_input_in_small_pieces_is_decompressed(kind, step):
     data = COMPRESS[kind](PLAIN) + COMPRESS[kind](b"") + COMPRESS[kind](PLAIN)
     reader = decompress.open(kind, reading.Portions(data, step))
     assert reading.drained(reader, step) == PLAIN * 2
 
 
 @every_kind
-def test_many_members(kind):
+def test_many_members_are_joined(kind):
     data = b"".join(COMPRESS[kind](bytes([value])) for value in range(256)) * 40
     assert plain(kind, data) == bytes(range(256)) * 40
 
 
 @every_kind
-def test_second_member_cut(kind):
+def test_cut_second_member_is_truncated(kind):
     data = COMPRESS[kind](PLAIN)
     with pytest.raises(errors.Truncated):
         plain(kind, data + data[:-1])
 
 
 @every_kind
-def test_more_than_one_input_buffer(kind):
+def test_input_larger_than_the_buffer_is_decompressed(kind):
     big = random.Random(2).randbytes(3 << 20) + bytes(5 << 20)
     assert plain(kind, COMPRESS[kind](big)) == big
 
 
 @every_kind
-def test_limit(kind):
+def test_output_above_limit_is_too_large(kind):
     data = COMPRESS[kind](PLAIN)
     assert plain(kind, data, limit=len(PLAIN)) == PLAIN
     with pytest.raises(errors.TooLarge, match="is larger than the reported available"):
@@ -111,31 +111,31 @@ def test_limit(kind):
 
 
 @every_kind
-def test_limit_does_not_hide_the_end(kind):
+def test_garbage_is_detected_at_the_limit(kind):
     data = COMPRESS[kind](PLAIN)
     with pytest.raises(errors.TrailingGarbage):
         plain(kind, data + b"x", limit=len(PLAIN))
 
 
 @every_kind
-def test_every_flipped_bit_is_told(kind):
+def test_every_flipped_bit_is_detected(kind):
     data = COMPRESS[kind](PLAIN)
     for position in range(8 * len(data)):
         bad = bytearray(data)
         bad[position // 8] ^= 1 << position % 8
         with contextlib.suppress(errors.Error):
-            assert plain(kind, bytes(bad), limit=1 << 20) == PLAIN  # in a name or a time
+            assert plain(kind, bytes(bad), limit=1 << 20) == PLAIN  # the bit was in a name or a time
 
 
 @every_kind
-def test_close_reaches_the_source(kind):
+def test_close_closes_the_source(kind):
     source = reading.Portions(b"", 1)
     decompress.open(kind, source, limit=1).close()
     assert source.closed
 
 
 @every_kind
-def test_bomb_in_bounded_memory(kind):
+def test_bomb_needs_bounded_memory(kind):
     size = 1 << 28
     data = COMPRESS[kind](bytes(size))
     buffer, count = memoryview(bytearray(4 << 20)), 0
@@ -148,17 +148,17 @@ def test_bomb_in_bounded_memory(kind):
 
 
 @pytest.mark.parametrize("zeros", [1, 511, 3 << 20])
-def test_gz_zeros_at_the_end_are_padding(zeros):
+def test_gz_accepts_zero_padding(zeros):
     assert plain("gz", gzip.compress(PLAIN) + bytes(zeros)) == PLAIN
 
 
-def test_gz_member_after_zeros_is_garbage():
+def test_gz_refuses_member_after_padding():
     data = gzip.compress(PLAIN)
     with pytest.raises(errors.TrailingGarbage):
         plain("gz", data + bytes(512) + data)
 
 
-def test_gz_wrong_length_and_wrong_checksum():
+def test_gz_detects_wrong_length_and_checksum():
     data = gzip.compress(PLAIN)
     for position in (-1, -8):
         bad = bytearray(data)
@@ -168,7 +168,7 @@ def test_gz_wrong_length_and_wrong_checksum():
 
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
-def test_gz_header_with_every_field(step):
+def test_gz_header_with_all_fields_is_read(step):
     header = b"\x1f\x8b\x08\x1e" + bytes(6) + struct.pack("<H", 3) + b"abc" + b"name\0" + b"comment\0"
     header += struct.pack("<H", zlib.crc32(header) & 0xFFFF)
     data = header + gzip.compress(PLAIN, mtime=0)[10:]
@@ -176,8 +176,8 @@ def test_gz_header_with_every_field(step):
 
 
 @every_kind
-def test_every_border_between_two_feeds(kind):
-    # A feed is 128 KiB: move its end through the last block, the check and the next member's header.
+def test_end_of_feed_may_fall_anywhere(kind):
+    # A feed is 128 KiB: move its end through the last block, the checksum and the next member's header.
     noise = random.Random(4).randbytes(1 << 18)
     for length in range((1 << 17) - 130, (1 << 17) + 10, 1 if kind in ("gz", "zst") else 7):
         data = COMPRESS[kind](noise[:length]) + COMPRESS[kind](PLAIN)
@@ -185,14 +185,14 @@ def test_every_border_between_two_feeds(kind):
 
 
 @pytest.mark.parametrize("zeros", [4, 8, 4 << 20])
-def test_xz_padding(zeros):
+def test_xz_padding_is_skipped(zeros):
     data = lzma.compress(PLAIN)
     assert plain("xz", data + bytes(zeros)) == PLAIN
     assert plain("xz", data + bytes(zeros) + data) == PLAIN * 2
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 3, 5])
-def test_xz_odd_padding(zeros):
+def test_xz_padding_must_be_a_multiple_of_four(zeros):
     data = lzma.compress(PLAIN)
     for after in (b"", data):
         with pytest.raises(errors.TrailingGarbage) as caught:
@@ -200,7 +200,7 @@ def test_xz_odd_padding(zeros):
         assert caught.value.fields["offset"] == len(data)
 
 
-def test_zst_skippable_frames():
+def test_zst_skippable_frames_are_skipped():
     data = zstd.compress(PLAIN)
     skippable = b"\x5a\x2a\x4d\x18\x05\0\0\0hello"
     assert plain("zst", skippable + data + skippable + data + skippable) == PLAIN * 2
@@ -208,7 +208,7 @@ def test_zst_skippable_frames():
         plain("zst", data + skippable[:-1])
 
 
-def test_zst_frame_of_another_size_than_promised():
+def test_zst_detects_wrong_content_size():
     data = bytearray(zstd.compress(PLAIN))
     assert data[4] & 0xE0 == 0x60  # single segment, two bytes of content size, less 256
     struct.pack_into("<H", data, 5, len(PLAIN) - 256 + 1)
@@ -221,14 +221,14 @@ def zst_window(log):
     return compressor.compress(PLAIN, compressor.CONTINUE) + compressor.flush()
 
 
-def test_zst_window_is_bounded():
+def test_zst_refuses_large_window():
     assert plain("zst", zst_window(27)) == PLAIN
     with pytest.raises(errors.Unsupported, match="window"):
         plain("zst", zst_window(28))
 
 
 def xz_dictionary(size):
-    """As lzma.compress with a larger dictionary, but without the memory to make one."""
+    """Return the output of lzma.compress with a larger dictionary, without the memory to make one."""
     data = bytearray(lzma.compress(PLAIN))
     bits = size.bit_length() - 1
     assert data[12:18] == bytes([2, 0, 0x21, 1, data[16], 0])
@@ -237,7 +237,7 @@ def xz_dictionary(size):
     return bytes(data)
 
 
-def test_xz_window_is_bounded():
+def test_xz_refuses_large_dictionary():
     assert plain("xz", xz_dictionary(128 << 20)) == PLAIN
     with pytest.raises(errors.Unsupported, match="window"):
         plain("xz", xz_dictionary(256 << 20))
@@ -245,24 +245,24 @@ def test_xz_window_is_bounded():
 
 @pytest.fixture
 def xz_multi_block():
-    """Blocks with their sizes in the headers, by the threaded encoder of xz(1)."""
+    """Return xz data in blocks with sizes in their headers, made by the threaded encoder of xz(1)."""
     command = ["xz", "--threads=2", "--block-size=65536", "--stdout"]
     data = random.Random(3).randbytes(300_000)
     return subprocess.run(command, input=data, stdout=subprocess.PIPE, check=True).stdout
 
 
-def test_xz_tool_reads_what_has_several_blocks(xz_multi_block):
-    seen = []
+def test_xz_tool_reads_several_blocks(xz_multi_block):
+    inputs = []
 
     def tool(reader):
-        seen.append(reading.drained(reader))
+        inputs.append(reading.drained(reader))
         return readers.Bytes(PLAIN)
 
     assert reading.drained(decompress.open("xz", readers.Bytes(xz_multi_block), tool=tool)) == PLAIN
-    assert seen == [xz_multi_block]
+    assert inputs == [xz_multi_block]
 
 
-def test_xz_tool_is_left_alone_otherwise():
+def test_xz_tool_is_not_started_for_a_single_block():
     assert plain("xz", lzma.compress(PLAIN), tool=pytest.fail) == PLAIN
     assert plain("xz", lzma.compress(b""), tool=pytest.fail) == b""
     assert plain("gz", gzip.compress(PLAIN), tool=pytest.fail) == PLAIN
@@ -273,7 +273,7 @@ def test_xz_tool_is_left_alone_otherwise():
 @every_kind
 @hypothesis.given(st.data())
 @hypothesis.settings(deadline=None, max_examples=100)
-def test_mutations_give_errors_of_ours_only(kind, data):
+def test_mutated_data_raises_only_our_errors(kind, data):
     good = bytearray(COMPRESS[kind](PLAIN) * 2)
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(good) - 1))

@@ -1,4 +1,4 @@
-"""Through the compressions: from a sample, and from a stream."""
+"""Look through nested compressions, in a sample and in a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QCOW2 = b"QFI\xfb\0\0\0\x03" + NOISE
 
 @pytest.mark.parametrize("size", [0, 1, 5, 10])
 @pytest.mark.parametrize("data", [b"", b"a", b"abcde", b"abcdefghij"])
-def test_peek_loses_nothing(size, data):
+def test_peek_keeps_all_bytes(size, data):
     reader = readers.Peek(readers.Bytes(data), size)
     assert reader.head == data[:size]
     assert reading.drained(reader, 3) == data
@@ -37,7 +37,7 @@ def test_peek_loses_nothing(size, data):
         (bz2.compress(lzma.compress(gzip.compress(QCOW2))), ("bz2", "xz", "gz")),
     ],
 )
-def test_stream(data, compressions):
+def test_stream_is_unpacked_to_its_content(data, compressions):
     content, reader = layers.open(readers.Bytes(data))
     assert content == layers.Content(compressions, "qcow2", QCOW2[: detect.HEAD])
     assert reading.drained(reader) == QCOW2
@@ -45,50 +45,50 @@ def test_stream(data, compressions):
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
 @pytest.mark.parametrize("size", [1000, detect.HEAD, 2 << 20])
-def test_sample(compress, size):
+def test_sample_shows_compression_and_content(compress, size):
     content = layers.look(compress(QCOW2)[:size])
     assert (content.compressions, content.format) == (("gz" if compress is gzip.compress else "xz",), "qcow2")
     assert content.head
     assert QCOW2.startswith(content.head)
 
 
-def test_sample_of_two_layers():
+def test_sample_shows_two_layers():
     content = layers.look(lzma.compress(gzip.compress(QCOW2))[: detect.HEAD])
     assert (content.compressions, content.format) == (("xz", "gz"), "qcow2")
 
 
-def test_sample_too_small_to_know():
+def test_sample_too_small_is_unknown():
     assert layers.look(bz2.compress(QCOW2)[: detect.HEAD]).format == layers.UNKNOWN
     assert layers.look(gzip.compress(QCOW2)[:10]).format == layers.UNKNOWN
 
 
-def test_sample_is_bounded():
+def test_sample_output_is_bounded():
     content = layers.look(gzip.compress(gzip.compress(bytes(50 << 20))))
     assert content == layers.Content(("gz", "gz"), "raw", bytes(detect.HEAD))
 
 
-def test_nothing_inside():
+def test_compressed_empty_file_is_empty():
     content, reader = layers.open(readers.Bytes(gzip.compress(b"")))
     assert (content.format, reading.drained(reader)) == ("empty", b"")
 
 
-@pytest.mark.parametrize("work", [layers.look, lambda data: layers.open(readers.Bytes(data))])
-def test_four_layers_are_refused(work):
+@pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.Bytes(data))])
+def test_four_layers_are_refused(unpack):
     data = QCOW2[:1000]
     for _ in range(4):
         data = gzip.compress(data)
     with pytest.raises(errors.Refused, match="nesting"):
-        work(data)
+        unpack(data)
 
 
-@pytest.mark.parametrize("work", [layers.look, lambda data: layers.open(readers.Bytes(data))])
-def test_corrupt(work):
+@pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.Bytes(data))])
+def test_corrupt_data_is_detected(unpack):
     with pytest.raises(errors.Corrupt):
-        work(b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 1000)
+        unpack(b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 1000)
 
 
-def test_a_failure_ends_the_tool():
-    """Some of a threaded xz is enough to start the tool, and too little to see what is inside."""
+def test_failure_stops_the_tool():
+    """The start of a multi-block xz stream starts the tool, but is too short to detect the content."""
     blocks = subprocess.run(
         ["xz", "-T2", "--block-size=1MiB"], input=QCOW2 * 40, check=True, capture_output=True
     )
@@ -103,7 +103,7 @@ def test_a_failure_ends_the_tool():
     assert started[0]._process._popen.stdout.closed
 
 
-def test_limit_holds_for_every_layer():
+def test_limit_applies_to_every_layer():
     data = gzip.compress(gzip.compress(bytes(2 << 20)))
     _, reader = layers.open(readers.Bytes(data), limit=1 << 20)
     with pytest.raises(errors.TooLarge):

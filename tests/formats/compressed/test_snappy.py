@@ -1,4 +1,4 @@
-"""The snappy framing format, against streams made by hand from its description."""
+"""The snappy framing format, with streams made by hand from its specification."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TEXT = b"the quick brown fox jumps over the lazy dog. " * 1000
 
 
 def masked(data: bytes) -> bytes:
-    """Return the checksum as the format wants it (section 3)."""
-    found = crc(data)
-    return struct.pack("<I", ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    """Return the masked checksum of the format (section 3)."""
+    value = crc(data)
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc(data: bytes) -> int:
@@ -41,20 +41,20 @@ def plain(data: bytes) -> bytes:
 
 
 def literal(data: bytes) -> bytes:
-    """Return a compressed chunk without any compression: one literal of at most 60 bytes."""
+    """Return a compressed chunk of a single literal of at most 60 bytes."""
     return chunk(0x00, masked(data) + bytes([len(data), (len(data) - 1) << 2]) + data)
 
 
-def unpack(data: bytes, *, step: int = 1 << 20, size: int = 1 << 20) -> bytes:
+def decompress(data: bytes, *, step: int = 1 << 20, size: int = 1 << 20) -> bytes:
     return reading.drained(snappy.Reader(reading.Portions(data, step)), size)
 
 
-def test_by_hand() -> None:
+def test_chunks_are_joined() -> None:
     stream = snappy.IDENTIFIER + plain(b"one ") + literal(b"two ") + plain(b"three")
-    assert unpack(stream) == b"one two three"
+    assert decompress(stream) == b"one two three"
 
 
-def test_what_is_passed_over() -> None:
+def test_padding_and_skippable_chunks_are_skipped() -> None:
     stream = b"".join(
         [
             snappy.IDENTIFIER,
@@ -69,11 +69,11 @@ def test_what_is_passed_over() -> None:
         ]
     )
     for step in (1 << 20, 1000):
-        assert unpack(stream, step=step) == b"abc"
+        assert decompress(stream, step=step) == b"abc"
 
 
-def test_nothing_inside() -> None:
-    assert unpack(snappy.IDENTIFIER) == b""
+def test_stream_without_data_is_empty() -> None:
+    assert decompress(snappy.IDENTIFIER) == b""
 
 
 BROKEN = {
@@ -92,50 +92,50 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_broken(name: str, size: int) -> None:
+def test_malformed_stream_is_refused(name: str, size: int) -> None:
     stream, error = BROKEN[name]
     with pytest.raises(error):
-        unpack(stream, size=size)
+        decompress(stream, size=size)
 
 
-def test_cut_anywhere_inside_a_chunk() -> None:
+def test_cut_inside_a_chunk_is_truncated() -> None:
     whole = snappy.IDENTIFIER + plain(b"one") + literal(b"two")
     boundaries = {10, 10 + len(plain(b"one")), len(whole)}
     for end in range(1, len(whole)):
         if end not in boundaries:
             with pytest.raises(errors.Truncated):
-                unpack(whole[:end])
+                decompress(whole[:end])
 
 
 @pytest.mark.parametrize("size", [1, 1000, 65_536, 65_537, 200_000, 3 << 20])
-def test_there_and_back(size: int) -> None:
+def test_written_frames_read_back(size: int) -> None:
     data = NOISE + bytes(snappy.PIECE + 100) + TEXT if size > 1 else TEXT[:5000] + bytes(100)
     pieces = [memoryview(data)[start : start + snappy.PIECE] for start in range(0, len(data), snappy.PIECE)]
     stream = b"".join(snappy.frames(pieces))
     assert stream.count(snappy.IDENTIFIER) == 1
-    assert unpack(stream, size=size) == data
-    assert unpack(stream, step=4097, size=size) == data
+    assert decompress(stream, size=size) == data
+    assert decompress(stream, step=4097, size=size) == data
 
 
-def test_zeros_cost_next_to_nothing() -> None:
+def test_zeros_are_compressed_well() -> None:
     stream = b"".join(snappy.frames([memoryview(bytes(snappy.PIECE))] * 8))
     assert len(stream) < 8 * snappy.PIECE // 20
-    assert unpack(stream) == bytes(8 * snappy.PIECE)
+    assert decompress(stream) == bytes(8 * snappy.PIECE)
 
 
-def test_go_and_this_library_agree_on_zeros() -> None:
-    """golang/snappy: one literal byte, 1023 copies of 64 bytes from one byte before, and the rest."""
+def test_zero_chunk_is_the_one_of_golang_snappy() -> None:
+    """golang/snappy: one literal byte, 1023 copies of 64 bytes at offset 1, and the rest."""
     body = b"\x80\x80\x04" + b"\x00\x00" + b"\xfe\x01\x00" * 1023 + b"\xfa\x01\x00"
     assert snappy.zero_chunk() == chunk(0x00, masked(bytes(65_536)) + body)
 
 
-def test_the_checksum_is_castagnoli() -> None:
+def test_checksum_is_crc32c() -> None:
     assert crc(b"123456789") == 0xE3069283
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(1, 50), st.integers(1, 200))
-def test_any_small_chunks(parts: list[bytes], step: int, size: int) -> None:
+def test_chunks_of_any_size_are_joined(parts: list[bytes], step: int, size: int) -> None:
     stream = snappy.IDENTIFIER + b"".join(
         (literal if index % 2 else plain)(part) for index, part in enumerate(parts) if part
     )
-    assert unpack(stream, step=step, size=size) == b"".join(parts)
+    assert decompress(stream, step=step, size=size) == b"".join(parts)

@@ -1,4 +1,4 @@
-"""The requests that fetch the pieces of a disk."""
+"""The reads that fetch the pieces of a disk."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from cdi_worker.formats.mapped import pieces
 
 
 @pytest.mark.parametrize(("packed", "most"), [(False, 1 << 20), (True, 4 << 20)])
-def test_batches(packed: bool, most: int) -> None:
+def test_adjacent_pieces_are_read_in_one_batch(packed: bool, most: int) -> None:
     def piece(host: int, length: int) -> pieces.Piece:
         return pieces.Piece(host, length, host, length, packed=packed)
 
     half, far = most // 2, 100 << 20
-    given = [
+    wanted = [
         piece(0, half),
         piece(half, half),
         piece(most, half),
         piece(most + half + 1000, 512),
         piece(far, 512),
     ]
-    found = list(pieces.batches(given, far + 100))
+    found = list(pieces.batches(wanted, far + 100))
     assert [batch[:2] for batch in found] == [(0, most), (most, half + 1512), (far, 100)]
     assert [len(batch.pieces) for batch in found] == [2, 2, 1]
 
 
-def test_a_long_piece_is_read_in_several() -> None:
-    given = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, packed=False)]
-    found = list(pieces.batches(given, 3 << 20))
+def test_long_piece_is_split() -> None:
+    wanted = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, packed=False)]
+    found = list(pieces.batches(wanted, 3 << 20))
     assert [batch[:2] for batch in found] == [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, 512)]
     assert [batch.pieces[0].guest for batch in found] == [4096, 4096 + (1 << 20), 4096 + (2 << 20)]
 
 
-def test_tables_are_read_whole() -> None:
+def test_tables_are_not_split() -> None:
     table = pieces.Piece(2 << 20, 2 << 20, 0, 512 << 30, packed=False)
     (batch,) = pieces.whole([table], 8 << 20)
     assert batch == (2 << 20, 2 << 20, [table])

@@ -1,4 +1,4 @@
-"""Headers of qcow2 images: what is refused, and what contradicts itself."""
+"""qcow2 headers: what is refused, unsupported or contradictory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdi_worker.formats.qcow2 import header
 from tests.support import qcow2_parts
 
 
-def test_good_header() -> None:
+def test_valid_header_is_parsed() -> None:
     found = header.parse(
         qcow2_parts.header(features=1, extensions=qcow2_parts.extension(0x6803F857, bytes(48)))
     )
@@ -33,7 +33,7 @@ def test_good_header() -> None:
         ({"extensions": qcow2_parts.extension(0x0537BE77, bytes(16))}, "encryption"),
     ],
 )
-def test_refused(fields: dict[str, object], rule: str) -> None:
+def test_unsafe_feature_is_refused(fields: dict[str, object], rule: str) -> None:
     with pytest.raises(errors.Refused, match=rule):
         header.parse(qcow2_parts.header(**fields))
 
@@ -46,7 +46,7 @@ def test_refused(fields: dict[str, object], rule: str) -> None:
         {"features": 8, "compression": 2},
     ],
 )
-def test_unsupported(fields: dict[str, object]) -> None:
+def test_unknown_version_or_compression_is_unsupported(fields: dict[str, object]) -> None:
     with pytest.raises(errors.Unsupported):
         header.parse(qcow2_parts.header(**fields))
 
@@ -79,12 +79,12 @@ def test_unsupported(fields: dict[str, object]) -> None:
         {"extensions": struct.pack(">II", 0x6803F857, 0xFFFFFFFF)},
     ],
 )
-def test_contradictions(fields: dict[str, object]) -> None:
+def test_contradictory_fields_are_corrupt(fields: dict[str, object]) -> None:
     with pytest.raises(errors.Corrupt):
         header.parse(qcow2_parts.header(**fields))
 
 
 @pytest.mark.parametrize("length", [0, 4, 71, 72, 103])
-def test_cut_header(length: int) -> None:
+def test_cut_header_is_truncated(length: int) -> None:
     with pytest.raises(errors.Truncated):
         header.parse(qcow2_parts.header()[:length])

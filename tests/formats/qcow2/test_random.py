@@ -1,4 +1,4 @@
-"""qcow2 images that QEMU made at random, whole and damaged: qemu-img's bytes or a clean error."""
+"""Random qcow2 images made by QEMU, intact and damaged: read as qemu-img reads them, or a clean error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support import placing, processes, qcow2_images
 
 @qcow2_images.SETTINGS
 @hypothesis.given(qcow2_images.recipes())
-def test_whole(recipe: qcow2_images.Recipe) -> None:
+def test_intact_image_is_read_as_by_qemu_img(recipe: qcow2_images.Recipe) -> None:
     processes.need("qemu-img", "qemu-io")
     data, disk = qcow2_images.made(recipe)
     assert placing.placed(data) == disk
     assert placing.streamed(data) == disk
     required = layout.required_length(lambda offset, length: data[offset : offset + length], len(data))
-    # Of the last sector of compressed data one byte must be there, and more may be needed.
+    # At least one byte of the last sector of compressed data must be present; more may be needed.
     with contextlib.suppress(errors.Corrupt):
         assert placing.placed(data[:required]) == disk
     with pytest.raises(errors.Corrupt):
@@ -31,8 +31,10 @@ def test_whole(recipe: qcow2_images.Recipe) -> None:
 
 @qcow2_images.SETTINGS
 @hypothesis.given(qcow2_images.recipes(), strategies.randoms(use_true_random=False))
-def test_damaged(recipe: qcow2_images.Recipe, dice: random.Random) -> None:
-    """QEMU forgives what we do not; what we accept it reads alike."""
+def test_damaged_image_is_read_as_by_qemu_img_or_refused(
+    recipe: qcow2_images.Recipe, dice: random.Random
+) -> None:
+    """QEMU accepts more than we do; what we accept is read the same."""
     processes.need("qemu-img", "qemu-io")
     data = qcow2_images.damaged(recipe, dice)
     qcow2_images.check(placing.attempts(data, "qcow2"), data, "qcow2")

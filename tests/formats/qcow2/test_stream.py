@@ -1,4 +1,4 @@
-"""What a passing qcow2 image asks to be kept is enough, wherever the pieces of the file are cut."""
+"""Reading a qcow2 image from a stream keeps enough of it, wherever the stream is split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import placing, processes, qcow2_images
 
 @qcow2_images.SETTINGS
 @hypothesis.given(qcow2_images.recipes(), strategies.integers(1, 40), strategies.booleans())
-def test_keeps_enough(recipe: qcow2_images.Recipe, clusters: int, last: bool) -> None:
+def test_stream_reader_keeps_enough_bytes(recipe: qcow2_images.Recipe, clusters: int, last: bool) -> None:
     processes.need("qemu-img", "qemu-io")
     data, disk = qcow2_images.made(recipe)
     cluster = header.parse(data).cluster_size

@@ -1,4 +1,4 @@
-"""Tables of qcow2 images: what they must not say, and what a file must hold."""
+"""qcow2 tables: malformed entries, and the length a file must have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import qcow2_parts
     [qcow2_parts.CLUSTER * 4 + 512, 1, 1 << 62, qcow2_parts.CLUSTER * 4 | 1 << 56],
     ids=["unaligned", "reserved", "reserved-high", "reserved-56"],
 )
-def test_malformed_l1(l1: int) -> None:
+def test_malformed_l1_entry_is_corrupt(l1: int) -> None:
     with pytest.raises(errors.Corrupt):
         lengths(qcow2_parts.image(l1=l1))
 
@@ -34,7 +34,7 @@ def test_malformed_l1(l1: int) -> None:
     ],
     ids=["behind-the-end", "refcounts", "l1", "far"],
 )
-def test_l2_in_the_wrong_place(l1: int, reason: str) -> None:
+def test_l2_table_in_the_wrong_place_is_corrupt(l1: int, reason: str) -> None:
     with pytest.raises(errors.Corrupt, match=reason):
         lengths(qcow2_parts.image(l1=l1))
 
@@ -75,7 +75,7 @@ def test_l2_in_the_wrong_place(l1: int, reason: str) -> None:
         ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 4], "twice"),
     ],
 )
-def test_malformed_l2(entries: list[int], reason: str) -> None:
+def test_malformed_l2_entry_is_corrupt(entries: list[int], reason: str) -> None:
     with pytest.raises(errors.Corrupt, match=reason):
         lengths(qcow2_parts.image(l2=entries))
 
@@ -90,12 +90,12 @@ def test_malformed_l2(entries: list[int], reason: str) -> None:
         4 * qcow2_parts.CLUSTER + 100,
     ],
 )
-def test_cut_tables(length: int) -> None:
+def test_cut_tables_are_truncated(length: int) -> None:
     with pytest.raises(errors.Truncated):
         lengths(qcow2_parts.image(l2=[])[:length])
 
 
-def test_two_tables_in_one_cluster() -> None:
+def test_two_tables_in_one_cluster_are_corrupt() -> None:
     head = qcow2_parts.header(size=2 << 29, l1=(2, 3 * qcow2_parts.CLUSTER))
     data = (
         head
@@ -108,7 +108,7 @@ def test_two_tables_in_one_cluster() -> None:
         lengths(data)
 
 
-def test_zero_clusters_are_of_version_3() -> None:
+def test_zero_clusters_require_version_3() -> None:
     assert (
         lengths(qcow2_parts.image(l2=[1, qcow2_parts.CLUSTER * 5 | 1, qcow2_parts.COPIED]))
         == 5 * qcow2_parts.CLUSTER
@@ -117,7 +117,7 @@ def test_zero_clusters_are_of_version_3() -> None:
         lengths(qcow2_parts.image(version=2, l2=[1]))
 
 
-def test_required_length() -> None:
+def test_required_length_ends_with_the_last_cluster() -> None:
     assert (
         lengths(qcow2_parts.image(l2=[0, qcow2_parts.CLUSTER * 7, qcow2_parts.CLUSTER * 6]))
         == 8 * qcow2_parts.CLUSTER
@@ -126,7 +126,7 @@ def test_required_length() -> None:
         lengths(qcow2_parts.image(l2=[qcow2_parts.PACKED | 3 << 54 | qcow2_parts.CLUSTER * 6 + 100]))
         == 6 * qcow2_parts.CLUSTER + 3 * 512 + 1
     )
-    # The file need not hold what is behind the end of the disk.
+    # The file need not contain data behind the end of the disk.
     assert (
         lengths(
             qcow2_parts.image(
@@ -137,7 +137,7 @@ def test_required_length() -> None:
     )
 
 
-def test_subclusters() -> None:
+def test_subclusters_are_decoded() -> None:
     reader = header.parse(qcow2_parts.header(features=16))
     part = qcow2_parts.CLUSTER // 32
     table = struct.pack(
@@ -160,8 +160,8 @@ def test_subclusters() -> None:
             qcow2_tables.decode(reader, struct.pack(">QQ", *malformed).ljust(qcow2_parts.CLUSTER, b"\0"), 0)
 
 
-def test_subclusters_behind_the_end_of_the_disk() -> None:
-    """The last cluster may have some: first two within the disk, one across its end, the rest behind."""
+def test_subclusters_behind_the_end_of_the_disk_are_ignored() -> None:
+    """The last cluster has two subclusters within the disk, one across its end, and the rest behind it."""
     part = qcow2_parts.CLUSTER // 32
     reader = header.parse(qcow2_parts.header(features=16, size=qcow2_parts.CLUSTER + 2 * part + 512))
     table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0x00FF00FF).ljust(qcow2_parts.CLUSTER, b"\0")
@@ -175,7 +175,7 @@ def test_subclusters_behind_the_end_of_the_disk() -> None:
     ]
 
 
-def test_a_large_empty_disk_costs_nothing() -> None:
+def test_large_empty_disk_needs_no_memory() -> None:
     data = qcow2_parts.header(size=1 << 50, bits=21, l1=(2048, 3 << 21), refcounts=(1 << 21, 1)).ljust(
         8 << 21, b"\0"
     )
@@ -185,8 +185,8 @@ def test_a_large_empty_disk_costs_nothing() -> None:
     assert list(window.holes()) == [(0, 1 << 50)]
 
 
-def test_tables_of_a_large_disk_are_loaded_in_parts() -> None:
-    """Each of the many tables maps one cluster, the last of its reach."""
+def test_tables_of_a_large_disk_are_loaded_in_windows() -> None:
+    """Each of the many tables maps one cluster, the last one it can map."""
     count, reach, tables = image.WINDOW // 64 + 10, 512 * 64, 1 << 20
     head = qcow2_parts.header(bits=9, size=count * reach, l1=(count, 1024), refcounts=(512, 1))[:512]
     l1 = struct.pack(f">{count}Q", *range(tables, tables + 1024 * count, 1024))
@@ -207,14 +207,14 @@ def test_tables_of_a_large_disk_are_loaded_in_parts() -> None:
     assert guests == [n * reach + reach - 512 for n in range(count)]
 
 
-def test_claims_have_a_limit() -> None:
+def test_too_many_claims_are_unsupported() -> None:
     claims = layout.Claims(header.parse(qcow2_parts.header()), 1 << 60)
     with pytest.raises(errors.Unsupported):
         claims.take(1 << 55, 512)
 
 
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])
-def test_clusters_of_the_wrong_size(disks: disks_module.Disks, compression: str) -> None:
+def test_compressed_cluster_of_the_wrong_size_is_corrupt(disks: disks_module.Disks, compression: str) -> None:
     data = disks.image(f"qcow2-{compression}").read_bytes()
     source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
     (window,) = source.windows()

@@ -1,4 +1,4 @@
-"""Entries as GNU tar and Python's tarfile pack them, and the borders of an archive."""
+"""Entries packed by GNU tar and Python's tarfile, and the ends of an archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE = random.Random(1).randbytes(100_000)
 
 @pytest.mark.parametrize("step", [1, 511, 1 << 20])
 @pytest.mark.parametrize("dialect", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_every_kind_of_entry(dialect, step):
+def test_every_entry_type_is_read(dialect, step):
     found = tar_parts.unpacked(
         tar_parts.packed(
             tar_parts.member("./", type=tarfile.DIRTYPE),
@@ -45,7 +45,7 @@ def test_every_kind_of_entry(dialect, step):
 
 
 @pytest.mark.parametrize("dialect", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_names(dialect):
+def test_long_names_are_read(dialect):
     name = "/".join("n" * 60 for _ in range(3)) if dialect == tarfile.USTAR_FORMAT else "ü/" * 300 + "n" * 250
     link = "l" * (90 if dialect == tarfile.USTAR_FORMAT else 2000)
     found = tar_parts.unpacked(
@@ -59,7 +59,7 @@ def test_long_names(dialect):
     assert found["s"][0].link == link
 
 
-def test_name_that_is_no_unicode():
+def test_name_that_is_not_utf_8_is_kept():
     found = tar_parts.unpacked(
         tar_parts.packed(
             tar_parts.member(b"\xff\xfe".decode(errors="surrogateescape"), b"x"), errors="surrogateescape"
@@ -68,12 +68,12 @@ def test_name_that_is_no_unicode():
     assert list(found) == [b"\xff\xfe".decode(errors="surrogateescape")]
 
 
-def test_old_directory():
+def test_trailing_slash_marks_a_directory():
     found = tar_parts.unpacked(tar_parts.resummed(tar_parts.block(), 0, b"dir/\0") + tar_parts.END)
     assert found["dir"][0].kind == "directory"
 
 
-def test_large_file_by_binary_size():
+def test_binary_size_is_read():
     size = (9 << 30) + 5
     entries = iter(archive.Archive(readers.Bytes(tar_parts.block(size=size)), limit_bytes=size))
     assert next(entries).size == size
@@ -81,7 +81,7 @@ def test_large_file_by_binary_size():
         next(entries)
 
 
-def test_unread_data_is_passed_over():
+def test_unread_data_is_skipped():
     opened = archive.Archive(
         readers.Bytes(
             tar_parts.packed(
@@ -99,7 +99,7 @@ def test_unread_data_is_passed_over():
 
 
 @pytest.mark.parametrize("dialect", ["gnu", "posix", "ustar", "v7", "oldgnu"])
-def test_gnu_tar(disks, dialect, tmp_path):
+def test_archives_of_gnu_tar_are_read(disks, dialect, tmp_path):
     tree, path = disks.tree(), tmp_path / "archive.tar"
     sparse = () if dialect in {"ustar", "v7"} else ("--sparse",)
     processes.run("tar", "-c", f"--format={dialect}", *sparse, f"--file={path}", f"--directory={tree}", ".")
@@ -115,15 +115,15 @@ def test_gnu_tar(disks, dialect, tmp_path):
     assert (stored < 10_000) == bool(sparse)
 
 
-# -- borders
+# -- ends of the archive
 
 
-def test_empty_archive():
+def test_empty_archive_has_no_entries():
     assert tar_parts.unpacked(tar_parts.END) == {}
     assert tar_parts.unpacked(bytes(10240)) == {}
 
 
-def test_every_shorter_archive_is_truncated():
+def test_archive_cut_anywhere_is_truncated():
     data = tar_parts.packed(tar_parts.member("a", b"x" * 700), tar_parts.member("b"))[
         : 512 + 1024 + 512 + 1024
     ]
@@ -133,7 +133,7 @@ def test_every_shorter_archive_is_truncated():
             tar_parts.unpacked(data[:length])
 
 
-def test_more_is_garbage():
+def test_data_after_the_end_is_garbage():
     data = tar_parts.packed(tar_parts.member("a"))
     for extra in (b"x", bytes(512) + tar_parts.block()):
         with pytest.raises(errors.TrailingGarbage):
@@ -141,7 +141,7 @@ def test_more_is_garbage():
     assert list(tar_parts.unpacked(data + bytes(100_000))) == ["a"]
 
 
-def test_limit():
+def test_content_above_limit_is_too_large():
     data = tar_parts.packed(tar_parts.member("a", b"x" * 1000), tar_parts.member("b", b"x" * 1000))
     assert len(tar_parts.unpacked(data, limit=2000)) == 2
     with pytest.raises(errors.TooLarge):

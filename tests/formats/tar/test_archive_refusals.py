@@ -1,4 +1,4 @@
-"""Archives that are malformed, or lead outside, are refused."""
+"""Malformed archives and those that would write outside are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RULES = {
     "block-device": "type",
     "fifo": "type",
 }
-OTHERS = {
+BROKEN = {
     "huge-sparse": errors.TooLarge,
     "promised": errors.Truncated,
     "truncated": errors.Truncated,
@@ -47,14 +47,14 @@ def test_hostile_archive_is_refused(disks, name):
     assert caught.value.fields["rule"] == RULES[name]
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_broken_archive(disks, name):
-    with pytest.raises(OTHERS[name]):
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_archive_is_detected(disks, name):
+    with pytest.raises(BROKEN[name]):
         tar_parts.unpacked(hostile_archives.archive(disks, name).read_bytes(), limit=2 << 30)
 
 
 @pytest.mark.parametrize(
-    ("place", "target"),
+    ("path", "target"),
     [
         ("l", ".."),
         ("a/l", "../.."),
@@ -66,37 +66,37 @@ def test_broken_archive(disks, name):
         ("l", "a" * 4096),
     ],
 )
-def test_symlink_that_may_lead_outside(place, target):
+def test_symlink_leading_outside_is_refused(path, target):
     with pytest.raises(errors.Refused, match="link"):
-        tar_parts.unpacked(tar_parts.packed(tar_parts.member(place, type=tarfile.SYMTYPE, linkname=target)))
+        tar_parts.unpacked(tar_parts.packed(tar_parts.member(path, type=tarfile.SYMTYPE, linkname=target)))
 
 
 @pytest.mark.parametrize(
-    ("place", "target"),
+    ("path", "target"),
     [("l", "."), ("l", "a/b"), ("a/l", ".."), ("a/b/l", "../../c"), ("a/l", "./../b/./c")],
 )
-def test_symlink_that_stays_inside(place, target):
+def test_symlink_staying_inside_is_kept(path, target):
     assert (
-        tar_parts.unpacked(tar_parts.packed(tar_parts.member(place, type=tarfile.SYMTYPE, linkname=target)))[
-            place
+        tar_parts.unpacked(tar_parts.packed(tar_parts.member(path, type=tarfile.SYMTYPE, linkname=target)))[
+            path
         ][0].link
         == target
     )
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/..", "n" * 256, "d/" * 2100 + "n"])
-def test_names_that_are_refused(name):
+def test_unsafe_name_is_refused(name):
     with pytest.raises(errors.Refused):
         tar_parts.unpacked(tar_parts.packed(tar_parts.member(name, b"x")))
 
 
 @pytest.mark.parametrize("kind", [b"3", b"4", b"6", b"M", b"D", b"N", b"A", b"\xff"])
-def test_other_types_are_refused(kind):
+def test_other_entry_type_is_refused(kind):
     with pytest.raises(errors.Refused, match="type"):
         tar_parts.unpacked(tar_parts.resummed(tar_parts.block(), 156, kind) + tar_parts.END)
 
 
-def test_label_is_passed_over():
+def test_volume_label_is_skipped():
     assert list(
         tar_parts.unpacked(
             tar_parts.resummed(tar_parts.block(), 156, b"V") + tar_parts.packed(tar_parts.member("a"))
@@ -119,12 +119,12 @@ def test_label_is_passed_over():
         + tar_parts.END,
     ],
 )
-def test_malformed(data):
+def test_malformed_archive_is_corrupt(data):
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(data)
 
 
-def test_header_bombs():
+def test_oversized_extended_header_is_refused():
     for kind in b"LKxg":
         data = tar_parts.resummed(tar_parts.block(size=1 << 40), 156, bytes([kind]))
         with pytest.raises(errors.Refused, match="header"):
@@ -147,18 +147,18 @@ def test_header_bombs():
         [tar_parts.record(b"GNU.sparse.major", b"1"), tar_parts.record(b"GNU.sparse.minor", b"0")],
     ],
 )
-def test_malformed_extended_header(records):
+def test_malformed_extended_header_is_corrupt(records):
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(tar_parts.pax(records))
 
 
 @pytest.mark.parametrize("key", [b"path", b"linkpath", b"size", b"GNU.sparse.name"])
-def test_global_header_about_an_entry(key):
+def test_global_header_with_entry_field_is_refused(key):
     with pytest.raises(errors.Refused, match="header"):
         tar_parts.unpacked(tar_parts.pax([tar_parts.record(key, b"a")], b"g"))
 
 
-def test_global_header_about_nothing():
+def test_global_comment_is_ignored():
     assert list(tar_parts.unpacked(tar_parts.pax([tar_parts.record(b"comment", b"a" * 40)], b"g"))) == [
         "name"
     ]
@@ -168,7 +168,7 @@ def test_global_header_about_nothing():
 @hypothesis.settings(
     deadline=None, max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-def test_mutations_give_errors_of_ours_only(disks, data):
+def test_mutated_archive_raises_only_our_errors(disks, data):
     good = (
         tar_parts.gnu_sparse([(0, 10), (50, 10)], 100, 20)[:-1024]
         + tar_parts.pax_sparse(b"1\n5\n20\n", 100, 20)[:-1024]
@@ -192,6 +192,6 @@ def test_mutations_give_errors_of_ours_only(disks, data):
 
 
 @hypothesis.given(st.binary(min_size=1, max_size=12))
-def test_numbers(field):
+def test_number_field_is_an_integer_or_corrupt(field):
     with contextlib.suppress(errors.Corrupt):
         assert isinstance(headers.number(field), int)

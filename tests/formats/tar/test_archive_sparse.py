@@ -1,4 +1,4 @@
-"""Sparse files in archives: maps that are good, and that contradict themselves."""
+"""Sparse files in archives: valid and contradictory maps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import processes, tar_parts
 
 
 @pytest.mark.parametrize("dialect", ["gnu", "posix"])
-def test_sparse_file_with_many_runs(tmp_path, dialect):
+def test_sparse_file_with_many_runs_is_read(tmp_path, dialect):
     with (tmp_path / "sparse").open("wb") as file:
         for index in range(300):
             file.seek(index << 20)
@@ -37,7 +37,7 @@ def test_sparse_file_with_many_runs(tmp_path, dialect):
         }
 
 
-def test_old_kinds_of_sparse_maps():
+def test_pax_sparse_format_0_is_refused():
     with pytest.raises(errors.Refused, match="sparse"):
         tar_parts.unpacked(
             tar_parts.pax(
@@ -57,7 +57,7 @@ def test_old_kinds_of_sparse_maps():
         ([(0, 7 << 30)], 100),
     ],
 )
-def test_sparse_map_that_contradicts(runs, size):
+def test_contradictory_sparse_map_is_corrupt(runs, size):
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(tar_parts.gnu_sparse(runs, size, 20))
     text = b"%d\n" % len(runs) + b"".join(b"%d\n%d\n" % run for run in runs)
@@ -68,20 +68,20 @@ def test_sparse_map_that_contradicts(runs, size):
 @pytest.mark.parametrize(
     "text", [b"", b"x\n", b"1\n2", b"2\n0\n10\n", b"-1\n", b"1" * 600 + b"\n", b"1\n0\n" + b"9" * 30]
 )
-def test_malformed_pax_map(text):
+def test_malformed_pax_map_is_corrupt(text):
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(tar_parts.pax_sparse(text, 100, 20))
 
 
-def test_a_pax_map_of_one_endless_line_ends():
-    """It is not gathered: 64 MiB of it would take minutes, and a stream has no end."""
+def test_endless_line_in_pax_map_is_corrupt():
+    """The line is not collected: 64 MiB of it would take minutes, and a stream may be endless."""
     started = time.monotonic()
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(tar_parts.pax_sparse(b"1" * (64 << 20), 100, 20), 1 << 20)
     assert time.monotonic() - started < 20
 
 
-def test_good_maps_of_both_kinds():
+def test_gnu_and_pax_maps_are_read():
     runs = [(0, 10), (50, 10), (100, 0)]
     found = tar_parts.unpacked(tar_parts.gnu_sparse(runs, 100, 20))["name"]
     assert (found[0].size, found[1]) == (100, {0: bytes(10), 50: bytes(10), 100: b""})
@@ -92,6 +92,6 @@ def test_good_maps_of_both_kinds():
     )
 
 
-def test_too_many_runs():
+def test_too_many_runs_are_refused():
     with pytest.raises(errors.Refused, match="runs"):
         tar_parts.unpacked(tar_parts.pax_sparse(b"%d\n" % (sparse.MAX_RUNS + 1), 100, 20))

@@ -1,4 +1,4 @@
-"""Going through a tar: what tarfile sees, and nothing taken for an end that is none."""
+"""Walk through a tar archive: the entries that tarfile reads, and no false end."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.support.containers import Entry
 
 
 def walk(data: bytes) -> list[tuple[str, bytes, str, bytes]]:
-    going = tar_walk.Walk(readers.Bytes(data))
+    walker = tar_walk.Walk(readers.Bytes(data))
     found = []
-    while entry := going.next():
+    while entry := walker.next():
         content = bytearray(entry.size)
         done = 0
-        while done < entry.size and (count := going.readinto(memoryview(content)[done:])):
+        while done < entry.size and (count := walker.readinto(memoryview(content)[done:])):
             done += count
         found.append((entry.name, entry.type, entry.link, bytes(content)))
-    going.drain()
+    walker.drain()
     return found
 
 
@@ -48,7 +48,7 @@ ENTRIES = st.builds(
 
 
 @given(st.lists(ENTRIES, max_size=6), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
-def test_as_tarfile_sees_it(entries: list[Entry], form: int) -> None:
+def test_walk_yields_the_entries_of_tarfile(entries: list[Entry], form: int) -> None:
     data = containers.tar(entries, form)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         expected = [
@@ -60,21 +60,21 @@ def test_as_tarfile_sees_it(entries: list[Entry], form: int) -> None:
             )
             for member in archive
         ]
-    seen = [
+    entries_found = [
         (name.rstrip("/"), kind, link if kind in {headers.SYMLINK, headers.HARD_LINK} else "", content)
         for name, kind, link, content in walk(data)
     ]
-    assert seen == [(name.rstrip("/"), *rest) for name, *rest in expected]
+    assert entries_found == [(name.rstrip("/"), *rest) for name, *rest in expected]
 
 
-def test_sparse_files_are_passed_over(disks: disks_module.Disks) -> None:
-    """GNU tar's own maps, in the header and after it, and those of pax."""
+def test_sparse_files_are_marked(disks: disks_module.Disks) -> None:
+    """Sparse files with GNU tar's own maps, in the header and after it, and with pax maps."""
     found = {name: kind for name, kind, *_ in walk(disks.tar().read_bytes())}
     assert found["./sparse"] == headers.SPARSE
     assert found["./deep/text"] in {headers.FILE, headers.HARD_LINK}
 
 
-def test_a_map_that_goes_on() -> None:
+def test_continued_sparse_map_is_skipped() -> None:
     header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
     header[156:157] = headers.SPARSE
     header[482] = 1
@@ -86,27 +86,27 @@ def test_a_map_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", bytes(512), bytes(1024), bytes(1024) + b"what follows"])
-def test_ends(end: bytes) -> None:
+def test_archive_may_end_without_zero_blocks(end: bytes) -> None:
     data = containers.tar([Entry("a", b"1")])[:1024]
     assert [name for name, *_ in walk(data + end)] == ["a"]
 
 
 @pytest.mark.parametrize("cut", [1, 100, 511, 513, 1023])
-def test_early_ends(cut: int) -> None:
+def test_cut_archive_is_truncated(cut: int) -> None:
     with pytest.raises(errors.Truncated):
         walk(containers.tar([Entry("a", b"1")])[:cut])
 
 
 @pytest.mark.parametrize("size", [b"x", b"-1", b"", b"9" * 20, b"9223372036854775808"])
-def test_sizes_that_are_none(size: bytes) -> None:
+def test_malformed_size_is_corrupt(size: bytes) -> None:
     info = tarfile.TarInfo("a")
     info.pax_headers = {"size": size.decode()}
     with pytest.raises(errors.Corrupt):
         walk(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
 
 
-def test_global_headers_change_nothing() -> None:
-    """As in Go; Python's tarfile would give the name to every entry."""
+def test_global_headers_are_ignored() -> None:
+    """As in Go; Python's tarfile gives the name to every entry."""
     out = io.BytesIO()
     with tarfile.open(
         fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "disk/x"}

@@ -1,4 +1,4 @@
-"""The VMDK reader's rules: what is left to others, and what an image must hold."""
+"""The VMDK reader: images it leaves to qemu-img, and malformed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import placing, vmdk_stream
 SECTOR = 512
 GRAIN = vmdk_stream.GRAIN
 REACH = vmdk_stream.REACH
-#: Sectors: where an image of ``image`` has its directory, its two tables, and its first grain.
+#: Sectors of the directory, the two tables and the first grain in an image of ``image``.
 DIRECTORY, TABLES, DATA = 21, (22, 26), 128
 ZERO_GRAINS = 4
 PACKED = 0x30000
@@ -33,7 +33,7 @@ def image(
     size: int = 2 * REACH,
     **fields: int,
 ) -> bytes:
-    """Return an image of two tables; ``grains``: entries by their number; ``body``: from DATA on."""
+    """Return an image with two tables; ``grains``: entries by number; ``body``: the bytes from DATA on."""
     entries = [0] * 1024
     for number, entry in (grains or {}).items():
         entries[number] = entry
@@ -60,9 +60,9 @@ def packed(grain: bytes, sector: int = 0, size: int | None = None) -> bytes:
     return marked.ljust(-(-len(marked) // SECTOR) * SECTOR, b"\0")
 
 
-def placed(data: bytes) -> bytes:
-    """Return the disk, which both ways of reading make alike."""
-    disk = placing.placed(data, "vmdk")
+def read_disk(data: bytes) -> bytes:
+    """Return the disk, which both readers must read alike."""
+    disk = placing.read_disk(data, "vmdk")
     assert placing.streamed(data, form="vmdk") == disk
     return disk
 
@@ -70,35 +70,35 @@ def placed(data: bytes) -> bytes:
 NOISE = random.Random(1).randbytes(3 * GRAIN)
 
 
-def test_grains_anywhere() -> None:
-    """Neighbours in both tables, out of order, and one that is no multiple of a grain away."""
+def test_grains_may_be_in_any_order() -> None:
+    """Neighbours in both tables, out of order, and not a multiple of a grain apart."""
     data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
     disk = bytearray(2 * REACH)
     disk[: 2 * GRAIN], disk[REACH : REACH + GRAIN] = NOISE[GRAIN:], NOISE[:GRAIN]
-    assert placed(data) == disk
+    assert read_disk(data) == disk
     moved = image({0: DATA + 129, 1: DATA + 257, 512: DATA + 1}, bytes(SECTOR) + NOISE)
-    assert placed(moved) == disk
+    assert read_disk(moved) == disk
 
 
 @pytest.mark.parametrize("first", [128, 129])
-def test_what_comes_after_a_hole_is_no_part_of_it(first: int) -> None:
-    """A hole is 0 or 1, which a grain's length later may be where a grain is."""
+def test_grain_after_a_hole_is_not_merged_with_it(first: int) -> None:
+    """A hole is entry 0 or 1, which may be a grain's length before the entry of the next grain."""
     grains = {3: first - 128, 4: first, 5: first + 128, 7: 1}
     data = image(grains, NOISE, flags=1 | ZERO_GRAINS)
     disk = bytearray(2 * REACH)
     disk[4 * GRAIN : 6 * GRAIN] = data[first * SECTOR :][: 2 * GRAIN]
-    assert placed(data) == disk
+    assert read_disk(data) == disk
 
 
-def test_the_file_need_not_hold_what_is_behind_the_end_of_the_disk() -> None:
+def test_last_grain_may_end_with_the_disk() -> None:
     data = image({512: DATA}, NOISE[:1024], tables=TABLES, size=REACH + 1024)
-    assert placed(data) == bytes(REACH) + NOISE[:1024]
+    assert read_disk(data) == bytes(REACH) + NOISE[:1024]
     with pytest.raises(errors.Truncated):
-        placed(data[:-1])
+        read_disk(data[:-1])
 
 
 @pytest.mark.parametrize(
-    ("grains", "words"),
+    ("grains", "message"),
     [
         ({0: 1 << 31}, "truncated"),
         ({0: DATA + 257}, "truncated"),
@@ -115,15 +115,15 @@ def test_the_file_need_not_hold_what_is_behind_the_end_of_the_disk() -> None:
         ({0: DATA + 128, 512: DATA + 1}, "twice"),
     ],
 )
-def test_grains_in_the_wrong_place(grains: dict[int, int], words: str) -> None:
+def test_grain_in_the_wrong_place_is_corrupt(grains: dict[int, int], message: str) -> None:
     data = image(grains, NOISE)
-    for way in (placing.placed, placing.streamed):
-        with pytest.raises(errors.Corrupt, match=words):
-            way(data, form="vmdk")
+    for reader in (placing.read_disk, placing.streamed):
+        with pytest.raises(errors.Corrupt, match=message):
+            reader(data, form="vmdk")
 
 
 @pytest.mark.parametrize(
-    ("tables", "fields", "words"),
+    ("tables", "fields", "message"),
     [
         ((22, 22), {}, "twice"),
         ((22, 23), {}, "twice"),
@@ -137,15 +137,17 @@ def test_grains_in_the_wrong_place(grains: dict[int, int], words: str) -> None:
         (TABLES, {"overhead": 1 << 60}, "need"),
     ],
 )
-def test_tables_in_the_wrong_place(tables: tuple[int, ...], fields: dict[str, int], words: str) -> None:
+def test_table_in_the_wrong_place_is_corrupt(
+    tables: tuple[int, ...], fields: dict[str, int], message: str
+) -> None:
     data = image({0: DATA}, NOISE, tables=tables, **fields)
-    for way in (placing.placed, placing.streamed):
-        with pytest.raises(errors.Corrupt, match=words):
-            way(data, form="vmdk")
+    for reader in (placing.read_disk, placing.streamed):
+        with pytest.raises(errors.Corrupt, match=message):
+            reader(data, form="vmdk")
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"flags": 9}, "flags"),
         ({"flags": 1 | 1 << 31}, "flags"),
@@ -160,39 +162,39 @@ def test_tables_in_the_wrong_place(tables: tuple[int, ...], fields: dict[str, in
         ({"capacity": 1 << 33, "grain": 8}, "directory"),
     ],
 )
-def test_what_is_left_to_another_program(fields: dict[str, int], words: str) -> None:
-    assert words in readers.obstacle("vmdk", image(**fields))
+def test_unsupported_image_is_left_to_qemu_img(fields: dict[str, int], message: str) -> None:
+    assert message in readers.obstacle("vmdk", image(**fields))
 
 
 @pytest.mark.parametrize("fields", [{}, {"version": 2}, {"version": 3}, {"flags": 7}, {"capacity": 1 << 34}])
-def test_what_is_not(fields: dict[str, int]) -> None:
+def test_supported_image_has_no_obstacle(fields: dict[str, int]) -> None:
     assert not readers.obstacle("vmdk", image(**fields))
 
 
-def test_rules_of_safety_hold_for_what_is_read_the_second_time() -> None:
+def test_safety_rules_are_checked_again_by_the_reader() -> None:
     data = image({0: DATA}, NOISE).replace(b"parentCID=ffffffff", b"parentCID=12345678")
-    for way in (placing.placed, placing.streamed):
+    for reader in (placing.read_disk, placing.streamed):
         with pytest.raises(errors.Refused, match="parent"):
-            way(data, form="vmdk")
+            reader(data, form="vmdk")
 
 
 def compressed(*grains: bytes, size: int = REACH) -> bytes:
-    """Return an image of these grains, one after the other and as they are given."""
+    """Return an image of these compressed grains, one after the other."""
     places = [DATA + sum(map(len, grains[:number])) // SECTOR for number in range(len(grains))]
     fields = {"flags": 1 | PACKED, "compression": 1, "version": 3}
     return image(dict(enumerate(places)), b"".join(grains), tables=TABLES[:1], size=size, **fields)
 
 
-def test_compressed_grains() -> None:
+def test_compressed_grains_are_read() -> None:
     data = compressed(packed(NOISE[:GRAIN]), packed(b"a" * GRAIN, 128), packed(NOISE[-GRAIN:], 256))
-    assert placed(data) == (NOISE[:GRAIN] + b"a" * GRAIN + NOISE[-GRAIN:]).ljust(REACH, b"\0")
+    assert read_disk(data) == (NOISE[:GRAIN] + b"a" * GRAIN + NOISE[-GRAIN:]).ljust(REACH, b"\0")
 
 
 @pytest.mark.parametrize("stored", [1024, GRAIN])
-def test_the_last_compressed_grain(stored: int) -> None:
-    """Some programs compress what is on the disk, others a whole grain."""
+def test_last_compressed_grain_may_be_short(stored: int) -> None:
+    """Some programs compress only the bytes within the disk, others a whole grain."""
     data = compressed(packed(bytes(GRAIN)), packed(NOISE[:stored], 128), size=GRAIN + 1024)
-    assert placed(data) == bytes(GRAIN) + NOISE[:1024]
+    assert read_disk(data) == bytes(GRAIN) + NOISE[:1024]
 
 
 GOOD = packed(b"b" * GRAIN)
@@ -214,22 +216,22 @@ GOOD = packed(b"b" * GRAIN)
     ],
     ids=["other", "far", "empty", "long", "cut", "short", "over", "bomb", "header", "checksum"],
 )
-def test_compressed_grains_that_are_wrong(grain: bytes) -> None:
+def test_malformed_compressed_grain_is_corrupt(grain: bytes) -> None:
     data = compressed(grain.ljust(-(-len(grain) // SECTOR) * SECTOR, b"\0"), packed(NOISE[:GRAIN], 128))
-    for way in (placing.placed, placing.streamed):
+    for reader in (placing.read_disk, placing.streamed):
         with pytest.raises(errors.Corrupt, match="the grain"):
-            way(data, form="vmdk")
+            reader(data, form="vmdk")
 
 
-def test_compressed_grains_in_one_another() -> None:
+def test_overlapping_compressed_grains_are_corrupt() -> None:
     first = packed(NOISE[:GRAIN])
     fields = {"flags": 1 | PACKED, "compression": 1}
     for grains in ({0: DATA, 1: DATA}, {0: DATA, 1: DATA + 3}, {0: DATA, 512: DATA}):
         with pytest.raises(errors.Corrupt):
-            placed(image(grains, first * 2, **fields))
+            read_disk(image(grains, first * 2, **fields))
 
 
-def test_a_large_empty_disk_costs_nothing() -> None:
+def test_large_empty_disk_needs_no_memory() -> None:
     layout = vmdk_layout.Layout(header.parse(image(capacity=1 << 34)))
     directory = layout.directory[1]
     data = image(capacity=1 << 34)[: DIRECTORY * SECTOR].ljust(DIRECTORY * SECTOR + directory, b"\0")
@@ -238,7 +240,7 @@ def test_a_large_empty_disk_costs_nothing() -> None:
     assert list(window.holes()) == [(0, 8 << 40)]
 
 
-def test_claims_have_a_limit() -> None:
+def test_too_many_claims_are_unsupported() -> None:
     layout = vmdk_layout.Layout(header.parse(image(grain=8, capacity=1 << 30)))
     claims = layout.claims(passing.UNKNOWN)
     with pytest.raises(errors.Unsupported):
@@ -246,8 +248,8 @@ def test_claims_have_a_limit() -> None:
     assert vmdk_claims.Claims.LIMIT >= 1 << 26
 
 
-def test_windows_are_the_same_each_time() -> None:
-    """A journal goes by them."""
+def test_windows_are_deterministic() -> None:
+    """The journal relies on it."""
     data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
     found = vmdk_layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
     assert _batches(found, data) == _batches(found, data) != []

@@ -1,4 +1,4 @@
-"""VMDK images made at random, whole and damaged: qemu-img's bytes or a clean error."""
+"""Random VMDK images, intact and damaged: read as qemu-img reads them, or a clean error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import placing, processes, qcow2_images, vmdk_images
 
 @qcow2_images.SETTINGS
 @hypothesis.given(vmdk_images.recipes(), strategies.integers(0))
-def test_whole(recipe: vmdk_images.Recipe, cut: int) -> None:
+def test_intact_image_is_read_as_by_qemu_img(recipe: vmdk_images.Recipe, cut: int) -> None:
     processes.need("qemu-img", "qemu-io")
     data, disk = vmdk_images.made(recipe)
     assert placing.placed(data, "vmdk") == disk
@@ -23,8 +23,10 @@ def test_whole(recipe: vmdk_images.Recipe, cut: int) -> None:
 
 @qcow2_images.SETTINGS
 @hypothesis.given(vmdk_images.recipes(), strategies.randoms(use_true_random=False))
-def test_damaged(recipe: vmdk_images.Recipe, dice: random.Random) -> None:
-    """QEMU forgives what we do not; what we accept it reads alike."""
+def test_damaged_image_is_read_as_by_qemu_img_or_refused(
+    recipe: vmdk_images.Recipe, dice: random.Random
+) -> None:
+    """QEMU accepts more than we do; what we accept is read the same."""
     processes.need("qemu-img", "qemu-io")
     data = vmdk_images.damaged(recipe, dice)
     if int.from_bytes(data[12:20], "little") > 1 << 18:

@@ -1,4 +1,4 @@
-"""Stream-optimized VMDK images whose tables, as QEMU puts them, name more grains than may wait to come."""
+"""Stream-optimized VMDK images with the tables first, as QEMU writes them, and very many grains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST = TABLES + GRAINS // TABLE * 4
 
 
 def image() -> bytearray:
-    """Make an image of grains of 4 KiB, each of which takes one sector."""
+    """Return an image with grains of 4 KiB that are each stored in one sector."""
     fields = (3, 0x30001, GRAINS * GRAIN, GRAIN, 1, 20, TABLE, 0, 22, FIRST, 0, b"\n \r\n", 1)
     out = bytearray(struct.pack("<4sIIQQQQIQQQB4sH", b"KDMV", *fields).ljust(SECTOR, b"\0"))
     out += vmdk_stream.descriptor(GRAINS * GRAIN)
@@ -43,7 +43,7 @@ def grain(number: int) -> bytes:
 
 
 def arrivals(data: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield offset and length on the disk, and what is there: None for zeros."""
+    """Yield offset and length on the disk, and the data: None for zeros."""
 
     def read(offset: int, length: int) -> bytes:
         return bytes(data[offset : offset + length])
@@ -63,7 +63,7 @@ def large() -> bytearray:
     return image()
 
 
-def test_more_grains_than_may_wait(large: bytearray) -> None:
+def test_more_grains_than_the_limit_of_pending_ones_are_read(large: bytearray) -> None:
     end = 0
     for offset, length, body in arrivals(large):
         assert offset == end
@@ -82,14 +82,14 @@ def test_more_grains_than_may_wait(large: bytearray) -> None:
     ],
     ids=["grain", "table", "marker", "length"],
 )
-def test_what_markers_do_not_tell_is_left_to_scratch(large: bytearray, at: int, value: int) -> None:
+def test_contradiction_of_markers_and_tables_needs_scratch(large: bytearray, at: int, value: int) -> None:
     changed = large[:]
     struct.pack_into("<I", changed, at, value)
     with pytest.raises(errors.ScratchRequired):
         list(arrivals(changed))
 
 
-def test_the_last_sector_need_not_be_whole(large: bytearray) -> None:
+def test_last_sector_may_be_incomplete(large: bytearray) -> None:
     for data in (large[:-300], large + b"x"):
         assert sum(length for _, length, _ in arrivals(data)) == GRAINS * GRAIN * SECTOR
     for data in (large[:-500], large[: -CHUNK // 2 - 500]):
@@ -97,7 +97,7 @@ def test_the_last_sector_need_not_be_whole(large: bytearray) -> None:
             list(arrivals(data))
 
 
-def test_an_image_of_qemu(tmp_path: Path) -> None:
+def test_image_of_qemu_is_read(tmp_path: Path) -> None:
     processes.need("qemu-img")
     raw, path = tmp_path / "raw", tmp_path / "image"
     with raw.open("wb") as file:
@@ -110,21 +110,21 @@ def test_an_image_of_qemu(tmp_path: Path) -> None:
     )
     data = path.read_bytes()
     assert header.parse(data).directory != header.AT_END
-    found = sorted(arrivals(data), key=lambda part: part[0])
+    parts = sorted(arrivals(data), key=lambda part: part[0])
     with raw.open("rb") as file:
         end = 0
-        for offset, length, body in found:
+        for offset, length, body in parts:
             assert offset == end
             end += length
             if body is not None:
                 file.seek(offset)
                 assert file.read(length) == body
     assert end == size
-    assert sum(length for _, length, body in found if body is not None) == 12 * (64 << 10)
+    assert sum(length for _, length, body in parts if body is not None) == 12 * (64 << 10)
 
 
-def test_who_may_have_too_many_parts(tmp_path: Path, large: bytearray) -> None:
-    """Grains without markers are remembered each by itself when they come in no order."""
+def test_large_vmdk_is_crowded(tmp_path: Path, large: bytearray) -> None:
+    """Grains without markers are tracked one by one when they are not in order."""
     processes.need("qemu-img")
     assert not readers.is_crowded("vmdk", bytes(large[: readers.HEAD_SIZE]))
     for size, crowded in (("16G", False), ("17G", True)):

@@ -1,4 +1,4 @@
-"""VMDK images whose tables follow the data, as VMware's programs stream them."""
+"""VMDK images with the tables behind the data, as VMware's programs stream them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ GRAIN = vmdk_stream.GRAIN
 REACH = vmdk_stream.REACH
 
 
-def placed(data: bytes) -> bytes:
-    """Return the disk, which both ways of reading make alike."""
-    disk = placing.placed(data, "vmdk")
+def read_disk(data: bytes) -> bytes:
+    """Return the disk, which both readers must read alike."""
+    disk = placing.read_disk(data, "vmdk")
     assert placing.streamed(data, form="vmdk") == disk
     return disk
 
@@ -30,13 +30,13 @@ NOISE = random.Random(1).randbytes(3 * GRAIN)
 DISK = NOISE + bytes(REACH) + b"x" * GRAIN + NOISE[:512]
 
 
-def test_tables_last() -> None:
+def test_disk_is_read_with_tables_last() -> None:
     for zeros in (False, True):
-        assert placed(vmdk_stream.streamed(DISK, zeros=zeros)) == DISK
-    assert placed(vmdk_stream.streamed(bytes(REACH + 512))) == bytes(REACH + 512)
+        assert read_disk(vmdk_stream.streamed(DISK, zeros=zeros)) == DISK
+    assert read_disk(vmdk_stream.streamed(bytes(REACH + 512))) == bytes(REACH + 512)
 
 
-def followed(data: bytes) -> bytes:
+def read_stream(data: bytes) -> bytes:
     return placing.streamed(data, form="vmdk")
 
 
@@ -47,42 +47,42 @@ def changed(data: bytes, offset: int, layout: str, value: int) -> bytes:
 
 
 def at_the_end(data: bytes) -> tuple[int, int]:
-    """Return where the directory is, and its first table."""
+    """Return the offsets of the directory and of its first table."""
     (directory,) = struct.unpack_from("<Q", data, len(data) - 1024 + 56)
     (table,) = struct.unpack_from("<I", data, directory * SECTOR)
     return directory * SECTOR, table * SECTOR
 
 
 @pytest.mark.parametrize("layout", ["<I", "<B"])
-def test_markers_that_the_tables_do_not_bear_out(layout: str) -> None:
-    """The tables are what counts, and another program may know better than to trust the markers."""
+def test_markers_that_contradict_the_tables_need_scratch(layout: str) -> None:
+    """The tables are authoritative, and another program may read them without the markers."""
     good = vmdk_stream.streamed(DISK)
     directory, table = at_the_end(good)
     for offset in (table, table + 4 * 100, table + 2044, directory, directory + 4):
         (before,) = struct.unpack_from(layout, good, offset)
         with pytest.raises((errors.ScratchRequired, errors.Truncated)):
-            followed(changed(good, offset, layout, before ^ 0x7F))
+            read_stream(changed(good, offset, layout, before ^ 0x7F))
 
 
-def test_a_grain_that_no_table_knows_or_comes_twice() -> None:
+def test_misplaced_or_repeated_grain_is_refused() -> None:
     good = vmdk_stream.streamed(DISK)
     first = 128 * SECTOR
     for sector in (256 * 128, 128):
         with pytest.raises(errors.ScratchRequired):
-            followed(changed(good, first, "<Q", sector))
+            read_stream(changed(good, first, "<Q", sector))
     for sector in (1, len(DISK) // SECTOR, 1 << 63):
         with pytest.raises(errors.Corrupt):
-            followed(changed(good, first, "<Q", sector))
+            read_stream(changed(good, first, "<Q", sector))
     with pytest.raises(errors.Corrupt):
-        followed(changed(good, first + 8, "<I", 2 * GRAIN))
+        read_stream(changed(good, first + 8, "<I", 2 * GRAIN))
 
 
-def test_markers_that_nobody_knows() -> None:
+def test_unknown_marker_needs_scratch() -> None:
     good = vmdk_stream.streamed(DISK)
     marker = at_the_end(good)[1] - SECTOR
     for offset, layout, value in ((marker + 12, "<I", 4), (marker, "<Q", 1 << 40), (marker, "<Q", 5000)):
         with pytest.raises(errors.ScratchRequired, match="marker"):
-            followed(changed(good, offset, layout, value))
+            read_stream(changed(good, offset, layout, value))
 
 
 @pytest.mark.parametrize(
@@ -98,57 +98,57 @@ def test_markers_that_nobody_knows() -> None:
         (1023, "<B", 1),
     ],
 )
-def test_footers_that_are_refused(offset: int, layout: str, value: int) -> None:
+def test_malformed_footer_is_refused(offset: int, layout: str, value: int) -> None:
     good = vmdk_stream.streamed(DISK)
     bad = changed(good, len(good) - 1024 + offset, layout, value)
-    for way in (placing.placed, placing.streamed):
+    for reader in (placing.read_disk, placing.streamed):
         with pytest.raises(errors.ImageError, match=r"footer|truncated"):
-            way(bad, form="vmdk")
+            reader(bad, form="vmdk")
 
 
-def test_a_footer_that_needs_more_than_there_is() -> None:
+def test_footer_beyond_the_end_is_truncated() -> None:
     good = vmdk_stream.streamed(DISK)
     bad = changed(good, len(good) - 1024 + 64, "<Q", len(good) // SECTOR + 1)
-    for way in (placing.placed, placing.streamed):
+    for reader in (placing.read_disk, placing.streamed):
         with pytest.raises(errors.Truncated):
-            way(bad, form="vmdk")
+            reader(bad, form="vmdk")
 
 
-def test_a_footer_of_another_geometry_is_left_to_another_program() -> None:
+def test_footer_of_another_geometry_needs_scratch() -> None:
     good = vmdk_stream.streamed(DISK)
     with pytest.raises(errors.ScratchRequired, match="footer"):
-        followed(changed(good, len(good) - 1024 + 8, "<I", 0x30005))
+        read_stream(changed(good, len(good) - 1024 + 8, "<I", 0x30005))
 
 
-def test_cut_anywhere() -> None:
+def test_cut_or_shifted_image_is_refused() -> None:
     good = vmdk_stream.streamed(DISK)
     for length in (*range(65536, len(good), 30_000), len(good) - 1536, len(good) - 512, len(good) - 1):
         with pytest.raises(errors.ImageError):
-            followed(good[:length])
+            read_stream(good[:length])
         with pytest.raises(errors.ImageError):
-            placing.placed(good[:length], "vmdk")
+            placing.read_disk(good[:length], "vmdk")
     shifted = good[:65536] + b"x" + good[65536:]
     for bad in (good + b"x", shifted):
-        for way in (placing.placed, placing.streamed):
+        for reader in (placing.read_disk, placing.streamed):
             with pytest.raises(errors.ImageError):
-                way(bad, form="vmdk")
+                reader(bad, form="vmdk")
 
 
-def test_memory_is_bounded_whatever_the_markers_say() -> None:
-    """Grains far apart have a table each."""
+def test_memory_of_markers_is_bounded() -> None:
+    """Grains far apart need a table each."""
     header = vmdk_header.parse(vmdk_stream.streamed(bytes(512)))._replace(capacity=1 << 34)
-    marked = markers.Marked(header)
+    reader = markers.Marked(header)
     count = 128 + markers.LIMIT + 1
     stream = bytearray(count * SECTOR)
     for number in range(markers.LIMIT + 1):
         struct.pack_into("<QI", stream, (128 + number) * SECTOR, number * REACH // SECTOR, 1)
     with pytest.raises(errors.ScratchRequired, match="too large"):
-        marked.arrive(0, len(stream), lambda offset, length: stream[offset : offset + length], last=False)
+        reader.arrive(0, len(stream), lambda offset, length: stream[offset : offset + length], last=False)
 
 
-def test_more_tables_than_there_can_be() -> None:
+def test_too_many_tables_need_scratch() -> None:
     good = vmdk_stream.streamed(bytes(512))
     start = 128 * SECTOR
     block = struct.pack("<QII", 1, 0, 1).ljust(2 * SECTOR, b"\0")
     with pytest.raises(errors.ScratchRequired, match="more tables"):
-        followed(good[:start] + block * 100 + good[start:])
+        read_stream(good[:start] + block * 100 + good[start:])
