@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from cdi_worker import errors, lazy
-from cdi_worker.formats import detect, facts
+from cdi_worker.formats import detect, facts, views
 
 
 class Format(Protocol):
     """What the module of a disk format checks."""
 
-    def check(self, view: facts.View) -> facts.Facts:
+    def check(self, view: views.View) -> facts.Facts:
         """Refuse what is unsafe to open; return what the image is."""
 
-    def required_length(self, view: facts.View) -> int:
+    def required_length(self, view: views.View) -> int:
         """Return how many bytes the tables of a checked image require."""
 
 
@@ -40,7 +40,7 @@ def check(
     name: str,
     head: bytes,
     *,
-    read: facts.Read | None = None,
+    read: views.Read | None = None,
     size: int | None = None,
     allow_backing: str | None = None,
 ) -> facts.Facts:
@@ -56,19 +56,19 @@ def check(
     if name not in FORMATS:
         raise errors.Unsupported(reason=f"{name} is not a disk format")
     try:
-        return FORMATS[name].check(facts.View(head, read, size, allow_backing))
+        return FORMATS[name].check(views.View(head, read, size, allow_backing))
     except errors.Error:
         raise
     except Exception as err:
         raise facts.refuse(name, "check_failed", f"it cannot be checked: {err!r}") from err
 
 
-def check_length(name: str, read: facts.Read, size: int) -> int:
+def check_length(name: str, read: views.Read, size: int) -> int:
     """Return how many bytes the tables of a checked image require; ``size``: what the file has.
 
     Raises ``errors.Truncated`` when that is less: qemu-img reads zeros past the end of the file.
     """
-    view = facts.View(read(0, min(size, detect.HEAD)), read, size)
+    view = views.View(read(0, min(size, detect.HEAD)), read, size)
     try:
         required = FORMATS[name].required_length(view)
     except errors.Error:

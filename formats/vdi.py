@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cdi_worker.formats import facts
+from cdi_worker.formats import facts, views
 
 _HEADER = struct.Struct("<68xI4xI260xII12xI4xQIII36x16s16s")
 _VERSION = 0x00010001
@@ -31,7 +31,7 @@ class _Header(NamedTuple):
     parent: bytes
 
 
-def check(view: facts.View) -> facts.Facts:
+def check(view: views.View) -> facts.Facts:
     """Refuse differencing images, other versions and a map that contradicts the size."""
     header = _header(view)
     facts.check_size("vdi", header.virtual_size)
@@ -46,7 +46,7 @@ def check(view: facts.View) -> facts.Facts:
     return facts.Facts("vdi", header.virtual_size)
 
 
-def required_length(view: facts.View) -> int:
+def required_length(view: views.View) -> int:
     """Return the bytes that a file with this block map holds at least."""
     header = _header(view)
     size = header.virtual_size
@@ -60,5 +60,5 @@ def required_length(view: facts.View) -> int:
     return required
 
 
-def _header(view: facts.View) -> _Header:
+def _header(view: views.View) -> _Header:
     return _Header._make(_HEADER.unpack(view.at(0, _HEADER.size)))

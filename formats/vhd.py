@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cdi_worker.formats import facts, readers
+from cdi_worker.formats import facts, readers, views
 
 FOOTER = 512
 MAGIC = b"conectix"
@@ -101,7 +101,7 @@ class WithoutFooter:
         self._reader.close()
 
 
-def check(view: facts.View) -> facts.Facts:
+def check(view: views.View) -> facts.Facts:
     """Refuse differencing images, wrong checksums and a map that contradicts the size."""
     if not view.head.startswith(MAGIC):
         return _check_fixed(view)
@@ -124,7 +124,7 @@ def check(view: facts.View) -> facts.Facts:
     return facts.Facts("vhd", footer.virtual_size)
 
 
-def _check_fixed(view: facts.View) -> facts.Facts:
+def _check_fixed(view: views.View) -> facts.Facts:
     if not view.random:
         return facts.Facts("vhd", None, complete=False)
     footer = view.tail(FOOTER)
@@ -137,7 +137,7 @@ def _check_fixed(view: facts.View) -> facts.Facts:
     return facts.Facts("vhd", size)
 
 
-def required_length(view: facts.View) -> int:
+def required_length(view: views.View) -> int:
     """Return the bytes that a file with this block map holds at least."""
     if not view.head.startswith(MAGIC):
         return _footer(view.tail(FOOTER)).virtual_size + FOOTER

@@ -10,7 +10,7 @@ import struct
 import uuid
 from typing import NamedTuple
 
-from cdi_worker.formats import facts
+from cdi_worker.formats import facts, views
 
 _REGIONS = 192 << 10
 _TABLE = 64 << 10
@@ -61,7 +61,7 @@ class _Disk(NamedTuple):
         return self.blocks + (self.blocks - 1) // self.chunk
 
 
-def check(view: facts.View) -> facts.Facts:
+def check(view: views.View) -> facts.Facts:
     """Refuse images with a parent, with unknown required parts, and tables that contradict the size."""
     if not view.random:
         # The metadata are beyond the head in every file that Hyper-V or QEMU writes.
@@ -80,7 +80,7 @@ def check(view: facts.View) -> facts.Facts:
     return facts.Facts("vhdx", disk.virtual_size)
 
 
-def required_length(view: facts.View) -> int:
+def required_length(view: views.View) -> int:
     """Return the bytes that a file with this block allocation table holds at least."""
     disk = _disk(view)
     required = disk.bat[0] + 8 * disk.bat_entries
@@ -93,7 +93,7 @@ def required_length(view: facts.View) -> int:
     return required
 
 
-def _disk(view: facts.View) -> _Disk:
+def _disk(view: views.View) -> _Disk:
     regions = _table(view, _REGIONS, b"regi", "<4s4xI4x", "<16sQII")
     _refuse_unknown(regions, {_BAT, _METADATA}, _REQUIRED_REGION)
     (bat_offset, bat_length, _), (offset, _, _) = regions[_BAT], regions[_METADATA]
@@ -112,7 +112,7 @@ def _disk(view: facts.View) -> _Disk:
 
 
 def _table(
-    view: facts.View, offset: int, magic: bytes, head: str, entry: str
+    view: views.View, offset: int, magic: bytes, head: str, entry: str
 ) -> dict[bytes, tuple[int, int, int]]:
     """Read a table of entries named by GUIDs: offset, length and flags of each."""
     header = struct.Struct(head)

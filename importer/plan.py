@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import TYPE_CHECKING
 
 from cdi_worker import errors, request, units
 from cdi_worker.formats import detect
-from cdi_worker.formats.mapped import readers
+
+if TYPE_CHECKING:
+    from cdi_worker.formats.mapped import layout as mapped
 
 
 class Route(enum.StrEnum):
@@ -46,16 +49,17 @@ class Offer:
 class Content:
     """What the first bytes tell.
 
-    ``virtual_size``: in bytes, None while unknown (a compressed raw disk tells at its end).
-    ``unplaceable``: why our own reader of the format cannot read it; empty when it can. ``crowded``:
-    whether more may have to be remembered of a stream than that reader does.
+    ``virtual_size``: in bytes, None while unknown (a compressed raw disk tells at its end). ``layout``: of a
+    disk that our own reader takes; ``unplaceable``: why it does not, where it takes others of the format.
+    ``head``: the first bytes below all compressions, which were checked.
     """
 
     format: str = "raw"
     compressions: tuple[str, ...] = ()
     virtual_size: int | None = None
+    layout: mapped.Layout | None = None
     unplaceable: str = ""
-    crowded: bool = False
+    head: bytes = dataclasses.field(default=b"", repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if size is not None and size > space.available:
         raise errors.TooLarge(virtual_size=size, available=space.available)
     chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
-    if chosen.spill and content.crowded and offer.once and (offer.size or 0) <= (scratch or -1):
+    crowded = content.layout is not None and content.layout.crowded
+    if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
         # Other sources are read once more when it comes to that.
         why = "may have too many parts to place them as they pass, and the source cannot be read again"
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
@@ -128,8 +133,8 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
         if offer.runs:
             return Plan(Route.EXTENTS, "raw disk, and the stream marks its holes: only data is written")
         return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
-    if content.format in readers.FORMATS and not content.unplaceable:
-        parts = f"{content.format} {readers.FORMATS[content.format].UNIT}"
+    if content.layout is not None:
+        parts = f"{content.format} {content.layout.unit}"
         if at_random:
             return Plan(Route.PLACE, f"{parts} fetched by range, put where they belong", random=True)
         return Plan(Route.PLACE, f"{parts} put where they belong as they pass: {forward}", spill=True)

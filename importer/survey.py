@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from fractions import Fraction
 
 from cdi_worker import errors, plan, request, units
-from cdi_worker.formats import detect, readers, safety, vhd
+from cdi_worker.formats import detect, readers, safety, views
 from cdi_worker.formats.compressed import layers
-from cdi_worker.formats.mapped import readers as placeable
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch, retry
 from cdi_worker.scratch import space
@@ -86,43 +86,60 @@ def examine(
     source: base.Source, ranges: base.RandomReader | None, wanted: request.Request, cancel: retry.Cancel
 ) -> plan.Content:
     """Tell what the source's bytes are, and check what can be seen now for what is unsafe."""
+    read: views.Read | None = None
+    if ranges is not None and source.size:
+        fetcher = fetch.Fetcher(ranges, source.size, wanted.fetch, cancel=cancel, known=source.known)
+        # What is checked here is what the routes read.
+        read = source.known.remembering(fetcher.read)
     if source.format is not None:
-        return _declared(source, source.format, wanted)
+        return _declared(source, source.format, read, wanted)
     seen = layers.look(source.head)
     if seen.format == layers.UNKNOWN:
-        source.head = retry.patiently(lambda: _longer_head(source), wanted.connect_patience, cancel)
-        seen = layers.look(source.head)
+        look = functools.partial(_longer_head, source, read)
+        seen = layers.look(retry.patiently(look, wanted.connect_patience, cancel))
+    found = plan.Content(seen.format, seen.compressions, head=seen.head)
     if wanted.is_archive or seen.format not in detect.DISKS:
-        return plan.Content(seen.format, seen.compressions)
-    form, tail = seen.format, b""
-    if ranges is not None and source.size and not seen.compressions:
-        # A fixed VHD is a raw disk but for its last sector.
-        fetcher = fetch.Fetcher(ranges, source.size, wanted.fetch, cancel=cancel)
-        tail = fetcher.read(max(0, source.size - 512), min(512, source.size))
-        if form == "raw" and vhd.is_fixed_vhd(tail):
-            form = "vhd"
-        facts = safety.check(form, seen.head, read=fetcher.read, size=source.size)
-    else:
-        facts = safety.check(form, seen.head)
-    size = facts.virtual_size
+        return found
+    form = seen.format
+    if seen.compressions:
+        read = None
+    elif form == "raw" and read is not None and _is_fixed_vhd(read, source.size or 0):
+        form = "vhd"
+    checked = safety.check(form, seen.head, read=read, size=source.size if read else None)
+    size = checked.virtual_size
     if form in {"raw", "iso"}:
         size = None if seen.compressions or source.size is None else padded(source.size)
-    unplaceable = placeable.obstacle(form, seen.head)
-    crowded = not unplaceable and placeable.is_crowded(form, seen.head)
-    return plan.Content(form, seen.compressions, size, unplaceable, crowded)
+    return dataclasses.replace(
+        found,
+        format=form,
+        virtual_size=size,
+        layout=checked.layout,
+        unplaceable=checked.unplaceable,
+    )
 
 
-def _declared(source: base.Source, form: str, wanted: request.Request) -> plan.Content:
+def _declared(
+    source: base.Source, form: str, read: views.Read | None, wanted: request.Request
+) -> plan.Content:
     """Return what the protocol says that the bytes are: a disk, what has changed on one, or an archive."""
     if form not in detect.DISKS:
-        return plan.Content(form)
-    facts = safety.check(form, source.head, size=source.size, allow_backing=wanted.stage.previous or None)
-    if form == "qcow2" and wanted.is_delta and facts.backing is None:
+        return plan.Content(form, head=source.head)
+    previous = wanted.stage.previous or None
+    checked = safety.check(form, source.head, read=read, size=source.size, allow_backing=previous)
+    if form == "qcow2" and wanted.is_delta and checked.backing is None:
         # Without one it is a whole disk: committed, it would leave old data where it has none.
-        reason = f"it has no backing file; a delta has to be on top of {wanted.stage.previous!r}"
+        reason = f"it has no backing file; a delta has to be on top of {previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
-    size = facts.virtual_size if form != "raw" or source.size is None else padded(source.size)
-    return plan.Content(form, (), size)
+    size = checked.virtual_size if form != "raw" or source.size is None else padded(source.size)
+    return plan.Content(form, (), size, checked.layout, checked.unplaceable, source.head)
+
+
+def _is_fixed_vhd(read: views.Read, size: int) -> bool:
+    """Tell whether a disk that looks like a raw one is one but for its last sector."""
+    from cdi_worker.formats import vhd
+
+    length = min(vhd.FOOTER, size)
+    return vhd.is_fixed_vhd(read(size - length, length))
 
 
 def padded(size: int) -> int:
@@ -160,7 +177,9 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 
 
-def _longer_head(source: base.Source) -> bytes:
+def _longer_head(source: base.Source, read: views.Read | None) -> bytes:
     """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
+    if read is not None:
+        return read(0, min(BZ2_BLOCK, source.size or 0))
     with contextlib.closing(source.stream()) as reader:
         return readers.sample(reader, BZ2_BLOCK)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
+from cdi_worker.formats import remembered
 from cdi_worker.sources import fields
 
 
@@ -144,6 +146,11 @@ class Source:
     blank: bool = False
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
+
+    @cached_property
+    def known(self) -> remembered.Remembered:
+        """What was read of ``ranges`` already, the head first. For use after the first contact."""
+        return remembered.Remembered(self.head)
 
     def __enter__(self) -> Self:
         return self

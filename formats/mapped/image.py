@@ -1,91 +1,29 @@
 """Disk images that map the disk through tables in two levels: which bytes of the file belong where.
 
 Nothing is fetched here: callers bring what a ``Window`` asks for, in any order and in parallel.
-Memory is bounded whatever the image says: what its ``Layout`` allows for the directory and for
-``Claims``, and the pieces of one window.
+Memory is bounded whatever the image says: what its ``layout.Layout`` allows for the directory and
+for ``Claims``, and the pieces of one window.
 """
 
 from __future__ import annotations
 
-import abc
 import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
 
-from cdi_worker import errors
-from cdi_worker.formats import facts
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import pieces
-from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
+from cdi_worker.formats.mapped.pieces import Batch, Piece
 
 #: Entries of one window. Its pieces, at worst one for each entry, take some 100 MiB as objects.
 WINDOW = 512 << 10
 
 
-class Claims(abc.ABC):
-    """What of a file is spoken for so far: nothing may serve two purposes.
-
-    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. What is taken already raises
-    ``errors.Corrupt``.
-    """
-
-    def __init__(self, name: str, size: int) -> None:
-        self.size = size
-        #: The least length that a file with these claims has.
-        self.required = 0
-        self._name = name
-
-    def reach(self, end: int) -> None:
-        """Raise ``errors.Truncated`` if the file ends before."""
-        if end > self.size:
-            reason = f"the tables need {end} bytes, the file has {self.size}"
-            raise errors.Truncated(format=self._name, reason=reason)
-        self.required = max(self.required, end)
-
-    @abc.abstractmethod
-    def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim for all the tables of the second level, once and before any data."""
-
-    @abc.abstractmethod
-    def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim for data, given in the file's order."""
-
-
-class Layout(abc.ABC):
-    """How one image is laid out, as its header tells. Sizes and offsets in bytes.
-
-    ``entry``: the form of a table's entries, for ``facts.entries``. ``directory``: offset and length of
-    the table of the first level. ``fixed``: spans (start, end)
-    of the file that are neither tables of the second level nor data. ``inflate``: thread-safe.
-    """
-
-    format: str
-    entry: str
-    virtual_size: int
-    table_entries: int
-    directory: tuple[int, int]
-    fixed: Sequence[tuple[int, int]]
-    inflate: Inflate
-
-    @abc.abstractmethod
-    def claims(self, size: int, /) -> Claims:
-        """Return the claims of a file of ``size`` bytes before its tables are known."""
-
-    @abc.abstractmethod
-    def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
-        """Yield the tables of the second level; ``guest`` and ``size`` are what each maps."""
-
-    @abc.abstractmethod
-    def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
-        """Return the pieces, in the disk's order, of the table that maps the disk from ``guest``.
-
-        What no piece covers reads as zeros.
-        """
-
-
 class Image:
     """An image in a file of ``size`` bytes, whose layout and directory are known."""
 
-    def __init__(self, layout: Layout, directory: array.array[int], size: int) -> None:
+    def __init__(self, layout: mapped.Layout, directory: array.array[int], size: int) -> None:
         self.layout = layout
         self.inflate = layout.inflate
         self._directory = directory
@@ -116,7 +54,7 @@ class Window:
     """A part of the disk: once its tables are loaded, it tells holes and data."""
 
     def __init__(
-        self, layout: Layout, claims: Claims, tables: tuple[Piece, ...], span: tuple[int, int]
+        self, layout: mapped.Layout, claims: mapped.Claims, tables: tuple[Piece, ...], span: tuple[int, int]
     ) -> None:
         self._layout = layout
         self._claims = claims
@@ -150,11 +88,11 @@ class Window:
         return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._claims.size)
 
 
-def read_image(layout: Layout, read: facts.Read, size: int) -> Image:
+def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
     """Read the directory of an image in a file of ``size`` bytes.
 
     ``read(offset, length)`` returns all of the bytes or raises.
     """
     layout.claims(size)  # the directory is within the file, or this raises
     offset, length = layout.directory
-    return Image(layout, facts.entries(read(offset, length) if length else b"", layout.entry), size)
+    return Image(layout, views.entries(read(offset, length) if length else b"", layout.entry), size)

@@ -6,17 +6,16 @@ What does not is to be kept until the table has passed.
 
 from __future__ import annotations
 
-import abc
 import bisect
 from collections.abc import Iterable
 from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple
 
 from cdi_worker import errors
-from cdi_worker.formats import facts
-from cdi_worker.formats.mapped import image, pieces
-from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import pieces
+from cdi_worker.formats.mapped.layout import Arrival, Follower, Layout
+from cdi_worker.formats.mapped.pieces import Piece
 
 #: Tables and pieces that may be known before they come: some 50 MiB as objects.
 LIMIT = 256 << 10
@@ -27,43 +26,10 @@ _SECTOR = 512
 _host = attrgetter("host")
 
 
-class Arrival(NamedTuple):
-    """What the bytes that came mean.
-
-    ``ready``: what can be placed now; a batch that begins before the new bytes lies in what was kept.
-    ``holes``: (offset, length) on the disk that reads as zeros. ``keep``: spans (start, end) of the
-    new bytes that may turn out to be needed.
-    """
-
-    ready: list[Batch]
-    holes: Iterable[tuple[int, int]]
-    keep: list[tuple[int, int]]
-
-
-class Follower(abc.ABC):
-    """Follows one image of ``virtual_size`` bytes. Offsets are those of the file."""
-
-    virtual_size: int
-    inflate: Inflate
-
-    @property
-    @abc.abstractmethod
-    def mapped(self) -> bool:
-        """Tell whether all tables have passed, so that what is not expected now is not needed."""
-
-    @abc.abstractmethod
-    def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> Arrival:
-        """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
-
-        Both are multiples of 512 and of a cluster, except at the end. ``read(offset, length)`` gives
-        bytes that came now or were kept.
-        """
-
-
 class Passing(Follower):
-    """Follows one image whose layout is known; see ``Follower``."""
+    """Follows one image whose layout is known; see ``layout.Follower``."""
 
-    def __init__(self, layout: image.Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.virtual_size = layout.virtual_size
         self.inflate = layout.inflate
         self._layout = layout
@@ -75,7 +41,7 @@ class Passing(Follower):
     def mapped(self) -> bool:
         return self._tables is not None and not self._tables
 
-    def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> Arrival:
+    def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``."""
         holes: list[tuple[int, int]] = []
         if self._tables is None:
@@ -97,18 +63,18 @@ class Passing(Follower):
             ready, holes, [_whole(span, start) for span in unknown if span[1] - span[0] >= _SECTOR]
         )
 
-    def _read_directory(self, end: int, read: facts.Read, holes: list[tuple[int, int]]) -> None:
+    def _read_directory(self, end: int, read: views.Read, holes: list[tuple[int, int]]) -> None:
         offset, length = self._layout.directory
         if end < offset + length:
             return
-        directory = facts.entries(read(offset, length) if length else b"", self._layout.entry)
+        directory = views.entries(read(offset, length) if length else b"", self._layout.entry)
         tables = _limited(self._layout.tables(directory))
         self._claims.take_tables(tables)
         holes.extend(pieces.holes(tables, 0, self._layout.virtual_size))
         self._tables = sorted(tables, reverse=True)
 
     def _read_tables(
-        self, start: int, end: int, read: facts.Read, holes: list[tuple[int, int]]
+        self, start: int, end: int, read: views.Read, holes: list[tuple[int, int]]
     ) -> tuple[list[Piece], list[Piece]]:
         """Read the tables that have come; return pieces that passed before, and these tables."""
         done: list[Piece] = []

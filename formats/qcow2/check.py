@@ -5,8 +5,7 @@ from __future__ import annotations
 import posixpath
 import struct
 
-from cdi_worker.formats import facts
-from cdi_worker.formats.qcow2 import header as qcow2_header
+from cdi_worker.formats import facts, views
 from cdi_worker.formats.qcow2 import layout
 
 #: In the header: offset of the backing file's name in the file, and the name's length.
@@ -14,18 +13,19 @@ _BACKING = struct.Struct(">8xQI")
 _BACKING_FIELDS = slice(8, 20)
 
 
-def check(view: facts.View) -> facts.Facts:
+def check(view: views.View) -> facts.Facts:
     """Refuse other files, encryption and unknown features; only the allowed backing file passes."""
     head = bytearray(view.head)
     backing = _backing(view.head, view.allow_backing) if view.allow_backing is not None else None
     if backing is not None:
         head[_BACKING_FIELDS] = bytes(12)
-    header = qcow2_header.parse(bytes(head))
-    facts.check_size("qcow2", header.virtual_size)
-    return facts.Facts("qcow2", header.virtual_size, backing=backing)
+    found = layout.read_layout(bytes(head))
+    facts.check_size("qcow2", found.virtual_size)
+    # What has a backing file is not a disk by itself.
+    return facts.Facts("qcow2", found.virtual_size, backing=backing, layout=None if backing else found)
 
 
-def required_length(view: facts.View) -> int:
+def required_length(view: views.View) -> int:
     """Return the bytes that a file with these tables holds at least; a backing file is not looked at."""
 
     def masked(offset: int, length: int) -> bytes:

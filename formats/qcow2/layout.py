@@ -15,21 +15,21 @@ import zstandard
 from isal import isal_zlib
 
 from cdi_worker import errors
-from cdi_worker.formats import facts
-from cdi_worker.formats.mapped import image as mapped
-from cdi_worker.formats.mapped import passing
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import image, passing
+from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
 
-#: What the format calls the pieces of a disk.
-UNIT = "clusters"
-
 
 class Layout(mapped.Layout):
-    """An image with this header; see ``mapped.image.Layout``."""
+    """An image with this header; see ``mapped.layout.Layout``."""
 
     format = "qcow2"
+    unit = "clusters"
+    #: Tables come among the data, so that a stream does not tell.
+    crowded = False
     entry = qcow2_tables.ENTRY
 
     def __init__(self, header: qcow2_header.Header) -> None:
@@ -57,44 +57,24 @@ class Layout(mapped.Layout):
     def inflate(self, data: bytes | memoryview, _guest: int, /) -> bytes:
         return self._inflate(data)
 
+    def follow(self) -> passing.Passing:
+        return passing.Passing(self)
+
 
 def read_layout(head: bytes) -> Layout:
     """Return the layout that the first ``qcow2_header.HEAD_SIZE`` bytes of a file tell."""
     return Layout(qcow2_header.parse(head))
 
 
-def read_image(read: facts.Read, size: int) -> mapped.Image:
-    """Read header and L1 table of a file of ``size`` bytes.
-
-    ``read(offset, length)`` returns all of the bytes or raises.
-    """
-    return mapped.read_image(read_layout(read(0, min(size, qcow2_header.HEAD_SIZE))), read, size)
-
-
-def look(head: bytes) -> qcow2_header.Header:
-    """Return the header. Raises ``errors.Unsupported`` for what another program may be able to read."""
-    return qcow2_header.parse(head)
-
-
-def is_crowded(_head: bytes) -> bool:
-    """Return False: its tables come among the data, so that a stream does not tell."""
-    return False
-
-
-def follow(head: bytes) -> passing.Passing:
-    """Return what follows an image that comes in order and begins with ``head``."""
-    return passing.Passing(read_layout(head))
-
-
-def required_length(read: facts.Read, size: int) -> int:
+def required_length(read: views.Read, size: int) -> int:
     """Return how many bytes a file with these tables holds at least.
 
     Raises ``errors.Truncated`` if that is more than ``size``. (QEMU reads zeros where a cut file
     should have data.)
     """
-    image = read_image(read, size)
+    layout = read_layout(read(0, min(size, qcow2_header.HEAD_SIZE)))
     required = 0
-    for window in image.windows():
+    for window in image.read_image(layout, read, size).windows():
         for batch in window.tables():
             data = memoryview(read(batch.offset, batch.length))
             for table in batch.pieces:

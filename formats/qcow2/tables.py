@@ -6,12 +6,12 @@ import array
 from collections.abc import Iterator
 
 from cdi_worker import errors
-from cdi_worker.formats import facts
+from cdi_worker.formats import views
 from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.qcow2 import header as qcow2_header
 
-#: For ``facts.entries``.
+#: For ``views.entries``.
 ENTRY = ">Q"
 
 _OFFSET = (1 << 56) - (1 << 9)
@@ -41,7 +41,7 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     What no piece covers reads as zeros.
     """
     count = min(header.table_entries, -(-(header.virtual_size - guest) // header.cluster_size))
-    table = facts.entries(data, ENTRY)
+    table = views.entries(data, ENTRY)
     if header.extended_l2:
         found = pieces.merge(_subclusters(header, table[: 2 * count], guest))
     else:

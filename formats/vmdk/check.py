@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 
-from cdi_worker.formats import facts
+from cdi_worker import errors
+from cdi_worker.formats import facts, views
 from cdi_worker.formats.vmdk import header as vmdk_header
+from cdi_worker.formats.vmdk import layout
 from cdi_worker.formats.vmdk.header import AT_END, SECTOR
 
 #: Entries. 64 TiB in the usual grains of 64 KiB take 2 Mi.
@@ -24,17 +26,25 @@ _EXTENT = re.compile(r"(rw|rdonly|noaccess)(\s|$)")
 _SPARSE = re.compile(r'\w+ \s*\d+\s+sparse\s+"[^"/\\]+"')
 
 
-def check(view: facts.View) -> facts.Facts:
-    """Refuse all but one sparse extent without a parent."""
-    header = parse(view.head)
+def check(view: views.View) -> facts.Facts:
+    """Refuse all but one sparse extent without a parent; lay it out unless it is left to another program."""
+    header = _parse(view.head)
     at_end = header.directory == AT_END
-    if at_end and view.random:
-        vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
-    return facts.Facts("vmdk", header.capacity * SECTOR, complete=view.random or not at_end)
+    size, complete = header.capacity * SECTOR, view.random or not at_end
+    footer = _footer(header, view) if at_end and view.random else None
+    try:
+        return facts.Facts("vmdk", size, complete, layout=layout.Layout(header, footer))
+    except errors.Unsupported as err:
+        return facts.Facts("vmdk", size, complete, unplaceable=str(err))
 
 
-def parse(head: bytes) -> vmdk_header.Header:
-    """Read the header from the first ``vmdk_header.HEAD_SIZE`` bytes; refuse all that ``check`` does."""
+def _footer(header: vmdk_header.Header, view: views.View) -> vmdk_header.Header:
+    if (size := view.size or 0) % SECTOR:
+        raise errors.Truncated(format="vmdk", reason=f"its footer is not the last of {size} bytes")
+    return vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
+
+
+def _parse(head: bytes) -> vmdk_header.Header:
     if not head.startswith(vmdk_header.MAGIC):
         raise facts.refuse(
             "vmdk", "subformat", "its data is in other files, or it is of an ESX server's own kind"
@@ -85,7 +95,7 @@ def _check_descriptor(text: str) -> None:
         raise facts.refuse("vmdk", "extents", "it does not consist of one sparse extent in this file")
 
 
-def required_length(view: facts.View) -> int:
+def required_length(view: views.View) -> int:
     """Return the bytes that a file with these grain directory and tables holds at least."""
     header = vmdk_header.parse(view.at(0, SECTOR))
     if header.directory == AT_END:
@@ -98,12 +108,12 @@ def required_length(view: facts.View) -> int:
     for _, directory in view.table(header.directory * SECTOR, count, "<I"):
         places = {entry * SECTOR for entry in directory if entry}
         for table in view.tables(places, 4 * header.table_entries):
-            last = max(last, *facts.entries(table, "<I"))
+            last = max(last, *views.entries(table, "<I"))
     # 0: never written, 1: reads as zeros.
     return max(required, _grain_end(view, header, last * SECTOR)) if last > 1 else required
 
 
-def _grain_end(view: facts.View, header: vmdk_header.Header, offset: int) -> int:
+def _grain_end(view: views.View, header: vmdk_header.Header, offset: int) -> int:
     if header.flags & vmdk_header.COMPRESSED:
         size: int = vmdk_header.GRAIN_MARKER.unpack(view.at(offset, vmdk_header.GRAIN_MARKER.size))[1]
         return offset + vmdk_header.GRAIN_MARKER.size + size

@@ -11,27 +11,35 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from cdi_worker import errors
-from cdi_worker.formats import facts
-from cdi_worker.formats.mapped import image, passing, pieces
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.formats.mapped import passing, pieces
 from cdi_worker.formats.mapped.pieces import Piece
-from cdi_worker.formats.vmdk import check, grains, markers
+from cdi_worker.formats.vmdk import grains, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import SECTOR
 
-#: What the format calls the pieces of a disk.
-UNIT = "grains"
 #: A sector that no grain is in.
 _BEHIND = 1 << 33
 
 
-class Layout(image.Layout):
-    """An image with this header, or footer; see ``mapped.image.Layout``."""
+class Layout(mapped.Layout):
+    """An image with this header; see ``mapped.layout.Layout``.
+
+    ``footer``: tells where the directory is if the header does not. A stream can do without it. Raises
+    ``errors.Unsupported`` for what our own reader leaves to another program.
+    """
 
     format = "vmdk"
+    unit = "grains"
     entry = "<I"
 
-    def __init__(self, header: vmdk_header.Header) -> None:
+    def __init__(self, header: vmdk_header.Header, footer: vmdk_header.Header | None = None) -> None:
         vmdk_header.check_placeable(header)
+        self._first_header = header
+        if footer is not None:
+            vmdk_header.check_placeable(footer)
+            header = footer
         self.header = header
         self.virtual_size = header.capacity * SECTOR
         self.table_entries = header.table_entries
@@ -47,6 +55,9 @@ class Layout(image.Layout):
         self.packed = bool(header.flags & vmdk_header.COMPRESSED)
         # 0: never written; 1: reads as zeros, where the header allows it.
         self._first = 2 if header.flags & vmdk_header.ZERO_GRAINS else 1
+        self._is_long = header.capacity // header.grain > passing.LIMIT
+        # All tables come first.
+        self.crowded = self._is_long and not self.packed
 
     def claims(self, size: int, /) -> Claims:
         return Claims(self.header, self.fixed, size)
@@ -62,7 +73,7 @@ class Layout(image.Layout):
 
     def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
         count = -(-(self.virtual_size - guest) // (self.header.grain * SECTOR))
-        table = facts.entries(data, self.entry)[:count]
+        table = views.entries(data, self.entry)[:count]
         if not any(table):
             return []
         return list(self._compressed(table, guest) if self.packed else self._runs(table, guest))
@@ -91,46 +102,14 @@ class Layout(image.Layout):
                 size = min(grain, self.virtual_size - offset)
                 yield Piece(entry * SECTOR, length, offset, size, packed=True)
 
-
-def read_image(read: facts.Read, size: int) -> image.Image:
-    """Read header and directory of a file of ``size`` bytes.
-
-    ``read(offset, length)`` returns all of the bytes or raises.
-    """
-    header = check.parse(read(0, min(size, vmdk_header.HEAD_SIZE)))
-    if header.directory == vmdk_header.AT_END:
-        if size % SECTOR:
-            raise errors.Truncated(format="vmdk", reason=f"its footer is not the last of {size} bytes")
-        length = min(size, vmdk_header.FOOTER)
-        header = vmdk_header.parse_footer(header, read(size - length, length))
-    return image.read_image(Layout(header), read, size)
+    def follow(self) -> mapped.Follower:
+        header = self._first_header
+        if header.directory == vmdk_header.AT_END or (self.packed and self._is_long):
+            return markers.Marked(header)
+        return passing.Passing(self)
 
 
-def look(head: bytes) -> None:
-    """Raise ``errors.Unsupported`` for what is left to another program, as far as the head tells."""
-    vmdk_header.check_placeable(check.parse(head))
-
-
-def follow(head: bytes) -> passing.Follower:
-    """Return what follows an image that comes in order and begins with ``head``."""
-    header = check.parse(head)
-    layout = Layout(header)
-    if header.directory == vmdk_header.AT_END or (layout.packed and _is_long(header)):
-        return markers.Marked(header)
-    return passing.Passing(layout)
-
-
-def is_crowded(head: bytes) -> bool:
-    """Tell whether a stream that begins with ``head`` may name more grains than are remembered."""
-    header = check.parse(head)
-    return not header.flags & vmdk_header.COMPRESSED and _is_long(header)
-
-
-def _is_long(header: vmdk_header.Header) -> bool:
-    return header.capacity // header.grain > passing.LIMIT
-
-
-class Claims(image.Claims):
+class Claims(mapped.Claims):
     """The header, the tables and the grains spoken for so far.
 
     ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. The tables are kept as spans, one

@@ -10,8 +10,9 @@ import array
 from collections.abc import Iterator
 
 from cdi_worker import errors
-from cdi_worker.formats import facts
-from cdi_worker.formats.mapped import passing, pieces
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import pieces
+from cdi_worker.formats.mapped.layout import Arrival, Follower
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.vmdk import grains as vmdk_grains
 from cdi_worker.formats.vmdk import header as vmdk_header
@@ -26,8 +27,8 @@ LONGEST = 4096
 OTHERS = 8
 
 
-class Marked(passing.Follower):
-    """Follows one image whose header is known; see ``passing.Follower``."""
+class Marked(Follower):
+    """Follows one image whose header is known; see ``mapped.layout.Follower``."""
 
     mapped = False
 
@@ -43,8 +44,8 @@ class Marked(passing.Follower):
         self._blocks = header.directory_entries + OTHERS
         self._made: dict[int, array.array[int]] = {}  # tables by their place in the directory
 
-    def arrive(self, start: int, end: int, read: facts.Read, *, last: bool) -> passing.Arrival:
-        """See ``passing.Follower``. Both offsets are multiples of a sector, except at the end."""
+    def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
+        """See ``Follower``. Both offsets are multiples of a sector, except at the end."""
         found: list[Piece] = []
         keep = [(start, min(self._kept_until, end))] if self._kept_until > start else []
         while self._next + (MARKER.size if last else SECTOR) <= end:
@@ -66,7 +67,7 @@ class Marked(passing.Follower):
         first = sum(piece.host < start for piece in found)
         ready = [*pieces.batches(found[:first], end, gap=0), *pieces.batches(found[first:], end)]
         holes = self._compare(end, read) if last else iter(())
-        return passing.Arrival(ready, holes, keep)
+        return Arrival(ready, holes, keep)
 
     def _metadata(self, at: int, sectors: int, kind: int) -> int:
         """Return the length of what follows the marker of a table, the directory or the footer."""
@@ -107,7 +108,7 @@ class Marked(passing.Follower):
         grains = -(-header.capacity // header.grain) - which * header.table_entries
         return array.array("I", bytes(4 * min(header.table_entries, grains)))
 
-    def _compare(self, end: int, read: facts.Read) -> Iterator[tuple[int, int]]:
+    def _compare(self, end: int, read: views.Read) -> Iterator[tuple[int, int]]:
         """Check that the file's tables tell what its grains have told; return the holes then."""
         footer = self._header
         if footer.directory == vmdk_header.AT_END:
@@ -146,8 +147,8 @@ def _geometry(header: vmdk_header.Header) -> tuple[int, ...]:
     return header.flags, header.capacity, header.grain, header.table_entries, header.compression
 
 
-def _entries(read: facts.Read, sector: int, count: int) -> array.array[int]:
+def _entries(read: views.Read, sector: int, count: int) -> array.array[int]:
     data = read(sector * SECTOR, 4 * count)
     if len(data) < 4 * count:
         raise errors.Truncated(format="vmdk", reason=f"the table at {sector * SECTOR} is behind the end")
-    return facts.entries(data, "<I")
+    return views.entries(data, "<I")

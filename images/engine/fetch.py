@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from cdi_worker import errors
+from cdi_worker.formats import remembered
 from cdi_worker.images import directio
 from cdi_worker.images.engine import crew, retry
 
@@ -93,7 +94,8 @@ def _together(ranges: Iterable[Range], most: int) -> Iterator[list[Range]]:
 class Fetcher:
     """Fetches from one source of ``size`` bytes.
 
-    ``advance`` is told of bytes as they arrive, ``retried`` of what failed and is tried again.
+    ``known``: what was read of it before, which is not fetched again. ``advance`` is called with the number
+    of bytes as they arrive, known ones included, ``retried`` with what failed and is tried again.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Fetcher:
         options: Options,
         *,
         cancel: retry.Cancel,
+        known: remembered.Remembered = remembered.NOTHING,
         advance: Callable[[int], None] = lambda _: None,
         retried: Callable[[errors.Transient], None] = lambda _: None,
     ) -> None:
@@ -113,6 +116,7 @@ class Fetcher:
         self.step = min(PIECE, options.chunk) if isinstance(reader, Continuing) else options.chunk
         self._reader = reader
         self._cancel = cancel
+        self._known = known
         self._advance = advance
         self._retried = retried
 
@@ -129,7 +133,9 @@ class Fetcher:
     def fill(self, offset: int, into: memoryview, stop: threading.Event | None = None) -> None:
         """Fill ``into`` from ``offset``, trying again as long as there is progress."""
         patience = retry.Patience(self.options.no_progress, self._cancel)
-        done = 0
+        done = self._known.run(offset, len(into))
+        if done:
+            self._advance(done)
         while done < len(into):
             if self._cancel.is_set() or (stop is not None and stop.is_set()):
                 raise errors.Cancelled
@@ -144,6 +150,7 @@ class Fetcher:
             done += count
             self._advance(count)
             patience.progress()
+        self._known.lay_over(offset, into)
 
     def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
         """Fetch all ``ranges`` and deliver each as it comes; what is near each other with one request.

@@ -15,7 +15,7 @@ from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.formats.mapped import passing
+from cdi_worker.formats.mapped import layout
 from cdi_worker.formats.mapped.pieces import Batch
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
@@ -33,7 +33,7 @@ JOBS = 4
 
 
 def from_stream(
-    follower: passing.Follower,
+    follower: layout.Follower,
     reader: readers.Reader,
     target: base.Target,
     *,

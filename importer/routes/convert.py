@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 
 from cdi_worker import errors, survey
-from cdi_worker.formats import checksum, detect, facts, remembered, safety
+from cdi_worker.formats import checksum, detect, safety, views
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.export import server
@@ -25,19 +24,11 @@ def convert(job: Job) -> None:
     other route; a client of qemu's or nbdkit's own knows none of these rules.
     """
     fetcher = job.fetcher(job.count)
-    pins = remembered.Pinned(fetcher.read)
-    head = pins.read(0, min(fetcher.size, detect.HEAD))
-    safety.check(job.content.format, head, read=pins.read, size=fetcher.size)
-    # Not pinned: these tables may be long, and what qemu-img opens does not depend on them.
+    # The survey has checked all else, and the fetcher gives qemu-img the bytes that were checked. The tables
+    # may be long, and what qemu-img opens does not depend on them.
     safety.check_length(job.content.format, fetcher.read, fetcher.size)
-
-    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
-        """Give qemu-img what was checked, whatever a hostile server says the second time."""
-        fetcher.fill(offset, into, stop)
-        pins.lay_over(offset, into)
-
     parallel = job.fetching.connections
-    with server.Export(read, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
+    with server.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
         image = qemu_img.exported(export.socket, job.content.format)
         _convert(job, image, _fitting_size(job, image), "transfer")
 
@@ -135,7 +126,7 @@ def _convert(job: Job, image: qemu_img.Node, size: int, phase: str) -> None:
         job.commit(out, size)
 
 
-def reader(fd: int) -> facts.Read:
+def reader(fd: int) -> views.Read:
     """Return what reads from an open file."""
     return lambda offset, length: os.pread(fd, length, offset)
 

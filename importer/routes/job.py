@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import logging
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from cdi_worker import errors, plan, progress, request
-from cdi_worker.formats import checksum
+from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
 from cdi_worker.images.engine import ahead, cancelling, fetch, resume
@@ -77,6 +78,7 @@ class Job:
             self.source.size,
             self.fetching,
             cancel=self.cancel,
+            known=self.source.known,
             advance=advance,
             retried=self.progress.retry,
         )
@@ -197,14 +199,14 @@ class Job:
     def plain(self, limit: int | None = None) -> Iterator[base.Reader]:
         """Yield the bytes below all compressions, at most ``limit``; read to the end on leaving."""
         with self.served(self.arrived) as served:
-            if self.source.format is not None:
-                with contextlib.closing(self.source.unwrapped(served)) as reader:
-                    yield reader
-                    copy.drain(reader, self.cancel)
-                return
-            content, reader = layers.open(served, limit=limit, tool=self._xz)
+            if self.source.format is None:
+                content, reader = layers.open(served, limit=limit, tool=self._xz)
+                head = content.head
+            else:
+                peeked = readers.Peek(served, detect.HEAD)
+                head, reader = peeked.head, self.source.unwrapped(peeked)
             with contextlib.closing(reader):
-                self._check_same(content)
+                self._check_same(head)
                 yield reader
                 copy.drain(reader, self.cancel)
 
@@ -246,13 +248,12 @@ class Job:
             retried=self.progress.retry,
         )
 
-    def _check_same(self, content: layers.Content) -> None:
-        """Refuse a stream that is not what the first look has seen, and safety has checked."""
-        first = layers.look(self.source.head)
-        if (content.format, content.compressions) != (first.format, first.compressions):
-            raise errors.SourceChanged(
-                url=self.source.name, what="format", before=first.format, now=content.format
-            )
+    def _check_same(self, head: bytes) -> None:
+        """Refuse a stream that does not begin with what the first look has seen, and safety has checked."""
+        seen = self.content.head[: detect.HEAD]
+        if not head.startswith(seen):
+            before, now = (f"crc {zlib.crc32(data):08x}" for data in (seen, head[: len(seen)]))
+            raise errors.SourceChanged(url=self.source.name, what="beginning", before=before, now=now)
 
 
 class _Once:

@@ -6,8 +6,8 @@ import contextlib
 import logging
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
-from cdi_worker.formats.mapped import readers as placeable
+from cdi_worker.formats.mapped import image
+from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.place import ranges, stream
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import space
@@ -43,9 +43,8 @@ def _place_ranges(job: Job) -> None:
     job.progress.phase("transfer", size)
     fetcher = job.fetcher(job.count)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        image = placeable.FORMATS[job.content.format].read_image(fetcher.read, fetcher.size)
-        _check_same_size(job, image.layout.virtual_size)
-        ranges.from_ranges(image, fetcher, out, noted, job.progress.advance)
+        found = image.read_image(_layout(job), fetcher.read, fetcher.size)
+        ranges.from_ranges(found, fetcher, out, noted, job.progress.advance)
         job.commit(out, size)
 
 
@@ -59,15 +58,12 @@ def _place_ordered(job: Job) -> None:
             kept = stack.enter_context(space.Spill(room.path("spill")))
         out = stack.enter_context(job.open_target(size))
         with job.plain() as reader:
-            ahead = readers.Peek(reader, placeable.HEAD_SIZE)
-            follower = placeable.FORMATS[job.content.format].follow(ahead.head)
-            _check_same_size(job, follower.virtual_size)
-            stream.from_stream(follower, ahead, out, cancel=job.cancel, spill=kept, give_up=job.cancel.set)
+            stream.from_stream(
+                _layout(job).follow(), reader, out, cancel=job.cancel, spill=kept, give_up=job.cancel.set
+            )
         job.commit(out, size)
 
 
-def _check_same_size(job: Job, now: int) -> None:
-    """Refuse another disk than the one the target was opened for: no identity may have told them apart."""
-    before = job.plan.virtual_size
-    if before != now:
-        raise errors.SourceChanged(url=job.source.name, what="virtual size", before=before, now=now)
+def _layout(job: Job) -> mapped.Layout:
+    assert job.content.layout is not None  # noqa: S101  (without one another route is planned)
+    return job.content.layout

@@ -69,6 +69,9 @@ class GcsSource(http.HttpSource):
         if self.size != found.size:
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self._stored = found.crc
+        if self.ranges() is not None:
+            # It is not read again.
+            self._seen.add(0, memoryview(self.head))
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdi_worker.formats import facts
+from cdi_worker.formats import views
 
 MIB = 1 << 20
 
@@ -27,7 +27,7 @@ def test_neighbouring_tables_are_read_together(distance: int, requests: int, mos
             for at in range(offset, offset + length, 2)
         )
 
-    view = facts.View(b"", pread, 1 << 40)
+    view = views.View(b"", pread, 1 << 40)
     found = [int.from_bytes(table[:2]) for table in view.tables((distance * i for i in range(64)), 2048)]
     assert found == list(range(64))
     assert len(read) == requests

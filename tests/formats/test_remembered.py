@@ -19,17 +19,20 @@ def test_first_read_is_remembered(checked, again):
     def read(offset, length):
         return bytes([stamp]) * length
 
-    pins, expected = remembered.Pinned(read), bytearray(b"\xff" * 60)
+    seen, expected = remembered.Remembered(), bytearray(b"\xff" * 60)
+    reading = seen.remembering(read)
     for offset, length in checked:
         stamp += 1
-        assert pins.read(offset, length) == bytes([stamp]) * length
+        assert reading(offset, length) == bytes([stamp]) * length
         for at in range(offset, offset + length):
             if expected[at] == 0xFF:
                 expected[at] = stamp
     for offset, length in again:
         view = memoryview(bytearray(b"\xff" * length))
-        pins.lay_over(offset, view)
+        seen.lay_over(offset, view)
         assert view == expected[offset : offset + length]
+        known = expected[offset : offset + length]
+        assert seen.run(offset, length) == len(known.partition(b"\xff")[0])
 
 
 @pytest.mark.parametrize("name", ["qcow2-backing", "vmdk-extent", "vhdx-parent"])
@@ -37,13 +40,13 @@ def test_header_replaced_after_the_check_has_no_effect(disks, name):
     """A second read returns the checked header, not the malicious one that replaced it."""
     variant = name.partition("-")[0]
     good, bad = disks.image(variant).read_bytes(), hostile.image(disks, name).read_bytes()
-    pins = remembered.Pinned(lambda offset, length: good[offset : offset + length])
-    head = pins.read(0, detect.HEAD)
-    safety.check(variant, head, read=pins.read, size=len(good))
+    seen = remembered.Remembered(good[: detect.HEAD])
+    reading = seen.remembering(lambda offset, length: good[offset : offset + length])
+    safety.check(variant, good[: detect.HEAD], read=reading, size=len(good))
 
     def replaced(offset, length):
         view = memoryview(bytearray(bad[offset : offset + length]))
-        pins.lay_over(offset, view)
+        seen.lay_over(offset, view)
         return bytes(view)
 
     safety.check(variant, replaced(0, detect.HEAD), read=replaced, size=len(bad))

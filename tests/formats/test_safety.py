@@ -29,7 +29,9 @@ def test_good_image_passes(disks, variant, content):
     info = processes.run("qemu-img", "info", "--output=json", "-f", disks.driver(variant), path).stdout
     size = json.loads(info)["virtual-size"]
     data = path.read_bytes()
-    assert inspected.check(data) == facts.Facts(inspected.kind(data), size)
+    found = inspected.check(data)
+    assert (found.format, found.virtual_size, found.complete) == (inspected.kind(data), size, True)
+    assert (found.layout is not None) == variant.startswith(("qcow2", "vmdk"))
     assert inspected.check_length(data) <= len(data)
     early = safety.check(inspected.kind(data), data[: detect.HEAD])
     assert early.virtual_size in {size, None}

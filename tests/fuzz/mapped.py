@@ -20,7 +20,7 @@ import atheris
 
 with atheris.instrument_imports(include=["cdi_worker.formats"]):
     from cdi_worker.formats.mapped import image as mapped
-    from cdi_worker.formats.mapped import pieces, readers
+    from cdi_worker.formats.mapped import pieces
     from cdi_worker.formats.vmdk import header
 
 from cdi_worker import errors
@@ -97,7 +97,7 @@ def ranged(data: bytes, form: str) -> bytes:
         assert 0 <= offset <= offset + length <= len(data)
         return data[offset : offset + length]
 
-    image = readers.FORMATS[form].read_image(read, len(data))
+    image = placing.image_of(data, form)
     disk = bytearray(b"\xff") * image.layout.virtual_size
     covered = 0
     for window in image.windows():
@@ -126,7 +126,7 @@ def one_input(data: bytes, form: str) -> None:
     """Read one file both ways and by QEMU."""
     found = set()
     try:
-        if readers.FORMATS[form].follow(data).virtual_size > LARGEST:
+        if placing.follower(data, form).virtual_size > LARGEST:
             return
     except errors.ImageError:
         return

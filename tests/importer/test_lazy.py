@@ -11,9 +11,6 @@ import cdi_worker
 from cdi_worker import execute, lazy, plan
 from cdi_worker.commands import group
 from cdi_worker.formats import detect, safety
-from cdi_worker.formats.mapped import readers
-from cdi_worker.formats.qcow2 import header as qcow2_header
-from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.roles import run
 
 
@@ -47,7 +44,6 @@ def test_a_table_imports_on_lookup_only(tmp_path: Any, monkeypatch: pytest.Monke
 TABLES: dict[str, lazy.Table[Any, Any]] = {
     "commands": group.COMMANDS,
     "public names": cdi_worker._PUBLIC,
-    "readers": readers.FORMATS,
     "roles": run.ROLES,
     "routes": execute.ROUTES,
     "safety": safety.FORMATS,
@@ -72,7 +68,3 @@ def test_every_format_has_what_its_table_says() -> None:
     for checks in safety.FORMATS.values():
         assert callable(checks.check)
         assert callable(checks.required_length)
-    for reader in readers.FORMATS.values():
-        assert reader.UNIT
-        assert all(map(callable, (reader.look, reader.is_crowded, reader.read_image, reader.follow)))
-    assert max(qcow2_header.HEAD_SIZE, vmdk_header.HEAD_SIZE) <= readers.HEAD_SIZE

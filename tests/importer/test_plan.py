@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,8 +25,18 @@ CHECKED = {"checksum": "md5:" + "0" * 32}
 GZ = ("gz",)
 
 
+class Laid(NamedTuple):
+    """What the planner asks of a layout."""
+
+    unit: str
+    crowded: bool = False
+
+
+LAYOUTS: dict[str, Any] = {"qcow2": Laid("clusters"), "vmdk": Laid("grains")}
+
+
 def disk(form: str, *compressions: str, size: int | None = GIB, unplaceable: str = "") -> Content:
-    return Content(form, compressions, size, unplaceable)
+    return Content(form, compressions, size, None if unplaceable else LAYOUTS.get(form), unplaceable)
 
 
 ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
@@ -82,7 +92,8 @@ def test_scratch_is_asked_for_only_by_what_needs_it() -> None:
 def test_crowded_disk_that_is_read_once_goes_through_scratch() -> None:
     """What may be too much to be placed as it passes cannot be read again."""
     once = dataclasses.replace(STREAM, once=True)
-    content = dataclasses.replace(disk("vmdk"), crowded=True)
+    crowded: Any = Laid("grains", crowded=True)
+    content = dataclasses.replace(disk("vmdk"), layout=crowded)
     for offer, scratch, route in (
         (once, GIB, Route.SPOOL),
         (once, GIB - 1, Route.PLACE),

@@ -6,7 +6,11 @@ import contextlib
 import threading
 
 from cdi_worker import errors
-from cdi_worker.formats.mapped import readers
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import image
+from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.formats.qcow2 import layout as qcow2
+from cdi_worker.formats.vmdk import check as vmdk
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.place import ranges, stream
 from cdi_worker.scratch import journal, space
@@ -75,12 +79,41 @@ def unjournalled() -> journal.Journal:
     return journal.Journal(None, "", 0)
 
 
+def view(data: bytes, *, ordered: bool = False) -> views.View:
+    """Return a file as the checks see it: ``ordered``, no more than its first 64 KiB."""
+    head = data[: 64 << 10]
+    if ordered:
+        return views.View(head)
+    return views.View(head, lambda offset, length: data[offset : offset + length], len(data))
+
+
+def layout(seen: views.View, form: str) -> mapped.Layout:
+    """Return how an image is laid out, without the second opinion of ``formats.safety``."""
+    if form == "qcow2":
+        return qcow2.read_layout(seen.head)
+    found = vmdk.check(seen)
+    if found.layout is None:
+        raise errors.Unsupported(reason=found.unplaceable)
+    return found.layout
+
+
+def image_of(data: bytes, form: str = "qcow2") -> image.Image:
+    """Return what reads the image in ``data`` at random."""
+    seen = view(data)
+    return image.read_image(layout(seen, form), seen.at, len(data))
+
+
+def follower(data: bytes, form: str = "qcow2") -> mapped.Follower:
+    """Return what follows the image in ``data`` when it comes in order."""
+    return layout(view(data, ordered=True), form).follow()
+
+
 def placed(data: bytes, form: str = "qcow2") -> bytes:
     """Return the disk of an image that is read at random."""
     source = fetcher(Bytes(data))
-    image = readers.FORMATS[form].read_image(source.read, source.size)
-    target = Dirty(image.layout.virtual_size)
-    ranges.from_ranges(image, source, target, unjournalled())
+    found = image_of(data, form)
+    target = Dirty(found.layout.virtual_size)
+    ranges.from_ranges(found, source, target, unjournalled())
     assert all(target.covered), "left out"
     return bytes(target.data)
 
@@ -102,9 +135,9 @@ class Ordered:
 
 def streamed(data: bytes, scratch: space.Spill | None = None, form: str = "qcow2") -> bytes:
     """Return the disk of an image that is read once, in order."""
-    follower = readers.FORMATS[form].follow(data[: readers.HEAD_SIZE])
-    target = Dirty(follower.virtual_size)
-    length = stream.from_stream(follower, Ordered(data), target, cancel=threading.Event(), spill=scratch)
+    following = follower(data, form)
+    target = Dirty(following.virtual_size)
+    length = stream.from_stream(following, Ordered(data), target, cancel=threading.Event(), spill=scratch)
     assert length == len(data)
     assert all(target.covered), "left out"
     return bytes(target.data)
@@ -115,8 +148,8 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
 
     Only the ``recent`` last chunks and what the reader asked to keep can be read again.
     """
-    follower = readers.FORMATS[form].follow(data[: readers.HEAD_SIZE])
-    disk = bytearray(b"\xff") * follower.virtual_size
+    following = follower(data, form)
+    disk = bytearray(b"\xff") * following.virtual_size
     kept = bytearray(len(data))
     start = -chunk
 
@@ -128,13 +161,13 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
     while start + chunk <= len(data):
         start += chunk
         end = min(start + chunk, len(data))
-        arrival = follower.arrive(start, end, read, last=start + chunk > len(data))
+        arrival = following.arrive(start, end, read, last=start + chunk > len(data))
         for offset, length in arrival.holes:
             disk[offset : offset + length] = bytes(length)
         for piece in (piece for batch in arrival.ready for piece in batch.pieces):
             body = read(piece.host, min(piece.length, len(data) - piece.host))
             disk[piece.guest : piece.guest + piece.size] = (
-                follower.inflate(body, piece.guest)[: piece.size] if piece.packed else body
+                following.inflate(body, piece.guest)[: piece.size] if piece.packed else body
             )
             if piece.packed:
                 # Data behind the compressed cluster that fits into its last sector is read with it. If that

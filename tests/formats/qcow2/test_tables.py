@@ -11,7 +11,7 @@ from cdi_worker.formats.mapped import image
 from cdi_worker.formats.qcow2 import header, layout
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
 from tests.support import disks as disks_module
-from tests.support import qcow2_parts
+from tests.support import placing, qcow2_parts
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_large_empty_disk_needs_no_memory() -> None:
         8 << 21, b"\0"
     )
     assert lengths(data) == (3 << 21) + 2048 * 8
-    source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    source = placing.image_of(data)
     (window,) = source.windows()
     assert list(window.holes()) == [(0, 1 << 50)]
 
@@ -192,7 +192,7 @@ def test_tables_of_a_large_disk_are_loaded_in_windows() -> None:
     l1 = struct.pack(f">{count}Q", *range(tables, tables + 1024 * count, 1024))
     pairs = b"".join(struct.pack(">504xQ512x", tables + 1024 * n + 512) for n in range(count))
     data = (head + bytes(512) + l1).ljust(tables, b"\0") + pairs
-    source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    source = placing.image_of(data)
     windows, holes, guests = 0, [], []
     for window in source.windows():
         for batch in window.tables():
@@ -216,7 +216,7 @@ def test_too_many_claims_are_unsupported() -> None:
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])
 def test_compressed_cluster_of_the_wrong_size_is_corrupt(disks: disks_module.Disks, compression: str) -> None:
     data = disks.image(f"qcow2-{compression}").read_bytes()
-    source = layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    source = placing.image_of(data)
     (window,) = source.windows()
     for batch in window.tables():
         for table in batch.pieces:

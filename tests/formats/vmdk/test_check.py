@@ -10,8 +10,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats.mapped import image as mapped
-from cdi_worker.formats.mapped import passing, readers
-from cdi_worker.formats.vmdk import header
+from cdi_worker.formats.mapped import passing
+from cdi_worker.formats.vmdk import check, header
 from cdi_worker.formats.vmdk import layout as vmdk_claims
 from cdi_worker.formats.vmdk import layout as vmdk_layout
 from tests.support import placing, vmdk_stream
@@ -163,12 +163,12 @@ def test_table_in_the_wrong_place_is_corrupt(
     ],
 )
 def test_unsupported_image_is_left_to_qemu_img(fields: dict[str, int], message: str) -> None:
-    assert message in readers.obstacle("vmdk", image(**fields))
+    assert message in check.check(placing.view(image(**fields), ordered=True)).unplaceable
 
 
 @pytest.mark.parametrize("fields", [{}, {"version": 2}, {"version": 3}, {"flags": 7}, {"capacity": 1 << 34}])
 def test_supported_image_has_no_obstacle(fields: dict[str, int]) -> None:
-    assert not readers.obstacle("vmdk", image(**fields))
+    assert check.check(placing.view(image(**fields), ordered=True)).layout
 
 
 def test_safety_rules_are_checked_again_by_the_reader() -> None:
@@ -235,7 +235,7 @@ def test_large_empty_disk_needs_no_memory() -> None:
     layout = vmdk_layout.Layout(header.parse(image(capacity=1 << 34)))
     directory = layout.directory[1]
     data = image(capacity=1 << 34)[: DIRECTORY * SECTOR].ljust(DIRECTORY * SECTOR + directory, b"\0")
-    found = vmdk_layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    found = placing.image_of(data, "vmdk")
     (window,) = found.windows()
     assert list(window.holes()) == [(0, 8 << 40)]
 
@@ -251,7 +251,7 @@ def test_too_many_claims_are_unsupported() -> None:
 def test_windows_are_deterministic() -> None:
     """The journal relies on it."""
     data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
-    found = vmdk_layout.read_image(lambda offset, length: data[offset : offset + length], len(data))
+    found = placing.image_of(data, "vmdk")
     assert _batches(found, data) == _batches(found, data) != []
 
 

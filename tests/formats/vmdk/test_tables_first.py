@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats.mapped import passing, readers
+from cdi_worker.formats.mapped import passing
 from cdi_worker.formats.vmdk import header
-from tests.support import processes, vmdk_stream
+from tests.support import placing, processes, vmdk_stream
 
 SECTOR = 512
 CHUNK = 4 << 20
@@ -48,7 +48,7 @@ def arrivals(data: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]
     def read(offset: int, length: int) -> bytes:
         return bytes(data[offset : offset + length])
 
-    follower = readers.FORMATS["vmdk"].follow(read(0, readers.HEAD_SIZE))
+    follower = placing.follower(bytes(data), "vmdk")
     for start in range(0, len(data) + 1, CHUNK):
         end = min(start + CHUNK, len(data))
         arrival = follower.arrive(start, end, read, last=start + CHUNK > len(data))
@@ -126,9 +126,9 @@ def test_image_of_qemu_is_read(tmp_path: Path) -> None:
 def test_large_vmdk_is_crowded(tmp_path: Path, large: bytearray) -> None:
     """Grains without markers are tracked one by one when they are not in order."""
     processes.need("qemu-img")
-    assert not readers.is_crowded("vmdk", bytes(large[: readers.HEAD_SIZE]))
+    assert not placing.layout(placing.view(bytes(large), ordered=True), "vmdk").crowded
     for size, crowded in (("16G", False), ("17G", True)):
         for form in ("vmdk", "qcow2"):
             processes.run("qemu-img", "create", "-q", "-f", form, tmp_path / size, size)
-            head = (tmp_path / size).read_bytes()[: readers.HEAD_SIZE]
-            assert readers.is_crowded(form, head) == (crowded and form == "vmdk")
+            layout = placing.layout(placing.view((tmp_path / size).read_bytes(), ordered=True), form)
+            assert layout.crowded == (crowded and form == "vmdk")

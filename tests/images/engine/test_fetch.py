@@ -10,6 +10,7 @@ import time
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.formats import remembered
 from cdi_worker.images.engine import fetch
 from tests.support import processes
 
@@ -236,3 +237,23 @@ def run(engine: fetch.Fetcher, *, ordered: bool) -> None:
         drain(stream)
     finally:
         stream.close()
+
+
+@pytest.mark.parametrize("offset", [0, 4000, 6000, 10_000, 30_000])
+def test_known_bytes_are_not_fetched(offset: int) -> None:
+    """They are what was seen first, whatever the source says now."""
+    head, middle = b"h" * 5000, b"m" * 100
+    known = remembered.Remembered(head)
+    known.remembering(lambda _offset, length: middle[:length])(12_000, 100)
+    reader, counted = Memory(), list[int]()
+    engine = fetch.Fetcher(
+        reader, len(DATA), OPTIONS, cancel=threading.Event(), known=known, advance=counted.append
+    )
+    expected = bytearray(DATA)
+    expected[:5000], expected[12_000:12_100] = head, middle
+    assert engine.read(offset, 8000) == expected[offset : offset + 8000]
+    assert sum(counted) == 8000
+    fetched = max(offset, 5000)
+    assert reader.reads == [(fetched, offset + 8000 - fetched)]
+    assert engine.read(100, 4900) == head[:4900]
+    assert len(reader.reads) == 1

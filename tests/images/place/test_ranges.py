@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats.mapped import readers
+from cdi_worker.formats.mapped import image
 from cdi_worker.formats.qcow2 import layout
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.place import ranges
@@ -69,9 +69,8 @@ def test_a_table_as_long_as_the_largest_cluster(tmp_path: Path) -> None:
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", file, "500G")
     processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
     source = placing.fetcher(placing.Bytes(file.read_bytes()))
-    image = readers.FORMATS["qcow2"].read_image(source.read, source.size)
     target = Noted()
-    ranges.from_ranges(image, source, target, placing.unjournalled())
+    ranges.from_ranges(placing.image_of(file.read_bytes()), source, target, placing.unjournalled())
     found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
     gib = 1024
     wanted = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
@@ -101,7 +100,9 @@ class Place(NamedTuple):
 
 
 def put(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
-    ranges.from_ranges(layout.read_image(source.read, source.size), source, target, notes)
+    laid_out = layout.read_layout(source.read(0, 64 << 10))
+    found = image.read_image(laid_out, source.read, source.size)
+    ranges.from_ranges(found, source, target, notes)
 
 
 def test_resume(large: tuple[bytes, bytes], tmp_path: Path) -> None:
@@ -142,9 +143,9 @@ def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes], tmp_path: 
 
 def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> None:
     steps: list[int] = []
-    source = placing.fetcher(placing.Bytes(disks.image("qcow2-zstd", "ragged").read_bytes()))
-    image = layout.read_image(source.read, source.size)
-    ranges.from_ranges(
-        image, source, placing.Dirty(image.layout.virtual_size), placing.unjournalled(), steps.append
-    )
-    assert sum(steps) == image.layout.virtual_size
+    data = disks.image("qcow2-zstd", "ragged").read_bytes()
+    found = placing.image_of(data)
+    size = found.layout.virtual_size
+    source = placing.fetcher(placing.Bytes(data))
+    ranges.from_ranges(found, source, placing.Dirty(size), placing.unjournalled(), steps.append)
+    assert sum(steps) == size

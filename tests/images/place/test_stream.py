@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats.mapped import readers
 from cdi_worker.images.place import stream
 from cdi_worker.scratch import space
 from tests.support import disks as disks_module
@@ -91,7 +90,7 @@ def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
                 raise errors.TargetError(path="disk", reason="no space left on device")
             super().write(offset, data)
 
-    follower = readers.FORMATS["qcow2"].follow(data[: readers.HEAD_SIZE])
+    follower = placing.follower(data)
     with pytest.raises(errors.TargetError, match="no space"):
         stream.from_stream(follower, placing.Ordered(data), Full(len(expected)), cancel=threading.Event())
 
@@ -100,6 +99,6 @@ def test_cancel(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     cancel = threading.Event()
     cancel.set()
-    follower = readers.FORMATS["qcow2"].follow(data[: readers.HEAD_SIZE])
+    follower = placing.follower(data)
     with pytest.raises(errors.Cancelled):
         stream.from_stream(follower, placing.Ordered(data), placing.Dirty(len(expected)), cancel=cancel)

@@ -34,23 +34,6 @@ def test_an_odd_size_ends_in_zeros(server: misbehave.Server, tmp_path: Path, siz
     assert there == NOISE[:size] + bytes(padding) + devices.DIRT * (4 * MIB - size - padding)
 
 
-def test_a_disk_that_changes_its_size_between_two_looks(server: misbehave.Server, tmp_path: Path) -> None:
-    """A server without an identity: what was looked at first is not what is placed then."""
-    larger, smaller = (
-        qcow2_of(tmp_path / name, size) for name, size in (("larger", 4 * MIB), ("smaller", 2 * MIB))
-    )
-    length = max(len(larger), len(smaller))
-    first, then = (
-        misbehave.Page(body.ljust(length, b"\0"), etag=None, modified=None) for body in (larger, smaller)
-    )
-    # The head and the last sector are looked at before the plan is made.
-    url = server.serve("/disk", (first, 2), then)
-    with devices.loop(tmp_path, 4 * MIB) as device:
-        with pytest.raises(errors.SourceChanged, match="virtual size"):
-            cdi_worker.run(wanted(url, device))
-        assert not any(device.read_bytes()[:MIB])
-
-
 def qcow2_of(path: Path, size: int) -> bytes:
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", path, str(size))
     return path.read_bytes()

@@ -1,0 +1,88 @@
+"""How far a file can be seen, and its tables."""
+
+from __future__ import annotations
+
+import array
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+from cdi_worker import errors
+
+#: ``read(offset, length)`` returns these bytes of the file, fewer only where it ends.
+Read = Callable[[int, int], bytes]
+
+#: Tables are read in windows of this many bytes, whatever their size.
+_WINDOW = 1 << 20
+
+
+class View:
+    """A file as far as it can be seen: its head, and any other place if ``read`` is given.
+
+    ``size``: length of the file in bytes; ``read`` needs it. ``allow_backing``: the base name of the one
+    backing file that the image may have.
+    """
+
+    def __init__(
+        self,
+        head: bytes,
+        read: Read | None = None,
+        size: int | None = None,
+        allow_backing: str | None = None,
+    ) -> None:
+        self.head = head
+        self.allow_backing = allow_backing
+        self.size = size
+        self._read = read
+
+    @property
+    def random(self) -> bool:
+        """Tell whether every place can be seen."""
+        return self._read is not None and self.size is not None
+
+    def at(self, offset: int, length: int) -> bytes:
+        """Return exactly these bytes. Raises ``errors.Truncated`` where the file, or the sight, ends."""
+        data = self.head[offset : offset + length]
+        if len(data) < length and self._read is not None:
+            data = self._read(offset, length)
+        if len(data) < length:
+            raise errors.Truncated(format="image", reason=f"bytes {offset} to {offset + length} are missing")
+        return data
+
+    def tail(self, length: int) -> bytes:
+        """Return the last bytes of the file, all of a shorter one."""
+        size = self.size or 0
+        length = min(length, size)
+        return self.at(size - length, length)
+
+    def table(self, offset: int, count: int, layout: str) -> Iterator[tuple[int, array.array[int]]]:
+        """Yield a table of any length in parts, each with the index of its first entry."""
+        step = _WINDOW // struct.calcsize(layout)
+        for first in range(0, count, step):
+            length = min(step, count - first) * struct.calcsize(layout)
+            yield first, entries(self.at(offset + first * struct.calcsize(layout), length), layout)
+
+    def tables(self, offsets: Iterable[int], length: int) -> Iterator[bytes]:
+        """Yield many small tables of the same ``length``, in the file's order, with few reads."""
+        near: list[int] = []
+        for offset in sorted(offsets):
+            if near and offset + length - near[0] > _WINDOW:
+                yield from self._together(near, length)
+                near = []
+            near.append(offset)
+        if near:
+            yield from self._together(near, length)
+
+    def _together(self, offsets: list[int], length: int) -> Iterator[bytes]:
+        first = offsets[0]
+        data = self.at(first, offsets[-1] + length - first)
+        return (data[offset - first : offset - first + length] for offset in offsets)
+
+
+def entries(data: bytes | memoryview, layout: str) -> array.array[int]:
+    """Decode a table. ``layout``: byte order and type of an entry as ``struct`` has them (``<I``)."""
+    table = array.array(layout[1])
+    table.frombytes(data)
+    if layout[0] != ("<" if sys.byteorder == "little" else ">"):
+        table.byteswap()
+    return table
