@@ -108,7 +108,7 @@ def follower(data: bytes, form: str = "qcow2") -> mapped.Follower:
     return layout(view(data, ordered=True), form).follow()
 
 
-def placed(data: bytes, form: str = "qcow2") -> bytes:
+def read_disk(data: bytes, form: str = "qcow2") -> bytes:
     """Return the disk of an image that is read at random."""
     source = fetcher(Bytes(data))
     found = image_of(data, form)
@@ -183,7 +183,7 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
 def attempts(data: bytes, form: str) -> set[bytes]:
     """Return the disks read by both readers, without those refused by a clean error."""
     found = set()
-    for way in (placed, streamed):
+    for way in (read_disk, streamed):
         with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
             found.add(way(data, form=form))
     return found

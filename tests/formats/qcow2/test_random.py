@@ -19,14 +19,14 @@ from tests.support import placing, processes, qcow2_images
 def test_intact_image_is_read_as_by_qemu_img(recipe: qcow2_images.Recipe) -> None:
     processes.need("qemu-img", "qemu-io")
     data, disk = qcow2_images.made(recipe)
-    assert placing.placed(data) == disk
+    assert placing.read_disk(data) == disk
     assert placing.streamed(data) == disk
     required = layout.required_length(lambda offset, length: data[offset : offset + length], len(data))
     # At least one byte of the last sector of compressed data must be present; more may be needed.
     with contextlib.suppress(errors.Corrupt):
-        assert placing.placed(data[:required]) == disk
+        assert placing.read_disk(data[:required]) == disk
     with pytest.raises(errors.Corrupt):
-        placing.placed(data[: required - 1])
+        placing.read_disk(data[: required - 1])
 
 
 @qcow2_images.SETTINGS

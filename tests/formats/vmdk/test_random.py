@@ -15,7 +15,7 @@ from tests.support import placing, processes, qcow2_images, vmdk_images
 def test_intact_image_is_read_as_by_qemu_img(recipe: vmdk_images.Recipe, cut: int) -> None:
     processes.need("qemu-img", "qemu-io")
     data, disk = vmdk_images.made(recipe)
-    assert placing.placed(data, "vmdk") == disk
+    assert placing.read_disk(data, "vmdk") == disk
     assert placing.streamed(data, form="vmdk") == disk
     for length in (cut % len(data), len(data) - 512, len(data) - 1):
         assert placing.attempts(data[:length], "vmdk") <= {disk}

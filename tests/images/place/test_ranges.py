@@ -40,7 +40,7 @@ class FailsAfter(placing.Bytes):
 @pytest.mark.parametrize("variant", placing.VARIANTS)
 def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
-    assert placing.placed(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
+    assert placing.read_disk(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
 
 
 class Noted:
