@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from cdi_worker import lazy
 
 if TYPE_CHECKING:
+    from cdi_worker import errors
     from cdi_worker.errors import Error
     from cdi_worker.execute import Inspection, Result, inspect, run
     from cdi_worker.images.engine.fetch import Options as FetchOptions
     from cdi_worker.plan import Plan, Route
     from cdi_worker.progress import NullProgress, Progress
     from cdi_worker.request import Request
-    from cdi_worker.sources.base import Access, Location, Source
+    from cdi_worker.sources.base import Access, Cancel, Extent, Location, RandomReader, Reader, Source
+    from cdi_worker.version import VERSION as __version__  # noqa: N811 - the customary name
 
 _PUBLIC: lazy.Table[str, Any] = lazy.Table(
     {
@@ -41,22 +43,34 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Source": "cdi_worker.sources.base:Source",
         "inspect": "cdi_worker.execute:inspect",
         "run": "cdi_worker.execute:run",
+        "Cancel": "cdi_worker.sources.base:Cancel",
+        "Extent": "cdi_worker.sources.base:Extent",
+        "RandomReader": "cdi_worker.sources.base:RandomReader",
+        "Reader": "cdi_worker.sources.base:Reader",
+        "__version__": "cdi_worker.version:VERSION",
+        "errors": "cdi_worker.errors",
     }
 )
 
 __all__ = [
     "Access",
+    "Cancel",
     "Error",
+    "Extent",
     "FetchOptions",
     "Inspection",
     "Location",
     "NullProgress",
     "Plan",
     "Progress",
+    "RandomReader",
+    "Reader",
     "Request",
     "Result",
     "Route",
     "Source",
+    "__version__",
+    "errors",
     "inspect",
     "run",
 ]

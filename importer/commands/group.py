@@ -52,14 +52,9 @@ class _Group(late.PodGroup):
 def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from importlib import metadata
+    from cdi_worker.version import VERSION
 
-    try:
-        version = metadata.version("cdi-worker")
-    except metadata.PackageNotFoundError:
-        # A checkout runs as it is.
-        version = "unknown (not installed)"
-    click.echo(f"cdi-worker, version {version}")
+    click.echo(f"cdi-worker, version {VERSION}")
     context.exit()
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
 @pytest.mark.parametrize("name", cdi_worker.__all__)
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     assert getattr(cdi_worker, name).__doc__
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    assert cdi_worker.__version__ == metadata.version("cdi-worker")
+
+
+def test_packages_of_a_user_do_not_hide_parts_of_ours(tmp_path: Path) -> None:
+    """Only ``cdi_worker`` is installed: a folder of a user's own may be called like one of its parts."""
+    for name in ("importer", "sources", "images", "formats", "scratch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError(__name__)")
+    script = tmp_path / "script.py"
+    script.write_text("import cdi_worker, cdi_worker.images.volume\nprint(cdi_worker.run.__name__)")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "run\n"
 
 
 def test_unknown_names_are_no_names() -> None:
