@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cdi_worker.progress import NullProgress, Progress
     from cdi_worker.request import Request
     from cdi_worker.sources.base import Access, Cancel, Extent, Location, RandomReader, Reader, Source
+    from cdi_worker.sources.fields import field
+    from cdi_worker.sources.kind import Kind
     from cdi_worker.version import VERSION as __version__  # noqa: N811 - the customary name
 
 _PUBLIC: lazy.Table[str, Any] = lazy.Table(
@@ -33,6 +35,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Error": "cdi_worker.errors:Error",
         "FetchOptions": "cdi_worker.images.engine.fetch:Options",
         "Inspection": "cdi_worker.execute:Inspection",
+        "Kind": "cdi_worker.sources.kind:Kind",
         "Location": "cdi_worker.sources.base:Location",
         "NullProgress": "cdi_worker.progress:NullProgress",
         "Plan": "cdi_worker.plan:Plan",
@@ -41,6 +44,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Result": "cdi_worker.execute:Result",
         "Route": "cdi_worker.plan:Route",
         "Source": "cdi_worker.sources.base:Source",
+        "field": "cdi_worker.sources.fields:field",
         "inspect": "cdi_worker.execute:inspect",
         "run": "cdi_worker.execute:run",
         "Cancel": "cdi_worker.sources.base:Cancel",
@@ -59,6 +63,7 @@ __all__ = [
     "Extent",
     "FetchOptions",
     "Inspection",
+    "Kind",
     "Location",
     "NullProgress",
     "Plan",
@@ -71,6 +76,7 @@ __all__ = [
     "Source",
     "__version__",
     "errors",
+    "field",
     "inspect",
     "run",
 ]

@@ -76,7 +76,7 @@ def test_unknown_names_are_no_names() -> None:
 def test_the_page_of_the_library_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
     """The code of docs/library.md is run, with addresses of this machine put in."""
     page = (repository.ROOT / "docs" / "library.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, *_ = re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)
     code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
     code = code.replace("/var/lib/images/disk.img", str(tmp_path / "disk.img"))
     code = code.replace(', cdi_worker.Access(ca_files=("ca.pem",))', "")

@@ -1,0 +1,92 @@
+"""A source of a third party, installed beside ours: nothing else is told of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import worker
+
+SIZE = 3 << 20
+REQUEST = 2
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Install the distribution of ``cdi_worker_pattern`` into a folder, as pip does."""
+    folder = tmp_path / "site"
+    shutil.copytree(Path(__file__).parent / "cdi_worker_pattern", folder / "cdi_worker_pattern")
+    info = folder / "cdi_worker_pattern-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cdi-worker-pattern\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[cdi_worker.sources]\npattern = cdi_worker_pattern:KIND\nzeros = cdi_worker_pattern.source:zeros\n"
+    )
+    return folder
+
+
+def run(site: Path, *arguments: str | Path, **env: str) -> worker.Done:
+    """Run the command with the plug-in installed."""
+    path = f"{worker.ENVIRONMENT['PYTHONPATH']}:{site}"
+    return worker.run(*arguments, env={"PYTHONPATH": path, **env})
+
+
+def test_import_with_an_option_of_the_plugin(site: Path, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    done = run(site, "import", f"pattern:{SIZE}", target, "--pattern-byte", "0xA5", "--json")
+    assert done.status == 0, done.errors
+    assert target.read_bytes() == b"\xa5" * SIZE
+    done = run(site, "inspect", f"pattern:{SIZE}")
+    assert done.status == 0, done.errors
+    assert f"{SIZE} bytes" in done.output
+
+
+def test_a_pod_with_a_variable_of_the_plugin(site: Path, tmp_path: Path) -> None:
+    pod = worker.Pod(tmp_path)
+    env = {"IMPORTER_SOURCE": "pattern", "IMPORTER_ENDPOINT": f"pattern:{SIZE}"}
+    done = run(site, *pod.arguments, **env, IMPORTER_PATTERN_BYTE="7")
+    assert done.status == 0, done.errors
+    assert pod.told["message"] == "Import Complete"
+    assert pod.disk.read_bytes() == b"\x07" * SIZE
+    done = run(site, *pod.arguments, **env, IMPORTER_PATTERN_BYTE="700")
+    assert done.status == 1
+    assert "IMPORTER_PATTERN_BYTE: '700' is not a byte" in pod.message
+
+
+def test_help_shows_the_options_of_each_source(site: Path) -> None:
+    for command in ("import", "inspect", "digest"):
+        text = run(site, command, "--help").output
+        _, _, options = text.partition("Options of pattern:")
+        assert options.split()[0] == "--pattern-byte", text
+        for section, option in (
+            ("s3", "--region"),
+            ("registry", "--architecture"),
+            ("vddk", "--thumbprint"),
+            ("imageio, vddk", "--previous-checkpoint"),
+        ):
+            assert option in text.partition(f"Options of {section}:")[2].partition("\n\n")[0]
+    assert "--pattern-byte" not in worker.run("import", "--help").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((f"pattern:{SIZE}", "x", "--pattern-byte=700"), "'--pattern-byte': '700' is not a byte"),
+        (("pattern:large", "x"), "'pattern:large' is not pattern:SIZE"),
+        ((f"pattern:{SIZE}", "x", "--pattern-bit=1"), "No such option"),
+        (("gopher://x", "x"), "pattern, s3"),
+    ],
+)
+def test_what_makes_no_sense(site: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = run(site, "import", *arguments)
+    assert done.status == REQUEST
+    assert words in done.errors
+
+
+def test_an_entry_point_may_name_a_plain_callable(site: Path, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    done = run(site, "import", f"pattern:{SIZE}", target, "--source=zeros")
+    assert done.status == 0, done.errors
+    assert target.read_bytes() == bytes(SIZE)

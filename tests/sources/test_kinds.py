@@ -1,0 +1,81 @@
+"""Kinds of sources: what each folder declares of itself, and locations made of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cdi_worker import errors, lazy, sources
+from cdi_worker.sources import base
+from cdi_worker.sources.local import locations as local
+from cdi_worker.sources.ovirt import locations as ovirt
+
+KINDS = list(sources.own())
+NAMES = {"gcs", "http", "imageio", "local", "none", "registry", "s3", "vddk", "volume"}
+
+
+def test_names_and_schemes_are_there_once() -> None:
+    assert sorted(kind.name for kind in KINDS) == sorted(NAMES)
+    schemes = [scheme for kind in KINDS for scheme in kind.schemes]
+    assert len(schemes) == len(set(schemes))
+
+
+def test_looking_for_kinds_loads_no_protocol() -> None:
+    code = "import sys; from cdi_worker import sources; print(len(list(sources.own()))); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    count, names = done.stdout.splitlines()
+    assert int(count) == len(NAMES)
+    assert not [
+        name for name in names.split() if name.startswith("cdi_worker.sources.") and name.count(".") > 2
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_kind_is_what_it_says(kind: sources.kind.Kind) -> None:
+    assert callable(lazy.load(kind.source))
+    assert issubclass(kind.location_type, base.Location)
+    assert sources.find(kind.name) == kind
+    for field, default in kind.table.values():
+        assert bool(field.option) == bool(field.help)
+        assert field.option == "" or field.option.startswith("--")
+        assert field.env or field.option
+        assert field.flag == isinstance(default, bool)
+
+
+def test_the_same_option_is_the_same_field() -> None:
+    """Two sources may share an option; the command line makes it once."""
+    fields = {field for kind in KINDS for field, _ in kind.table.values() if field.option}
+    assert len({field.option for field in fields}) == len(fields)
+
+
+def test_a_plain_location_becomes_the_sources_own() -> None:
+    access = base.Access(user="me")
+    made = sources.find("imageio").own(base.Location("https://x/", access))
+    assert made == ovirt.Imageio("https://x/", access)
+    assert sources.find("imageio").own(made) is made
+
+
+def test_the_location_of_another_source_is_refused() -> None:
+    with pytest.raises(errors.RequestError, match=r"source 's3' wants .*S3, not Imageio"):
+        sources.find("s3").own(ovirt.Imageio("https://x/", disk_id="d"))
+
+
+def test_fill_leaves_defaults_and_refuses_a_stage_where_there_are_none() -> None:
+    kind = sources.find("registry")
+    assert kind.fill("docker://x", base.Access(), lambda _: None) == kind.location_type("docker://x")
+    with pytest.raises(errors.Unsupported, match="no difference to a previous checkpoint"):
+        kind.fill("docker://x", base.Access(), lambda field: "one" if field is base.PREVIOUS else None)
+
+
+def test_what_is_not_known_is_refused_with_what_is() -> None:
+    with pytest.raises(errors.RequestError, match=r"unknown source 'ftp': one of gcs, http, .*vddk"):
+        sources.find("ftp")
+    with pytest.raises(errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, gs, http'):
+        sources.find_scheme("ftp")
+
+
+def test_blank_comes_from_nowhere() -> None:
+    assert list(local.Nowhere("").faults()) == []
+    assert list(local.Local("").faults()) == ["no endpoint (IMPORTER_ENDPOINT) given"]
