@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from cdi_worker import contract, errors, units
+from cdi_worker import contract, errors, sources, units
 from cdi_worker.formats import checksum
 from cdi_worker.kubernetes import documents, schema
 
@@ -21,8 +21,8 @@ API_VERSION = "cdi.kubevirt.io/v1beta1"
 VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
 #: Requests that the claim is bound at once, not when a virtual machine first uses it.
 BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
-#: Sources that copy a disk in stages.
-MULTI_STAGE = frozenset({"imageio", "vddk"})
+#: The kind of source that provides the bytes, where its name is another.
+KINDS = {"blank": "none", "upload": "local", "pvc": "volume", "snapshot": "volume"}
 #: Sources that are an object of the cluster, which knows its own size.
 CLONES = frozenset({"pvc", "snapshot"})
 #: Sources that may give an archive.
@@ -35,9 +35,11 @@ class Source:
 
     ``secret``, ``certificates`` and ``extra_arguments`` are names of a Secret and of ConfigMaps.
     ``namespace`` and ``name``: those of the claim or snapshot to clone.
+    ``given``: all fields, as the manifest has them.
     """
 
     kind: str
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     url: str = ""
     secret: str = ""
     certificates: str = ""
@@ -46,16 +48,23 @@ class Source:
     checksum: str = ""
     image_stream: str = ""
     node_pull: bool = False
-    architecture: str = ""
-    disk_id: str = ""
     insecure: bool = False
-    uuid: str = ""
-    backing_file: str = ""
-    thumbprint: str = ""
     init_image: str = ""
     extra_arguments: str = ""
     namespace: str = ""
     name: str = ""
+
+    @property
+    def provider(self) -> sources.kind.Kind:
+        """The kind of source that provides the bytes; ``none`` if the manifest names none."""
+        return sources.find(KINDS.get(self.kind, self.kind or "none"))
+
+    def value(self, path: str) -> Any:
+        """Return the value at a path of names with dots, None if there is none."""
+        found: Any = self.given
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,16 +201,18 @@ def _check_url(schemes: Iterable[str], url: str) -> None:
 
 #: The fields of ``Source`` by their names in the API.
 NAMES = {
+    "url": "url",
     "secretRef": "secret",
     "certConfigMap": "certificates",
     "extraHeaders": "headers",
     "secretExtraHeaders": "secret_headers",
+    "checksum": "checksum",
     "imageStream": "image_stream",
-    "diskId": "disk_id",
     "insecureSkipVerify": "insecure",
-    "backingFile": "backing_file",
     "initImageURL": "init_image",
     "extraArgs": "extra_arguments",
+    "namespace": "namespace",
+    "name": "name",
 }
 NAME = {"check": _check_name}
 #: Rules for a field below ``spec.source``, by its name.
@@ -294,13 +305,11 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
     if kind == "vddk" and VDDK_ARGUMENTS in (annotations := metadata.get("annotations", {})):
         fields = {"extraArgs": annotations[VDDK_ARGUMENTS]} | fields
     made: dict[str, Any] = {
-        NAMES.get(name, name): tuple(value) if isinstance(value, list) else value
-        for name, value in fields.items()
+        attribute: tuple(fields[name]) if isinstance(fields[name], list) else fields[name]
+        for name, attribute in NAMES.items()
+        if name in fields
     }
-    if kind == "registry":
-        made["node_pull"] = made.pop("pullMethod", "pod") == "node"
-        made["architecture"] = made.pop("platform", {}).get("architecture", "")
-    return Source(kind=kind, **made)
+    return Source(kind=kind, given=fields, node_pull=fields.get("pullMethod") == "node", **made)
 
 
 def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
@@ -313,8 +322,8 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
     if source.kind == "imageio" and not source.insecure and not source.certificates:
         found.setdefault(f"{where}.certConfigMap", "missing")
-    if volume.checkpoints and source.kind and source.kind not in MULTI_STAGE:
-        only = " and ".join(sorted(MULTI_STAGE))
+    if volume.checkpoints and source.kind and not source.provider.location_type.staged:
+        only = " and ".join(sorted(kind.name for kind in sources.own() if kind.location_type.staged))
         found.setdefault("spec.checkpoints", f"source {source.kind} has no checkpoints, only {only}")
     if volume.is_archive and source.kind and source.kind not in ARCHIVES:
         found.setdefault("spec.contentType", f"source {source.kind} cannot provide an archive")

@@ -155,8 +155,6 @@ def boolean(value: object) -> str:
     return "true" if value else "false"
 
 
-#: The contract's names of sources where they differ from the API's.
-SOURCES = {"blank": "none"}
 #: The hand-shake of a node pull (contract, Node pull).
 SHARED = "/shared"
 NODE_PORT = 8100
@@ -196,9 +194,8 @@ def importer(pod: Pod) -> Object:
         _add_node_pull(pod)
     else:
         pod.set(
-            IMPORTER_SOURCE=SOURCES.get(source.kind, source.kind),
+            IMPORTER_SOURCE=source.provider.name,
             IMPORTER_ENDPOINT=source.url,
-            IMPORTER_REGISTRY_IMAGE_ARCHITECTURE=source.architecture,
         )
     pod.set(
         IMPORTER_CONTENTTYPE=pod.volume.content_type,
@@ -207,10 +204,7 @@ def importer(pod: Pod) -> Object:
         PREALLOCATION=boolean(pod.volume.preallocation),
         IMPORTER_CHECKSUM=source.checksum,
         INSECURE_TLS="true" if source.insecure else "",
-        IMPORTER_DISK_ID=source.disk_id,
-        IMPORTER_UUID=source.uuid,
-        IMPORTER_BACKING_FILE=source.backing_file,
-        IMPORTER_THUMBPRINT=source.thumbprint,
+        **_own(source),
         **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
     )
     # The same for all pods of a Job, so that a pod resumes where the one before was killed.
@@ -220,6 +214,15 @@ def importer(pod: Pod) -> Object:
     if source.kind == "vddk":
         _add_vddk(pod)
     return _staged(pod)
+
+
+def _own(source: datavolume.Source) -> dict[str, str]:
+    """Return the variables of the fields that only this source has (``sources.fields``)."""
+    if source.node_pull:
+        # The importer of a node pull does not see the registry.
+        return {}
+    found = (field for field, _ in source.provider.table.values() if field.env and not field.entry)
+    return {field.env: source.value(field.key) or "" for field in found if field.key}
 
 
 def _add_secrets(pod: Pod) -> None:
@@ -273,8 +276,8 @@ def _add_node_pull(pod: Pod) -> None:
     pod.beside.append(pod.helper("server", image, command=serve, volumeMounts=shared))
     if source.secret:
         pod.more["imagePullSecrets"] = [{"name": source.secret}]
-    if source.architecture:
-        pod.more["nodeSelector"] = {"kubernetes.io/arch": source.architecture}
+    if architecture := source.value("platform.architecture"):
+        pod.more["nodeSelector"] = {"kubernetes.io/arch": architecture}
     if source.image_stream:
         pod.annotations["alpha.image.policy.openshift.io/resolve-names"] = "*"
 

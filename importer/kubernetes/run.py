@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from cdi_worker import contract, errors, execute, progress, request, sources, survey, units
+from cdi_worker import contract, errors, execute, progress, request, survey, units
 from cdi_worker.images.engine import fetch, retry
 from cdi_worker.kubernetes import datavolume, keyring
 from cdi_worker.sources import base, fields, staged
 
-#: What carries a source out, where its name is another.
-KINDS = {"blank": "none", "upload": "local", "pvc": "volume", "snapshot": "volume"}
 #: Sources whose bytes somebody has to point to.
 POINTED = frozenset({"upload", "pvc"})
 USER, PASSWORD, TOKEN = "accessKeyId", "secretKey", "sessionToken"
-GOOGLE, VDDK = "credentials.json", "vddk-config-file"
+#: The field of a source that names its Secret.
+REFERENCE = "secretRef"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +52,6 @@ class Planner:
     env: Mapping[str, str]
     faults: list[str]
 
-    @property
-    def kind(self) -> sources.kind.Kind:
-        """The kind of source that brings the bytes; any for a source of which faults are known."""
-        name = self.volume.source.kind
-        return sources.find(KINDS.get(name, name or "none"))
-
     def requests(self) -> list[request.Request]:
         """Return one request for each stage."""
         whole = self._request()
@@ -87,7 +80,7 @@ class Planner:
         if target and not volume.is_archive and pathlib.Path(target).is_dir():
             target = f"{target}/disk.img"
         return request.Request(
-            source=self.kind.name,
+            source=volume.source.provider.name,
             location=self._location(),
             target=target,
             content_type=volume.content_type,
@@ -106,22 +99,17 @@ class Planner:
         where = f"spec.source.{source.kind}"
         self.faults += self._unreachable(where)
         reading = contract.Reading(self.env)
-        held = self._secret(f"{where}.secretRef", source.secret, self._wanted())
-        files = {GOOGLE: held.get(GOOGLE) if source.kind == "gcs" else None, VDDK: self._configuration(where)}
-        names = {field: name for name, (field, _) in self.kind.table.items()}
 
         def given(field: fields.Field) -> Any:
             if field.entry:
-                data = files[field.entry]
-                return None if data is None else self._kept(field.entry, data)
+                return self._entry(where, field)
             if field.key:
-                return getattr(source, names[field])
+                return source.value(field.key)
             if field.mount:
                 return settings.mounts.get(field.option)
             return reading.field(field) if field.ambient else None
 
-        access = self._access({} if files[GOOGLE] else held)
-        made = self.kind.fill(settings.origin or source.url, access, given)
+        made = source.provider.fill(settings.origin or source.url, self._access(where), given)
         self.faults += reading.faults
         return made
 
@@ -137,20 +125,22 @@ class Planner:
         if source.kind not in POINTED | {""} and origin:
             yield f"{where}: --from is for {' and '.join(sorted(POINTED))}"
 
-    def _configuration(self, where: str) -> bytes | None:
-        """Return VDDK's configuration file, None without one."""
-        name = self.volume.source.extra_arguments
+    def _entry(self, where: str, field: fields.Field) -> str | None:
+        """Return the path of a file with the entry of the Secret or ConfigMap that a field names."""
+        name = self.volume.source.value(field.key)
         if not name:
             return None
-        found = self._config_map(f"{where}.extraArgs", name)
-        if found and VDDK not in found:
-            self.faults.append(f"{where}.extraArgs: ConfigMap {name} has no {VDDK}")
-        return found.get(VDDK)
+        find = self._secret if field.key == REFERENCE else self._config_map
+        held = find(f"{where}.{field.key}", name, (field.entry,))
+        return self._kept(field.entry, held[field.entry]) if field.entry in held else None
 
-    def _access(self, held: Mapping[str, bytes]) -> base.Access:
+    def _access(self, where: str) -> base.Access:
         reading = contract.Reading(self.env)
         source = self.volume.source
-        path = f"spec.source.{source.kind}.secretRef"
+        path = f"{where}.{REFERENCE}"
+        # A source may keep the Secret as a file instead.
+        is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
+        held = {} if is_file or not source.secret else self._secret(path, source.secret, (USER, PASSWORD))
         return base.Access(
             user=self._text(path, held, USER),
             password=self._text(path, held, PASSWORD),
@@ -165,24 +155,21 @@ class Planner:
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
 
-    def _wanted(self) -> tuple[str, ...]:
-        return (GOOGLE,) if self.volume.source.kind == "gcs" else (USER, PASSWORD)
-
     def _secret(self, path: str, name: str, wanted: tuple[str, ...] = ()) -> Mapping[str, bytes]:
-        if not name:
-            return {}
-        held = self.keys.secret(name)
-        if held is None:
-            self.faults.append(f"{path}: no Secret {name} in the manifest, nor below --secrets")
-            return {}
-        self.faults += [f"{path}: Secret {name} has no key {key}" for key in wanted if key not in held]
-        return held
+        return self._checked(path, f"Secret {name}", self.keys.secret(name), wanted)
 
-    def _config_map(self, path: str, name: str) -> Mapping[str, bytes]:
-        held = self.keys.config_map(name)
+    def _config_map(self, path: str, name: str, wanted: tuple[str, ...] = ()) -> Mapping[str, bytes]:
+        return self._checked(path, f"ConfigMap {name}", self.keys.config_map(name), wanted)
+
+    def _checked(
+        self, path: str, what: str, held: Mapping[str, bytes] | None, wanted: tuple[str, ...]
+    ) -> Mapping[str, bytes]:
+        """Return what an object holds; note a fault if there is no such object, or a key is missing."""
         if held is None:
-            self.faults.append(f"{path}: no ConfigMap {name} in the manifest, nor below --secrets")
-        return held or {}
+            self.faults.append(f"{path}: no {what} in the manifest, nor below --secrets")
+            return {}
+        self.faults += [f"{path}: {what} has no key {key}" for key in wanted if key not in held]
+        return held
 
     def _text(self, path: str, held: Mapping[str, bytes], key: str) -> str:
         try:

@@ -52,7 +52,7 @@ def test_documented_examples_have_no_faults(example: Path) -> None:
 
 def test_values() -> None:
     volume = parse("imageio")
-    assert volume.source.disk_id == "3406e724-7d02-4225-a620-3e6ef646c68c"
+    assert volume.source.value("diskId") == "3406e724-7d02-4225-a620-3e6ef646c68c"
     assert [bool(stage.previous) for stage in volume.checkpoints] == [False, True]
     assert volume.claim.size == 32 << 30
     assert not volume.final
