@@ -1,4 +1,4 @@
-"""Zeros are found exactly, buffers are aligned and bounded."""
+"""Zeros are found exactly; buffers are aligned and bounded."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def naive_runs(data: bytes, block: int) -> list[tuple[int, int, bool]]:
 
 
 @given(st.lists(st.sampled_from([b"\0" * 16, b"\0" * 15 + b"x", b"x" + b"\0" * 15, b"\0" * 5]), max_size=20))
-def test_runs_are_the_naive_ones(pieces: list[bytes]) -> None:
+def test_data_runs_match_a_naive_search(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
     assert directio.data_runs(memoryview(data), 16) == naive_runs(data, 16)
 
 
 @pytest.mark.parametrize("position", [0, 4095, (4 << 20) - 1, 4 << 20, (9 << 20) + 4])
-def test_one_byte_is_seen_anywhere(position: int) -> None:
+def test_one_nonzero_byte_is_found_anywhere(position: int) -> None:
     data = bytearray((9 << 20) + 5)
     assert directio.is_zero(memoryview(data))
     data[position] = 1
     assert not directio.is_zero(memoryview(data))
 
 
-def test_a_buffer_is_aligned_and_zero_at_first() -> None:
+def test_new_buffer_is_aligned_and_zero() -> None:
     buffer = directio.Buffer(1 << 20)
     assert ctypes.addressof(ctypes.c_char.from_buffer(buffer.view)) % directio.UNIT == 0
     assert directio.is_zero(buffer.view)
@@ -48,7 +48,7 @@ def test_a_buffer_is_aligned_and_zero_at_first() -> None:
     assert directio.data_runs(buffer.view[: 3 * 4096 + 1]) == runs
 
 
-def test_a_pool_hands_out_no_more_than_it_has() -> None:
+def test_pool_is_bounded() -> None:
     pool = directio.BufferPool(2 * 4096, 4096)
     first, second = pool.take(), pool.take()
     taken = []
@@ -62,7 +62,7 @@ def test_a_pool_hands_out_no_more_than_it_has() -> None:
     assert second is not first
 
 
-def test_a_closed_pool_wakes_who_waits() -> None:
+def test_closing_the_pool_wakes_waiting_threads() -> None:
     pool = directio.BufferPool(4096, 4096)
     pool.take()
     raised = []

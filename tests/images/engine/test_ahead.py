@@ -1,4 +1,4 @@
-"""Reading ahead: in order, bounded, and over when whoever reads wants no more."""
+"""Reading ahead: in order, bounded, and stopped when the consumer leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = cancelling.NEVER
 
 
 class Source:
-    """Bytes in reads of odd lengths; waits where ``gate`` says, until it is given up."""
+    """Bytes in reads of different lengths; block at ``stops_at`` until given up, raise at ``fails_at``."""
 
     def __init__(self, data: bytes, *, stops_at: int | None = None, fails_at: int | None = None) -> None:
         self.data = data
@@ -55,7 +55,7 @@ def threads() -> int:
 # -- items
 
 
-def test_order_and_errors_at_their_place() -> None:
+def test_items_keep_order_and_error_comes_last() -> None:
     def items() -> Iterator[int]:
         yield from range(10)
         raise KeyError("its place")
@@ -63,34 +63,34 @@ def test_order_and_errors_at_their_place() -> None:
     given_up: list[int] = []
     found: list[int] = []
     over = threading.Event()
-    with ahead.Ahead(items(), over, lambda: given_up.append(1)) as made:
+    with ahead.Ahead(items(), over, lambda: given_up.append(1)) as reader:
         with pytest.raises(KeyError, match="its place"):
-            found.extend(made)
+            found.extend(reader)
         with pytest.raises(KeyError, match="its place"):
-            next(made)
+            next(reader)
     assert not found or found == [*range(10)]
     assert not given_up
     assert threads() == 0
 
 
-def test_items_before_an_error() -> None:
+def test_items_before_an_error_are_delivered() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise KeyError
 
-    with ahead.Ahead(items(), threading.Event()) as made:
-        assert next(made) == 1
+    with ahead.Ahead(items(), threading.Event()) as reader:
+        assert next(reader) == 1
         with pytest.raises(KeyError):
-            next(made)
+            next(reader)
 
 
-def test_nothing_made_it_is_the_end() -> None:
-    with ahead.Ahead(iter(()), threading.Event()) as made:
-        assert [*made] == []
-        assert next(made, None) is None
+def test_empty_iterator_ends_at_once() -> None:
+    with ahead.Ahead(iter(()), threading.Event()) as reader:
+        assert [*reader] == []
+        assert next(reader, None) is None
 
 
-def test_a_slow_consumer_bounds_what_is_made() -> None:
+def test_slow_consumer_limits_reading_ahead() -> None:
     counted = threading.Semaphore(0)
     made_so_far = 0
 
@@ -101,10 +101,10 @@ def test_a_slow_consumer_bounds_what_is_made() -> None:
             counted.release()
             yield made_so_far
 
-    with ahead.Ahead(items(), threading.Event()) as made:
+    with ahead.Ahead(items(), threading.Event()) as reader:
         for used in range(1, 20):
-            assert next(made) == used
-            # What was given, what waits, and one that waits to wait.
+            assert next(reader) == used
+            # The items taken, those in the queue, and one that waits for room in it.
             for _ in range(1 if used > 1 else ahead.DEPTH + 2):
                 assert counted.acquire(timeout=processes.PATIENCE)
             assert not counted.acquire(timeout=0.005)
@@ -113,15 +113,15 @@ def test_a_slow_consumer_bounds_what_is_made() -> None:
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
 @pytest.mark.parametrize("raises", [False, True])
-def test_leaving_early(taken: int, raises: bool) -> None:
-    """Whether the other side waits for room or for bytes: it ends, and is told once."""
+def test_leaving_early_stops_the_thread(taken: int, raises: bool) -> None:
+    """The reading thread ends whether it waits for room or for bytes, and is given up once."""
     source = Source(bytes(3 * ahead.CHUNK), stops_at=2 * ahead.CHUNK + 5)
     over = threading.Event()
     pieces = ahead.pieces(source, NEVER, over)
     try:
-        with ahead.Ahead(pieces, over, source.give_up) as made:
+        with ahead.Ahead(pieces, over, source.give_up) as reader:
             for _ in range(min(taken, 2)):
-                next(made)
+                next(reader)
             if taken == 3:
                 processes.wait_for(lambda: source.at > 2 * ahead.CHUNK, "the read that waits")
             if raises:
@@ -133,7 +133,7 @@ def test_leaving_early(taken: int, raises: bool) -> None:
     assert threads() == 0
 
 
-def test_leaving_while_there_is_no_room() -> None:
+def test_leaving_with_a_full_queue_stops_the_thread() -> None:
     source = Source(bytes(20 * ahead.CHUNK))
     over = threading.Event()
     with ahead.Ahead(ahead.pieces(source, NEVER, over), over, source.give_up):
@@ -146,49 +146,49 @@ def test_leaving_while_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 7 * ahead.CHUNK + 333])
-def test_pieces_are_full_but_the_last(size: int) -> None:
+def test_all_pieces_but_the_last_are_full(size: int) -> None:
     data = random.Random(size).randbytes(size)
     over = threading.Event()
     found = b""
-    with ahead.Ahead(ahead.pieces(Source(data), NEVER, over), over) as made:
-        for piece in made:
+    with ahead.Ahead(ahead.pieces(Source(data), NEVER, over), over) as reader:
+        for piece in reader:
             assert len(piece) == min(ahead.CHUNK, size - len(found))
             found += bytes(piece)
     assert found == data
 
 
-def test_a_piece_stays_until_the_next_is_asked_for() -> None:
+def test_piece_is_valid_until_the_next_is_taken() -> None:
     data = random.Random(2).randbytes(12 * ahead.CHUNK)
     source = Source(data)
     over = threading.Event()
     at = 0
-    with ahead.Ahead(ahead.pieces(source, NEVER, over), over) as made:
-        for piece in made:
+    with ahead.Ahead(ahead.pieces(source, NEVER, over), over) as reader:
+        for piece in reader:
             last = min(at + (ahead.DEPTH + 2) * ahead.CHUNK, len(data))
             processes.wait_for(lambda last=last: source.at >= last, "all that there is room for")  # type: ignore[misc]
             assert piece == data[at : at + ahead.CHUNK]
             at += ahead.CHUNK
 
 
-def test_an_error_comes_after_what_was_whole_before() -> None:
+def test_error_comes_after_the_complete_pieces() -> None:
     over = threading.Event()
     source = Source(bytes(3 * ahead.CHUNK), fails_at=2 * ahead.CHUNK + 1)
     found = []
-    with ahead.Ahead(ahead.pieces(source, NEVER, over), over) as made:
-        found += [len(next(made)), len(next(made))]
+    with ahead.Ahead(ahead.pieces(source, NEVER, over), over) as reader:
+        found += [len(next(reader)), len(next(reader))]
         with pytest.raises(errors.Unreachable):
-            next(made)
+            next(reader)
     assert found == [ahead.CHUNK, ahead.CHUNK]
 
 
-def test_cancelled() -> None:
+def test_cancel_ends_reading() -> None:
     cancel = cancelling.Stop(threading.Event())
     over = threading.Event()
-    with ahead.Ahead(ahead.pieces(Source(bytes(50 * ahead.CHUNK)), cancel, over), over) as made:
-        next(made)
+    with ahead.Ahead(ahead.pieces(Source(bytes(50 * ahead.CHUNK)), cancel, over), over) as reader:
+        next(reader)
         cancel.set()
         with pytest.raises(errors.Cancelled):
-            for _ in made:
+            for _ in reader:
                 pass
 
 
@@ -200,14 +200,14 @@ def read(reader: ahead.Reader, size: int) -> bytes:
     return bytes(into[: reader.readinto(into)])
 
 
-def opened(source: Source) -> ahead.Reader:
+def open_reader(source: Source) -> ahead.Reader:
     return ahead.Reader(source, NEVER, source.give_up)
 
 
-def test_a_reader_gives_all_of_it() -> None:
+def test_reader_returns_all_bytes() -> None:
     data = random.Random(3).randbytes(3 * ahead.CHUNK + 77)
     source = Source(data)
-    reader = opened(source)
+    reader = open_reader(source)
     dice = random.Random(4)
     found = b""
     while part := read(reader, dice.randint(1, 900_000)):
@@ -227,17 +227,17 @@ STATES: dict[str, Callable[[ahead.Reader], object]] = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("stops_at", [2 * ahead.CHUNK, None])
-def test_closed_early(state: str, stops_at: int | None) -> None:
+def test_reader_can_be_closed_early(state: str, stops_at: int | None) -> None:
     source = Source(bytes(9 * ahead.CHUNK), stops_at=stops_at)
-    reader = opened(source)
+    reader = open_reader(source)
     STATES[state](reader)
     reader.close()
     assert (source.closed, source.given_up, threads()) == (1, 1, 0)
 
 
-def test_closed_after_an_error() -> None:
+def test_reader_can_be_closed_after_an_error() -> None:
     source = Source(b"", fails_at=0)
-    reader = opened(source)
+    reader = open_reader(source)
     for _ in range(2):
         with pytest.raises(errors.Unreachable):
             read(reader, 10)

@@ -1,4 +1,4 @@
-"""The end of threads that wait for an answer."""
+"""Ending threads that wait for a response."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cdi_worker.images.engine import crew
 
 
 class Waiting:
-    """Threads that wait until the ``wanted``-th interruption: those before it came too early for them."""
+    """Threads that wait until the ``needed``-th interruption; earlier ones have no effect."""
 
-    def __init__(self, wanted: int) -> None:
-        self._left = wanted
+    def __init__(self, needed: int) -> None:
+        self._left = needed
         self._over = threading.Event()
         self.threads = [threading.Thread(target=self._over.wait) for _ in range(8)]
         for thread in self.threads:
@@ -33,21 +33,21 @@ class Waiting:
 
 
 @pytest.fixture
-def late(request: pytest.FixtureRequest) -> Iterator[Waiting]:
+def waiting_threads(request: pytest.FixtureRequest) -> Iterator[Waiting]:
     waiting = Waiting(request.param)
     yield waiting
     waiting.end()
 
 
-@pytest.mark.parametrize("late", [3], indirect=True)
-def test_an_interruption_that_comes_too_early_is_made_again(late: Waiting) -> None:
-    crew.join(late.threads, late.interrupt)
-    assert not any(thread.is_alive() for thread in late.threads)
+@pytest.mark.parametrize("waiting_threads", [3], indirect=True)
+def test_join_repeats_an_interruption_without_effect(waiting_threads: Waiting) -> None:
+    crew.join(waiting_threads.threads, waiting_threads.interrupt)
+    assert not any(thread.is_alive() for thread in waiting_threads.threads)
 
 
-@pytest.mark.parametrize("late", [-1], indirect=True)
-def test_nobody_waits_for_one_after_the_other(late: Waiting) -> None:
+@pytest.mark.parametrize("waiting_threads", [-1], indirect=True)
+def test_join_waits_for_all_threads_at_once(waiting_threads: Waiting) -> None:
     began = time.monotonic()
-    crew.join(late.threads, late.interrupt)
+    crew.join(waiting_threads.threads, waiting_threads.interrupt)
     assert time.monotonic() - began < 3 * crew.LAST_WAIT
-    assert all(thread.is_alive() for thread in late.threads)
+    assert all(thread.is_alive() for thread in waiting_threads.threads)

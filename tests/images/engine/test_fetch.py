@@ -1,4 +1,4 @@
-"""The fetch engine over a source in memory that breaks as networks do."""
+"""The fetch engine with a source in memory that fails as networks do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = fetch.Options(connections=3, chunk=4096, window=4, no_progress=2.0)
 
 
 class Memory:
-    """A random reader over bytes. ``fault`` is asked before each read and may raise or shorten it."""
+    """A random reader over bytes; ``fault`` is called before each read and may raise or shorten it."""
 
     def __init__(self, data: bytes = DATA) -> None:
         self.data = data
@@ -43,14 +43,14 @@ class Memory:
 
 
 class Short(Memory):
-    """Every answer but the last bytes breaks off after a third."""
+    """Every response but the last bytes ends after a third."""
 
     def fault(self, number: int, offset: int, length: int) -> int:
         return max(1, length // 3)
 
 
 class Flaky(Memory):
-    """Every tenth chunk comes at the second attempt only."""
+    """Every tenth chunk succeeds only at the second attempt."""
 
     def fault(self, number: int, offset: int, length: int) -> int:
         if offset % 40960 == 0 and self.reads.count((offset, length)) == 1:
@@ -59,7 +59,7 @@ class Flaky(Memory):
 
 
 class Dead(Memory):
-    """Nothing arrives any more from byte 100 000 on."""
+    """No byte arrives from 100 000 on; the error can be retried."""
 
     def fault(self, number: int, offset: int, length: int) -> int:
         if offset + length > 100_000:
@@ -100,14 +100,14 @@ def drain(stream: fetch.OrderedStream, size: int = 1000) -> bytes:
 
 @pytest.mark.parametrize("kind", [Memory, Short, Flaky])
 @pytest.mark.parametrize("start", [0, 1, 4095, 4096, len(DATA) - 1, len(DATA)])
-def test_ordered(kind: type[Memory], start: int) -> None:
+def test_stream_returns_all_bytes_in_order(kind: type[Memory], start: int) -> None:
     stream = fetcher(kind()).stream(start)
     assert drain(stream) == DATA[start:]
     stream.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 16384, 16385])
-def test_ordered_of_any_size(size: int) -> None:
+def test_stream_of_any_size_is_complete(size: int) -> None:
     reader = Memory(DATA[:size])
     stream = fetcher(reader).stream()
     assert drain(stream, 4096) == DATA[:size]
@@ -115,7 +115,7 @@ def test_ordered_of_any_size(size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [Memory, Short, Flaky])
-def test_in_any_order(kind: type[Memory]) -> None:
+def test_ranges_are_delivered_in_any_order(kind: type[Memory]) -> None:
     into = bytearray(len(DATA))
 
     def deliver(offset: int, data: memoryview) -> None:
@@ -126,7 +126,7 @@ def test_in_any_order(kind: type[Memory]) -> None:
 
 
 class Continuing(Memory):
-    """Wants to know what will be read."""
+    """Records the ranges announced by ``expect``."""
 
     def __init__(self) -> None:
         super().__init__(bytes(range(256)) * 8192)
@@ -136,40 +136,40 @@ class Continuing(Memory):
         self.expected.append((offset, length))
 
 
-def test_ranges_near_each_other_are_announced_together() -> None:
+def test_neighbouring_ranges_are_announced_together() -> None:
     reader = Continuing()
-    seen: dict[int, int] = {}
+    delivered: dict[int, int] = {}
     options = fetch.Options(connections=1, chunk=10_000)
-    wanted = [(0, 4000), (4000, 4000), (8100, 1900), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+    ranges = [(0, 4000), (4000, 4000), (8100, 1900), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
     fetcher(reader, options).each(
-        [fetch.Range(*item) for item in wanted], lambda o, d: seen.update({o: len(d)})
+        [fetch.Range(*item) for item in ranges], lambda o, d: delivered.update({o: len(d)})
     )
-    assert sorted(seen.items()) == wanted
-    # Up to the size of a request; none over a long gap; what overlaps and what is longer by itself.
+    assert sorted(delivered.items()) == ranges
+    # Merged up to the size of a request, but not over a long gap; overlapping and longer ranges stay alone.
     assert reader.expected == [(0, 10_000), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
 
 
-def test_only_the_ranges_asked_for() -> None:
+def test_only_the_requested_ranges_are_fetched() -> None:
     reader = Memory()
-    seen: list[tuple[int, bytes]] = []
+    delivered: list[tuple[int, bytes]] = []
     fetcher(reader).each(
-        [fetch.Range(10, 20), fetch.Range(5000, 9000)], lambda o, d: seen.append((o, bytes(d)))
+        [fetch.Range(10, 20), fetch.Range(5000, 9000)], lambda o, d: delivered.append((o, bytes(d)))
     )
-    assert sorted(seen) == [(10, DATA[10:30]), (5000, DATA[5000:14000])]
+    assert sorted(delivered) == [(10, DATA[10:30]), (5000, DATA[5000:14000])]
     assert sorted(reader.reads) == [(10, 20), (5000, 9000)]
 
 
-def test_no_ranges_at_all() -> None:
+def test_no_ranges_deliver_nothing() -> None:
     fetcher(Memory()).each([], lambda _o, _d: pytest.fail("nothing to deliver"))
 
 
-def test_split_cuts_where_an_earlier_run_did() -> None:
+def test_split_has_the_same_borders_in_every_run() -> None:
     assert list(fetch.split(10, 25, 10)) == [(10, 10), (20, 5)]
     assert list(fetch.split(5, 25, 10)) == [(5, 5), (10, 10), (20, 5)]
     assert list(fetch.split(5, 5, 10)) == []
 
 
-def test_the_ring_bounds_what_is_fetched_ahead() -> None:
+def test_window_limits_fetching_ahead() -> None:
     reader = Memory()
     stream = fetcher(reader).stream()
     stream.readinto(memoryview(bytearray(1)))
@@ -180,7 +180,7 @@ def test_the_ring_bounds_what_is_fetched_ahead() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_no_progress_ends_it(ordered: bool) -> None:
+def test_no_progress_ends_the_transfer(ordered: bool) -> None:
     reader = Dead()
     options = fetch.Options(connections=3, chunk=4096, window=4, no_progress=0.3)
     with pytest.raises(errors.TransferFailed, match="memory: transfer failed at byte"):
@@ -188,13 +188,13 @@ def test_no_progress_ends_it(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_what_retrying_cannot_mend_is_raised_as_it_is(ordered: bool) -> None:
+def test_permanent_error_is_raised_unchanged(ordered: bool) -> None:
     with pytest.raises(errors.Unreachable, match="gone"):
         run(fetcher(Gone()), ordered=ordered)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_cancel_interrupts_a_read_that_waits(ordered: bool) -> None:
+def test_cancel_interrupts_a_blocked_read(ordered: bool) -> None:
     cancel = threading.Event()
     reader = Stuck()
     threading.Timer(0.2, cancel.set).start()
@@ -205,7 +205,7 @@ def test_cancel_interrupts_a_read_that_waits(ordered: bool) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_a_failing_delivery_ends_it_and_none_comes_after() -> None:
+def test_failing_delivery_is_the_last_one() -> None:
     calls = itertools.count()
     ended = threading.Event()
 
@@ -220,7 +220,7 @@ def test_a_failing_delivery_ends_it_and_none_comes_after() -> None:
     time.sleep(0.1)
 
 
-def test_a_table_outside_the_file_is_refused() -> None:
+def test_read_outside_the_file_is_truncated() -> None:
     engine = fetcher(Memory())
     assert engine.read(10, 5) == DATA[10:15]
     for offset, length in ((len(DATA), 1), (-1, 2), (0, len(DATA) + 1)):

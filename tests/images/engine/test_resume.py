@@ -1,4 +1,4 @@
-"""One ordered stream out of several connections, with and without a server that can go to an offset."""
+"""One ordered stream from several connections, with and without a server that supports offsets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ DATA = random.Random(2).randbytes(10_000)
 
 
 class Connection:
+    """A stream of ``data`` that is reset after ``cut`` bytes."""
+
     def __init__(self, data: bytes, cut: int | None) -> None:
         self.data = memoryview(data)
         self.cut = cut
@@ -34,7 +36,7 @@ class Connection:
 
 
 class Server:
-    """Breaks each connection after ``cuts`` bytes in turn, then no more. ``second``: what it has later."""
+    """Cut the connections after ``cuts`` bytes, in turn. ``second``: the content served after the first."""
 
     def __init__(self, *cuts: int, ranges: bool, second: bytes = DATA) -> None:
         self.cuts = list(cuts)
@@ -66,31 +68,31 @@ def read(server: Server, size: int | None = len(DATA)) -> bytes:
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("cut", [0, 1, 699, 700, 701, 9_999, 10_000])
-def test_goes_on_where_it_broke(ranges: bool, cut: int) -> None:
+def test_stream_resumes_where_the_connection_was_cut(ranges: bool, cut: int) -> None:
     server = Server(cut, ranges=ranges)
     assert read(server) == DATA
     if cut:
         assert server.opened == ([0, cut] if ranges else [0, 0])
 
 
-def test_breaks_often() -> None:
+def test_stream_survives_many_cuts() -> None:
     server = Server(*[1500] * 6, ranges=True)
     assert read(server) == DATA
     assert server.opened == [0, 1500, 3000, 4500, 6000, 7500, 9000]
 
 
-def test_other_bytes_at_the_second_reading_are_not_taken() -> None:
+def test_changed_content_is_refused_on_resume() -> None:
     changed = bytes([DATA[0] ^ 1]) + DATA[1:]
     with pytest.raises(errors.SourceChanged):
         read(Server(5000, ranges=False, second=changed))
 
 
-def test_breaking_before_the_same_byte_each_time_ends() -> None:
+def test_repeated_cut_at_the_same_byte_fails() -> None:
     with pytest.raises(errors.TransferFailed):
         read(Server(5000, *[100] * 50, ranges=False))
 
 
-def test_an_early_end_is_no_end() -> None:
+def test_early_end_is_resumed() -> None:
     server = Server(ranges=True)
     short = Server(ranges=True)
     opened = iter([Connection(DATA[:4000], None), Connection(DATA[4000:], None)])
@@ -98,12 +100,12 @@ def test_an_early_end_is_no_end() -> None:
     assert read(short) == read(server)
 
 
-def test_unknown_size_ends_where_the_server_does() -> None:
+def test_stream_of_unknown_size_ends_with_the_response() -> None:
     assert read(Server(ranges=False), size=None) == DATA
 
 
-def test_what_is_closed_is_not_opened_again() -> None:
-    """A decompressor closes what it reads; whoever drains that afterwards must not fetch it all anew."""
+def test_closed_stream_is_not_reopened() -> None:
+    """A decompressor closes its input; draining that afterwards must not fetch everything again."""
     server = Server(ranges=False)
     stream = resume.Resuming(
         server.open_at, len(DATA), name="memory", no_progress=2, cancel=threading.Event()

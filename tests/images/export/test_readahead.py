@@ -1,4 +1,4 @@
-"""Small reads become few large ones, and memory stays bounded."""
+"""Small reads are merged into few large ones, with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ KiB, MiB = 1 << 10, 1 << 20
 
 
 class Source:
-    """Bytes that tell their place, and a record of what was read of them."""
+    """Random bytes that record the reads of them, and fail at the offsets in ``broken``."""
 
     def __init__(self, size: int) -> None:
         self.content = random.Random(size).randbytes(size)
         self.reads: list[tuple[int, int]] = []
         self.broken: set[int] = set()
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
     def read(self, offset: int, into: memoryview, stop: threading.Event) -> None:
         self.reads.append((offset, len(into)))
-        self.begun.set()
+        self.started.set()
         assert self.gate.wait(20)
         if any(offset <= each < offset + len(into) for each in self.broken):
             raise errors.TransferFailed(url="mem:", offset=offset, reason="gone")
@@ -39,7 +39,7 @@ class Source:
 
 
 def use(cache: readahead.Cache, offset: int, length: int) -> bytes:
-    """Take, copy and give back, as the server does."""
+    """Take, copy and release, as the server does."""
     fetches = cache.take(offset, length)
     try:
         for fetch in fetches:
@@ -52,7 +52,7 @@ def use(cache: readahead.Cache, offset: int, length: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 255 * KiB, 256 * KiB, 256 * KiB + 1, 9 * MiB + 333])
-def test_gives_the_bytes_of_any_place(size: int) -> None:
+def test_any_range_is_read(size: int) -> None:
     source = Source(size)
     cache = readahead.Cache(source.read, size, parallel=3, capacity=8 * MiB)
     dice = random.Random(1)
@@ -67,7 +67,7 @@ def test_gives_the_bytes_of_any_place(size: int) -> None:
         cache.close()
 
 
-def test_in_order_each_byte_is_fetched_once_and_in_large_pieces() -> None:
+def test_sequential_reads_fetch_large_pieces_once() -> None:
     size = 64 * MiB
     source = Source(size)
     cache = readahead.Cache(source.read, size, capacity=32 * MiB)
@@ -78,7 +78,7 @@ def test_in_order_each_byte_is_fetched_once_and_in_large_pieces() -> None:
     assert len(source.reads) < 25
 
 
-def test_scattered_reads_fetch_little_more() -> None:
+def test_scattered_reads_fetch_few_extra_bytes() -> None:
     size = 64 * MiB
     source = Source(size)
     cache = readahead.Cache(source.read, size)
@@ -88,7 +88,7 @@ def test_scattered_reads_fetch_little_more() -> None:
     assert source.fetched == 16 * 256 * KiB
 
 
-def test_several_that_want_the_same_wait_for_one_fetch() -> None:
+def test_concurrent_reads_share_one_fetch() -> None:
     source = Source(MiB)
     source.gate.clear()
     cache = readahead.Cache(source.read, MiB)
@@ -104,7 +104,7 @@ def test_several_that_want_the_same_wait_for_one_fetch() -> None:
     assert len(source.reads) == 1
 
 
-def test_a_failure_reaches_who_asked_and_is_tried_again() -> None:
+def test_failed_read_raises_and_is_retried() -> None:
     source = Source(MiB)
     source.broken = {5000}
     cache = readahead.Cache(source.read, MiB)
@@ -116,7 +116,7 @@ def test_a_failure_reaches_who_asked_and_is_tried_again() -> None:
     cache.close()
 
 
-def test_a_failure_ahead_harms_nobody_who_does_not_read_it() -> None:
+def test_failed_read_ahead_is_ignored_unless_read() -> None:
     source = Source(8 * MiB)
     source.broken = {7 * MiB}
     cache = readahead.Cache(source.read, 8 * MiB)
@@ -128,7 +128,7 @@ def test_a_failure_ahead_harms_nobody_who_does_not_read_it() -> None:
     cache.close()
 
 
-def test_what_is_used_is_not_overwritten_when_all_memory_is() -> None:
+def test_buffers_in_use_are_not_overwritten() -> None:
     size = 16 * MiB
     source = Source(size)
     cache = readahead.Cache(source.read, size, capacity=MiB)
@@ -143,7 +143,7 @@ def test_what_is_used_is_not_overwritten_when_all_memory_is() -> None:
     cache.close()
 
 
-def test_closed_it_fails_at_once() -> None:
+def test_closed_cache_fails_at_once() -> None:
     source = Source(MiB)
     cache = readahead.Cache(source.read, MiB)
     cache.close()
@@ -151,12 +151,12 @@ def test_closed_it_fails_at_once() -> None:
         use(cache, 0, 1)
 
 
-def test_closing_fails_what_waits() -> None:
+def test_closing_fails_waiting_reads() -> None:
     source = Source(8 * MiB)
     source.gate.clear()
     cache = readahead.Cache(source.read, 8 * MiB, parallel=1)
     running, waiting = cache.take(0, 1), cache.take(4 * MiB, 1)
-    assert source.begun.wait(20)
+    assert source.started.wait(20)
     closing = threading.Thread(target=cache.close)
     closing.start()
     source.gate.set()

@@ -1,4 +1,4 @@
-"""Real NBD clients read what is exported, and a failure of it leaves the block."""
+"""Real NBD clients read an export; errors of its source end the block."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def from_file(path: Path) -> server.Export:
 
 @pytest.fixture
 def export() -> Iterator[server.Export]:
-    with nbd_wire.from_memory(nbd_wire.SERVED) as served:
-        yield served
+    with nbd_wire.from_memory(nbd_wire.SERVED) as running:
+        yield running
 
 
 def uri(export: server.Export) -> str:
@@ -38,7 +38,7 @@ def uri(export: server.Export) -> str:
 # -- real clients ----------------------------------------------------------------------------
 
 
-def test_nbdinfo_sees_a_read_only_disk(export: server.Export) -> None:
+def test_nbdinfo_reports_a_read_only_disk(export: server.Export) -> None:
     processes.need("nbdinfo")
     info = json.loads(processes.run("nbdinfo", "--no-content", "--json", uri(export)).stdout)
     assert info["protocol"] == "newstyle-fixed"
@@ -47,12 +47,12 @@ def test_nbdinfo_sees_a_read_only_disk(export: server.Export) -> None:
     assert disk["is_read_only"]
     assert disk["can_multi_conn"]
     assert disk["block_size_maximum"] == 32 * MiB
-    listed = json.loads(processes.run("nbdinfo", "--no-content", "--list", "--json", uri(export)).stdout)
-    assert [each["export-name"] for each in listed["exports"]] == [""]
+    exports = json.loads(processes.run("nbdinfo", "--no-content", "--list", "--json", uri(export)).stdout)
+    assert [each["export-name"] for each in exports["exports"]] == [""]
 
 
 @pytest.mark.parametrize("options", [[], ["--synchronous"], ["--request-size=8192", "--connections=4"]])
-def test_nbdcopy_gets_every_byte(options: list[str], export: server.Export, tmp_path: Path) -> None:
+def test_nbdcopy_copies_every_byte(options: list[str], export: server.Export, tmp_path: Path) -> None:
     processes.need("nbdcopy")
     copy = tmp_path / "copy"
     processes.run("nbdcopy", *options, uri(export), copy)
@@ -73,24 +73,26 @@ def test_nbdcopy_gets_every_byte(options: list[str], export: server.Export, tmp_
         ("vhdx", "vhdx"),
     ],
 )
-def test_qemu_img_converts(variant: str, kind: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_qemu_img_converts_an_export(
+    variant: str, kind: str, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     target = devices.fill(tmp_path / "target", 8 * MiB)
-    with from_file(disks.image(variant)) as served:
-        source = qemu_img.exported(served.socket, kind)
+    with from_file(disks.image(variant)) as running:
+        source = qemu_img.exported(running.socket, kind)
         size = qemu_img.virtual_size(source)
         qemu_img.convert(source, target, size)
     oracle.same(target, disks.expected(variant))
 
 
 def test_qemu_img_reads_an_image_that_ends_within_a_sector(disks: disks_module.Disks, tmp_path: Path) -> None:
-    """Its client counts in sectors and would wait for ever for what a reply lacks of the last."""
+    """QEMU counts in sectors, and would wait forever for the part of the last one missing in a reply."""
     image = hostile.image(disks, "vmdk-truncated")
     assert image.stat().st_size % 512
     target, expected = devices.fill(tmp_path / "target", 8 * MiB), tmp_path / "expected"
     disks_module.to_raw(image, "vmdk", expected)
-    with from_file(image) as served:
+    with from_file(image) as running:
         follow = qemu_img.Follow(watch=process.Watch("qemu-img", 10))
-        qemu_img.convert(qemu_img.exported(served.socket, "vmdk"), target, 8 * MiB, follow=follow)
+        qemu_img.convert(qemu_img.exported(running.socket, "vmdk"), target, 8 * MiB, follow=follow)
     oracle.same(target, expected)
 
 
@@ -113,7 +115,7 @@ def test_libnbd_has_many_reads_in_flight(export: server.Export) -> None:
     client.shutdown()
 
 
-def test_a_slow_read_does_not_hold_up_others() -> None:
+def test_slow_read_does_not_delay_others() -> None:
     gate = threading.Event()
 
     def read(offset: int, into: memoryview, stop: threading.Event) -> None:
@@ -121,7 +123,7 @@ def test_a_slow_read_does_not_hold_up_others() -> None:
             assert gate.wait(20)
         into[:] = bytes(len(into))
 
-    with server.Export(read, 8 * MiB) as served, nbd_wire.Client(served) as client:
+    with server.Export(read, 8 * MiB) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512, cookie=1)
         client.request(nbd_wire.READ, 4 * MiB, 512, cookie=2)
@@ -137,23 +139,23 @@ def failing(offset: int, into: memoryview, stop: threading.Event) -> None:
     raise errors.SourceChanged(url="http://x/disk", what="ETag", before="a", now="b")
 
 
-def test_the_true_cause_leaves_the_block(tmp_path: Path) -> None:
-    with pytest.raises(errors.SourceChanged) as caught, server.Export(failing, MiB) as served:
-        qemu_img.virtual_size(qemu_img.exported(served.socket, "qcow2"))
+def test_block_raises_the_source_error(tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceChanged) as caught, server.Export(failing, MiB) as running:
+        qemu_img.virtual_size(qemu_img.exported(running.socket, "qcow2"))
     assert isinstance(caught.value.__cause__, errors.Unsupported)
 
 
-def test_a_failed_read_is_an_error_also_when_the_client_does_not_mind() -> None:
+def test_failed_read_is_raised_even_if_the_client_ignores_it() -> None:
     failed = pytest.raises(errors.SourceChanged)
-    with failed, server.Export(failing, MiB) as served, nbd_wire.Client(served) as client:
+    with failed, server.Export(failing, MiB) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512, cookie=3)
         assert client.reply(0) == (errno.EIO, 3, b"")
 
 
-def test_other_errors_of_the_block_stay() -> None:
+def test_error_of_the_block_takes_precedence() -> None:
     cancelled = pytest.raises(errors.Cancelled)
-    with cancelled, server.Export(failing, MiB) as served, nbd_wire.Client(served) as client:
+    with cancelled, server.Export(failing, MiB) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512)
         client.reply(0)
@@ -161,15 +163,15 @@ def test_other_errors_of_the_block_stay() -> None:
 
 
 @pytest.mark.parametrize("notices", ["the event", "the interruption"])
-def test_it_closes_while_reads_hang_and_clients_wait(notices: str) -> None:
+def test_export_closes_while_reads_are_blocked(notices: str) -> None:
     interrupted = threading.Event()
 
     def read(offset: int, into: memoryview, stop: threading.Event) -> None:
         assert (stop if notices == "the event" else interrupted).wait(20)
 
     before = threading.active_count()
-    with server.Export(read, 64 * MiB, interrupt=interrupted.set) as served:
-        clients = [nbd_wire.Client(served) for _ in range(3)]
+    with server.Export(read, 64 * MiB, interrupt=interrupted.set) as running:
+        clients = [nbd_wire.Client(running) for _ in range(3)]
         for client in clients:
             client.go()
             for offset in range(0, 64 * MiB, 4 * MiB):
@@ -179,7 +181,7 @@ def test_it_closes_while_reads_hang_and_clients_wait(notices: str) -> None:
     assert threading.active_count() == before
 
 
-def test_nobody_else_can_reach_it_and_nothing_stays(export: server.Export) -> None:
+def test_socket_is_private_and_removed(export: server.Export) -> None:
     directory = Path(export.socket).parent
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     with nbd_wire.from_memory(b"x") as other:

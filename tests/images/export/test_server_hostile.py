@@ -1,4 +1,4 @@
-"""Broken NBD clients harm nobody."""
+"""Misbehaving NBD clients do not affect others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support import nbd_wire
 
 @pytest.fixture
 def export() -> Iterator[server.Export]:
-    with nbd_wire.from_memory(nbd_wire.SERVED) as served:
-        yield served
+    with nbd_wire.from_memory(nbd_wire.SERVED) as exported:
+        yield exported
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def client(export: server.Export) -> Iterator[nbd_wire.Client]:
         yield connected
 
 
-def still_serves(export: server.Export) -> None:
+def check_serves_others(export: server.Export) -> None:
     with nbd_wire.Client(export) as other:
         other.go()
         other.request(nbd_wire.READ, nbd_wire.SIZE - 5, 5)
         assert other.reply(5) == (0, 7, nbd_wire.CONTENT[-5:])
 
 
-def test_the_old_way_into_transmission(client: nbd_wire.Client) -> None:
+def test_export_name_option_is_supported(client: nbd_wire.Client) -> None:
     client.greet(flags=1)
     client.option(1)
     assert client.receive(10 + 124) == struct.pack(">QH", nbd_wire.SIZE, 0x103) + bytes(124)
@@ -41,10 +41,12 @@ def test_the_old_way_into_transmission(client: nbd_wire.Client) -> None:
 
 
 @pytest.mark.parametrize("flags", [4, 1 << 31])
-def test_unknown_client_flags(flags: int, export: server.Export, client: nbd_wire.Client) -> None:
+def test_unknown_client_flags_close_the_connection(
+    flags: int, export: server.Export, client: nbd_wire.Client
+) -> None:
     client.greet(flags)
     assert client.hung_up()
-    still_serves(export)
+    check_serves_others(export)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,9 @@ def test_unknown_client_flags(flags: int, export: server.Export, client: nbd_wir
         (0xFFFFFFFF, bytes(8000), 0x80000001),
     ],
 )
-def test_odd_options_are_answered(number: int, data: bytes, kind: int, client: nbd_wire.Client) -> None:
+def test_invalid_option_gets_error_reply(
+    number: int, data: bytes, kind: int, client: nbd_wire.Client
+) -> None:
     client.greet()
     client.option(number, data)
     assert client.option_reply() == (number, kind, b"")
@@ -70,28 +74,30 @@ def test_odd_options_are_answered(number: int, data: bytes, kind: int, client: n
     assert client.hung_up()
 
 
-def test_too_long_an_option_is_not_read(export: server.Export, client: nbd_wire.Client) -> None:
+def test_overlong_option_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
     client.greet()
     client.option(7, length=0xFFFFFFFF)
     assert client.hung_up()
-    still_serves(export)
+    check_serves_others(export)
 
 
-def test_options_without_end(export: server.Export, client: nbd_wire.Client) -> None:
+def test_endless_options_do_not_block_others(export: server.Export, client: nbd_wire.Client) -> None:
     client.greet()
     with contextlib.suppress(ConnectionError, struct.error):
         for _ in range(1000):
             client.option(99)
             client.option_reply()
-    still_serves(export)
+    check_serves_others(export)
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100])
-def test_a_stranger(said: bytes, export: server.Export, client: nbd_wire.Client) -> None:
-    client.socket.sendall(said)
+@pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100])
+def test_client_of_another_protocol_is_disconnected(
+    greeting: bytes, export: server.Export, client: nbd_wire.Client
+) -> None:
+    client.socket.sendall(greeting)
     assert client.receive(18).startswith(b"NBDMAGIC")
     assert client.hung_up()
-    still_serves(export)
+    check_serves_others(export)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_a_stranger(said: bytes, export: server.Export, client: nbd_wire.Client)
         (99, 0, 512, errno.EINVAL),
     ],
 )
-def test_odd_requests_are_errors_and_no_more(
+def test_invalid_request_gets_error_reply(
     kind: int, offset: int, length: int, error: int, client: nbd_wire.Client
 ) -> None:
     client.go()
@@ -120,13 +126,13 @@ def test_odd_requests_are_errors_and_no_more(
     assert client.reply(3) == (0, 9, nbd_wire.CONTENT[1:4])
 
 
-def test_flags_of_a_read_are_refused(client: nbd_wire.Client) -> None:
+def test_read_with_flags_is_refused(client: nbd_wire.Client) -> None:
     client.go()
     client.request(nbd_wire.READ, 0, 512, flags=4)
     assert client.reply(0) == (errno.EINVAL, 7, b"")
 
 
-def test_a_write_is_taken_in_and_refused(client: nbd_wire.Client) -> None:
+def test_write_is_read_and_refused(client: nbd_wire.Client) -> None:
     client.go()
     client.request(nbd_wire.WRITE, 0, 100_000)
     client.socket.sendall(b"w" * 100_000)
@@ -135,37 +141,39 @@ def test_a_write_is_taken_in_and_refused(client: nbd_wire.Client) -> None:
     assert client.reply(1) == (0, 7, nbd_wire.CONTENT[:1])
 
 
-def test_too_long_a_write_is_not_taken_in(export: server.Export, client: nbd_wire.Client) -> None:
+def test_overlong_write_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
     client.go()
     client.request(nbd_wire.WRITE, 0, 0xFFFFFFFF)
     assert client.hung_up()
-    still_serves(export)
+    check_serves_others(export)
 
 
-def test_a_wrong_magic_ends_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
+def test_wrong_magic_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
     client.go()
     client.socket.sendall(b"\0" * 28)
     assert client.hung_up()
-    still_serves(export)
+    check_serves_others(export)
 
 
 @pytest.mark.parametrize("sent", [1, 4, 17, 27])
-def test_a_request_cut_short(sent: int, export: server.Export, client: nbd_wire.Client) -> None:
+def test_incomplete_request_is_dropped(sent: int, export: server.Export, client: nbd_wire.Client) -> None:
     client.go()
     client.socket.sendall(struct.pack(">IHHQQI", nbd_wire.REQUEST_MAGIC, 0, nbd_wire.READ, 1, 0, 512)[:sent])
     client.close()
-    still_serves(export)
+    check_serves_others(export)
 
 
-def test_one_that_asks_and_never_reads(export: server.Export, client: nbd_wire.Client) -> None:
+def test_client_that_never_reads_does_not_block_others(
+    export: server.Export, client: nbd_wire.Client
+) -> None:
     client.go()
     for _ in range(3):
-        # Not of the bytes that another wants: who shares a read with it may wait for it.
+        # Not the bytes of the other client: a shared read would make that one wait.
         client.request(nbd_wire.READ, 0, nbd_wire.MiB)
-    still_serves(export)
+    check_serves_others(export)
 
 
-def test_too_many_connections_are_turned_away(export: server.Export) -> None:
+def test_too_many_connections_are_refused(export: server.Export) -> None:
     clients = [nbd_wire.Client(export) for _ in range(20)]
     greeted = sum(client.receive(18) != b"" for client in clients)
     assert greeted == 16
@@ -173,7 +181,7 @@ def test_too_many_connections_are_turned_away(export: server.Export) -> None:
         client.close()
 
 
-def test_disconnect_is_an_orderly_end(export: server.Export, client: nbd_wire.Client) -> None:
+def test_disconnect_request_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
     client.go()
     client.request(nbd_wire.DISCONNECT, 0, 0)
     assert client.hung_up()

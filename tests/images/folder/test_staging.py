@@ -1,4 +1,4 @@
-"""A volume is emptied of what earlier attempts left, and of nothing else."""
+"""Emptying a volume removes the files of earlier attempts and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cdi_worker.images.folder import staging
 from tests.support import devices
 
 
-def test_empties_a_volume_but_nothing_mounted_below_it(tmp_path: Path) -> None:
+def test_volume_is_emptied_except_for_mounts_below_it(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").touch()
@@ -33,7 +33,7 @@ def test_empties_a_volume_but_nothing_mounted_below_it(tmp_path: Path) -> None:
     assert (outside / "file").exists()
 
 
-def test_a_folder_that_is_no_volume_is_left_alone(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_mount_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     staging.empty(tmp_path)
     assert (tmp_path / "file").exists()

@@ -1,4 +1,4 @@
-"""Archives onto a real file system, compared with what GNU tar makes of them."""
+"""Unpack archives to a real file system and compare with GNU tar."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from tests.support import hostile_archives, processes, tar_parts
 LIMIT = 1 << 40
 
 
-def into(directory, data, limit=LIMIT):
+def unpack_into(directory, data, limit=LIMIT):
     unpack.unpack(archive.Archive(readers.Bytes(data), limit_bytes=limit), directory)
 
 
 def facts(directory):
-    """Return what can be seen of a tree, but for the times of directories and links."""
-    found = {}
+    """Return the visible state of a tree, without the times of directories and links."""
+    tree = {}
     for path in sorted(directory.rglob("*")):
         status = path.lstat()
-        told = [status.st_mode & 0o7777, status.st_size]
+        state = [status.st_mode & 0o7777, status.st_size]
         if path.is_symlink():
-            told = [str(path.readlink())]
+            state = [str(path.readlink())]
         elif path.is_dir():
-            told = ["directory"]
+            state = ["directory"]
         elif path.is_file():
-            told += [int(status.st_mtime), status.st_nlink, path.read_bytes()]
-        found[str(path.relative_to(directory))] = told
-    return found
+            state += [int(status.st_mtime), status.st_nlink, path.read_bytes()]
+        tree[str(path.relative_to(directory))] = state
+    return tree
 
 
 @pytest.fixture
-def place(tmp_path):
+def volume(tmp_path):
     path = tmp_path / "place"
     path.mkdir()
     return path
 
 
 @pytest.mark.parametrize("dialect", ["gnu", "posix"])
-def test_as_gnu_tar(disks, place, tmp_path, dialect):
+def test_tree_is_unpacked_as_by_gnu_tar(disks, volume, tmp_path, dialect):
     tree, path, other = disks.tree(), tmp_path / "archive.tar", tmp_path / "other"
     other.mkdir()
     processes.run(
         "tar", "-c", "--sparse", f"--format={dialect}", f"--file={path}", f"--directory={tree}", "."
     )
     processes.run("tar", "-x", f"--file={path}", f"--directory={other}")
-    into(place, path.read_bytes())
-    assert facts(place) == facts(other)
-    assert facts(place)
-    assert (place / "sparse").stat().st_blocks * 512 < 64 << 10
+    unpack_into(volume, path.read_bytes())
+    assert facts(volume) == facts(other)
+    assert facts(volume)
+    assert (volume / "sparse").stat().st_blocks * 512 < 64 << 10
 
 
-def test_terabyte_of_holes_costs_nothing(disks, place):
-    into(place, hostile_archives.archive(disks, "huge-sparse").read_bytes())
-    file = place / "sparse"
+def test_holes_take_no_space(disks, volume):
+    unpack_into(volume, hostile_archives.archive(disks, "huge-sparse").read_bytes())
+    file = volume / "sparse"
     assert file.stat().st_size == 1 << 40
     assert file.stat().st_blocks * 512 < 1 << 20
     with file.open("rb") as opened:
@@ -71,34 +71,34 @@ def test_terabyte_of_holes_costs_nothing(disks, place):
         assert opened.read() == b"x" * 512
 
 
-def test_larger_than_a_buffer(place):
+def test_file_larger_than_a_buffer_is_unpacked(volume):
     data = os.urandom(20 << 20)
-    told = []
+    state = []
     reader = archive.Archive(
         readers.Bytes(tar_parts.packed(tar_parts.member("large", data))), limit_bytes=LIMIT
     )
-    unpack.unpack(reader, place, advance=told.append)
-    assert (place / "large").read_bytes() == data
-    assert sum(told) == len(data)
+    unpack.unpack(reader, volume, advance=state.append)
+    assert (volume / "large").read_bytes() == data
+    assert sum(state) == len(data)
 
 
-def test_modes(place):
-    into(
-        place,
+def test_modes_are_kept_without_special_bits(volume):
+    unpack_into(
+        volume,
         tar_parts.packed(
             tar_parts.member("file", b"x", mode=0o6755),
             tar_parts.member("closed", type=tarfile.DIRTYPE, mode=0o1000),
             tar_parts.member("closed/file", b"x", mode=0o400),
         ),
     )
-    assert (place / "file").stat().st_mode & 0o7777 == 0o755
-    assert (place / "closed").stat().st_mode & 0o7777 == 0o700
-    assert (place / "closed/file").stat().st_mode & 0o7777 == 0o400
+    assert (volume / "file").stat().st_mode & 0o7777 == 0o755
+    assert (volume / "closed").stat().st_mode & 0o7777 == 0o700
+    assert (volume / "closed/file").stat().st_mode & 0o7777 == 0o400
 
 
-def test_later_entries_replace_earlier_ones(place):
-    into(
-        place,
+def test_later_entry_replaces_earlier_one(volume):
+    unpack_into(
+        volume,
         tar_parts.packed(
             tar_parts.member("a", b"first"),
             tar_parts.member("hard", type=tarfile.LNKTYPE, linkname="a"),
@@ -109,16 +109,16 @@ def test_later_entries_replace_earlier_ones(place):
             tar_parts.member("d", type=tarfile.DIRTYPE),
         ),
     )
-    assert [(place / name).read_bytes() for name in ("a", "hard", "link")] == [b"second", b"first", b"third"]
-    assert not (place / "link").is_symlink()
+    assert [(volume / name).read_bytes() for name in ("a", "hard", "link")] == [b"second", b"first", b"third"]
+    assert not (volume / "link").is_symlink()
 
 
 @pytest.mark.parametrize("name", sorted({*hostile_archives.ARCHIVES} - {"innocent"}))
-def test_nothing_gets_outside(disks, place, name):
+def test_hostile_archive_writes_nothing_outside(disks, volume, name):
     data = hostile_archives.archive(disks, name).read_bytes()
     with pytest.raises(errors.Error):
-        into(place, data, limit=1 << 30)
-    assert os.listdir(place.parent) == ["place"]
+        unpack_into(volume, data, limit=1 << 30)
+    assert os.listdir(volume.parent) == ["place"]
     assert not Path("/tmp/cdi-test-absolute").exists()
 
 
@@ -148,41 +148,41 @@ def test_nothing_gets_outside(disks, place, name):
         ],
     ],
 )
-def test_ways_through_links_are_refused(place, members):
+def test_path_through_link_is_refused(volume, members):
     with pytest.raises(errors.Refused, match="link"):
-        into(place, tar_parts.packed(*members))
+        unpack_into(volume, tar_parts.packed(*members))
 
 
-def test_file_in_place_of_a_directory(place):
+def test_file_does_not_replace_a_directory(volume):
     with pytest.raises(errors.TargetError, match="d: unpack: file exists"):
-        into(
-            place, tar_parts.packed(tar_parts.member("d", type=tarfile.DIRTYPE), tar_parts.member("d", b"x"))
+        unpack_into(
+            volume, tar_parts.packed(tar_parts.member("d", type=tarfile.DIRTYPE), tar_parts.member("d", b"x"))
         )
 
 
-def test_full(tmp_path):
+def test_full_file_system_is_reported(tmp_path):
     processes.need("mount")
     processes.run("mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path)
     try:
         with pytest.raises(errors.TargetError, match="no space left on device"):
-            into(tmp_path, tar_parts.packed(tar_parts.member("large", bytes(2 << 20))))
+            unpack_into(tmp_path, tar_parts.packed(tar_parts.member("large", bytes(2 << 20))))
     finally:
         processes.run("umount", tmp_path)
 
 
-def test_no_such_directory(tmp_path):
+def test_missing_directory_is_reported(tmp_path):
     with pytest.raises(errors.TargetError, match="no such file"):
-        into(tmp_path / "missing", tar_parts.packed())
+        unpack_into(tmp_path / "missing", tar_parts.packed())
 
 
-def staged(directory, data):
+def unpack_staged(directory, data):
     with staging.Staging(directory) as work:
-        into(work.path, data)
+        unpack_into(work.path, data)
         work.commit()
 
 
-def as_nobody(work, *arguments):
-    """Run a function in a process without privileges; return whether it came to its end."""
+def run_as_nobody(work, *arguments):
+    """Run a function in a process without privileges; return whether it succeeded."""
     process = os.fork()
     if process:
         return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
@@ -199,8 +199,8 @@ def as_nobody(work, *arguments):
 
 # The child only makes system calls; threads of other tests' servers do not matter to it.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_as_nobody():
-    """An ordinary user unpacks what root packed; owners stay behind."""
+def test_unprivileged_user_can_unpack():
+    """An ordinary user unpacks an archive of root; the owners in it are ignored."""
     data = tar_parts.packed(
         tar_parts.member("d", type=tarfile.DIRTYPE, mode=0o500, uid=0),
         tar_parts.member("d/file", b"x", uid=0, mode=0o4400),
@@ -208,7 +208,7 @@ def test_as_nobody():
     )
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         os.chown(directory, 65534, 65534)
-        assert as_nobody(staged, directory, data)
+        assert run_as_nobody(unpack_staged, directory, data)
         file = Path(directory, "d/file")
         assert (file.read_bytes(), file.stat().st_uid) == (b"x", 65534)
         assert os.listdir(directory) == ["d"]
@@ -217,62 +217,62 @@ def test_as_nobody():
 # -- staging
 
 
-def test_staged_and_committed(place):
-    (place / "kept").write_text("kept")
-    with staging.Staging(place) as work:
-        into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x")))
-        assert not (place / "a").exists()
+def test_commit_moves_files_into_place(volume):
+    (volume / "kept").write_text("kept")
+    with staging.Staging(volume) as work:
+        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x")))
+        assert not (volume / "a").exists()
         work.commit()
-    assert set(facts(place)) == {"a", "a/b", "c", "kept"}
+    assert set(facts(volume)) == {"a", "a/b", "c", "kept"}
 
 
-def test_nothing_is_left_without_a_commit(place):
-    with contextlib.suppress(errors.Truncated), staging.Staging(place) as work:
-        into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"))[:600])
-    assert os.listdir(place) == []
+def test_files_are_removed_without_commit(volume):
+    with contextlib.suppress(errors.Truncated), staging.Staging(volume) as work:
+        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"))[:600])
+    assert os.listdir(volume) == []
 
 
-def test_second_attempt_after_a_kill(place):
-    """The first was killed while it moved things into place."""
+def test_second_attempt_completes_a_killed_one(volume):
+    """The first attempt was killed while it moved files into place."""
     members = [
         tar_parts.member("a/b", b"x"),
         tar_parts.member("a/c", b"new"),
         tar_parts.member("d", b"x"),
         tar_parts.member("l", b"x"),
     ]
-    work = staging.Staging(place).__enter__()
-    into(work.path, tar_parts.packed(*members))
-    (place / "a").mkdir()
-    (place / "a/b").write_text("moved")
-    (place / "d").write_text("moved")
-    (place / "l").symlink_to("d")
-    staging.remove_left_over(place)
-    assert set(facts(place)) == {"a", "a/b", "d", "l"}
-    with staging.Staging(place) as again:
-        into(again.path, tar_parts.packed(*members))
+    work = staging.Staging(volume).__enter__()
+    unpack_into(work.path, tar_parts.packed(*members))
+    (volume / "a").mkdir()
+    (volume / "a/b").write_text("moved")
+    (volume / "d").write_text("moved")
+    (volume / "l").symlink_to("d")
+    staging.remove_left_over(volume)
+    assert set(facts(volume)) == {"a", "a/b", "d", "l"}
+    with staging.Staging(volume) as again:
+        unpack_into(again.path, tar_parts.packed(*members))
         again.commit()
-    found = {name: told[-1] for name, told in facts(place).items() if told != ["directory"]}
-    assert found == {"a/b": b"x", "a/c": b"new", "d": b"x", "l": b"x"}
+    tree = {name: state[-1] for name, state in facts(volume).items() if state != ["directory"]}
+    assert tree == {"a/b": b"x", "a/c": b"new", "d": b"x", "l": b"x"}
 
 
-def test_directory_in_place_of_a_file(place):
-    (place / "a").write_text("file")
-    (place / "b").mkdir()
-    with staging.Staging(place) as work:
-        into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
+def test_directory_replaces_a_file_but_not_vice_versa(volume):
+    (volume / "a").write_text("file")
+    (volume / "b").mkdir()
+    with staging.Staging(volume) as work:
+        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
         work.commit()
-    assert set(facts(place)) == {"a", "a/b", "b"}
-    with staging.Staging(place) as work:
-        into(work.path, tar_parts.packed(tar_parts.member("b", b"x")))
+    assert set(facts(volume)) == {"a", "a/b", "b"}
+    with staging.Staging(volume) as work:
+        unpack_into(work.path, tar_parts.packed(tar_parts.member("b", b"x")))
         with pytest.raises(errors.TargetError, match="is a directory"):
             work.commit()
-    assert set(facts(place)) == {"a", "a/b", "b"}
+    assert set(facts(volume)) == {"a", "a/b", "b"}
 
 
-def test_symlink_where_the_staging_goes(place, tmp_path):
+def test_symlink_instead_of_staging_folder_is_not_followed(volume, tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/file").write_text("kept")
-    staging.Staging(place).path.symlink_to(tmp_path / "outside")
-    with staging.Staging(place):
+    staging.Staging(volume).path.symlink_to(tmp_path / "outside")
+    with staging.Staging(volume):
         pass
     assert (tmp_path / "outside/file").read_text() == "kept"

@@ -1,4 +1,4 @@
-"""Placing qcow2 and vmdk images: the bytes on a dirty target are those that qemu-img reads."""
+"""Place qcow2 and VMDK images by ranges: the bytes on a dirty target are those qemu-img reads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MiB = 1 << 20
 
 
 class FailsAfter(placing.Bytes):
-    """Breaks for good after so many readings, and counts bytes."""
+    """A file whose reads fail permanently after a number of them; counts the bytes read."""
 
-    def __init__(self, data: bytes, readings: int) -> None:
+    def __init__(self, data: bytes, reads: int) -> None:
         super().__init__(data)
-        self._left = readings
+        self._left = reads
         self.fetched = 0
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -38,13 +38,13 @@ class FailsAfter(placing.Bytes):
 
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
 @pytest.mark.parametrize("variant", placing.VARIANTS)
-def test_ranges(disks: disks_module.Disks, variant: str, content: str) -> None:
+def test_disk_is_placed_as_qemu_img_reads_it(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
     assert placing.read_disk(image, disks.driver(variant)) == disks.expected(variant, content).read_bytes()
 
 
-class Noted:
-    """A disk of any size that only remembers what was written, and how many bytes are zeros."""
+class RecordingDisk:
+    """A disk of any size that records its writes and the number of bytes zeroed."""
 
     def __init__(self) -> None:
         self.written: dict[int, bytes] = {}
@@ -63,23 +63,23 @@ class Noted:
         pass
 
 
-def test_a_table_as_long_as_the_largest_cluster(tmp_path: Path) -> None:
-    """One table of 2 MiB maps 512 GiB: its second half counts from its beginning, too."""
+def test_table_of_the_largest_cluster_size_is_read(tmp_path: Path) -> None:
+    """One table of 2 MiB maps 512 GiB; entries in its second half are offset from its start."""
     file = tmp_path / "disk.qcow2"
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", file, "500G")
     processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
     source = placing.fetcher(placing.Bytes(file.read_bytes()))
-    target = Noted()
+    target = RecordingDisk()
     ranges.from_ranges(placing.image_of(file.read_bytes()), source, target, placing.unjournalled())
     found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
     gib = 1024
-    wanted = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
-    assert (found, target.zeros) == (wanted, (500 << 30) - 4 * MiB)
+    expected = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
+    assert (found, target.zeros) == (expected, (500 << 30) - 4 * MiB)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """Make an image of many ranges, and the disk in it."""
+    """Return an image of many ranges, and its disk."""
     folder = tmp_path_factory.mktemp("large")
     steps = [
         "qemu-io write -q -s {folder}/noise 0 18M",
@@ -91,57 +91,57 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
 
 
-class Place(NamedTuple):
-    """Where a journal is."""
+class Location(NamedTuple):
+    """The location of a journal."""
 
     path: Path
     offset: int = 0
     withheld: int = 0
 
 
-def put(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
+def place(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
     laid_out = layout.read_layout(source.read(0, 64 << 10))
     found = image.read_image(laid_out, source.read, source.size)
     ranges.from_ranges(found, source, target, notes)
 
 
-def test_resume(large: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path) -> None:
     """What an earlier attempt has placed is neither fetched nor written again."""
     data, expected = large
-    where = Place(tmp_path / "journal")
-    where.path.touch()
+    location = Location(tmp_path / "journal")
+    location.path.touch()
     target = placing.Dirty(len(expected))
-    notes = journal.Journal.open(where, "this", len(expected), seconds=0)
+    notes = journal.Journal.open(location, "this", len(expected), seconds=0)
     with pytest.raises(errors.TransferFailed):
-        put(placing.fetcher(FailsAfter(data, 18)), target, notes)
+        place(placing.fetcher(FailsAfter(data, 18)), target, notes)
     target.covered = bytearray(len(target.covered))
-    notes = journal.Journal.open(where, "this", len(expected))
+    notes = journal.Journal.open(location, "this", len(expected))
     before = notes.covered
     again = FailsAfter(data, 1 << 30)
-    put(placing.fetcher(again), target, notes)
+    place(placing.fetcher(again), target, notes)
     assert target.data == expected
     assert notes.covered == len(expected)
     assert 0 < before < len(expected)
     fresh = FailsAfter(data, 1 << 30)
-    put(placing.fetcher(fresh), placing.Dirty(len(expected)), placing.unjournalled())
+    place(placing.fetcher(fresh), placing.Dirty(len(expected)), placing.unjournalled())
     assert again.fetched < fresh.fetched
 
 
-def test_the_withheld_start_is_never_done(large: tuple[bytes, bytes], tmp_path: Path) -> None:
-    """What touches it may be lost in a crash although it was written."""
+def test_resume_repeats_the_withheld_start(large: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """A crash may lose the start of the disk although it was written."""
     data, expected = large
-    where = Place(tmp_path / "journal", withheld=MiB)
-    where.path.touch()
-    notes = journal.Journal.open(where, "this", len(expected))
-    put(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
+    location = Location(tmp_path / "journal", withheld=MiB)
+    location.path.touch()
+    notes = journal.Journal.open(location, "this", len(expected))
+    place(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
     assert notes.missing(0, len(expected)) == [(0, MiB)]
     target, again = placing.Dirty(len(expected)), FailsAfter(data, 1 << 30)
-    put(placing.fetcher(again), target, notes)
+    place(placing.fetcher(again), target, notes)
     assert target.data[:MiB] == expected[:MiB]
     assert again.fetched < 5 * MiB
 
 
-def test_progress_ends_at_the_size_of_the_disk(disks: disks_module.Disks) -> None:
+def test_progress_ends_at_virtual_size(disks: disks_module.Disks) -> None:
     steps: list[int] = []
     data = disks.image("qcow2-zstd", "ragged").read_bytes()
     found = placing.image_of(data)

@@ -1,4 +1,4 @@
-"""Placing qcow2 and vmdk images that come in order: the same disk as from random ranges, or a clean error."""
+"""Place qcow2 and VMDK images from a stream: the same disk as by ranges, or a clean error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MiB = 1 << 20
 
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
 @pytest.mark.parametrize("variant", placing.VARIANTS)
-def test_stream(disks: disks_module.Disks, variant: str, content: str) -> None:
+def test_disk_is_placed_as_qemu_img_reads_it(disks: disks_module.Disks, variant: str, content: str) -> None:
     image = disks.image(variant, content).read_bytes()
     assert (
         placing.streamed(image, form=disks.driver(variant)) == disks.expected(variant, content).read_bytes()
@@ -31,7 +31,7 @@ def test_stream(disks: disks_module.Disks, variant: str, content: str) -> None:
     scope="module", params=["cluster_size=4k", "cluster_size=64k", "compression_type=zstd,cluster_size=2M"]
 )
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """Make an image of many chunks, written at both ends in turns, and the disk in it."""
+    """Return an image of many chunks, written alternately at both ends, and its disk."""
     folder = tmp_path_factory.mktemp("large")
     flag = ("", "-c ")
     steps = [
@@ -43,18 +43,18 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
 
 
-def test_many_chunks(large: tuple[bytes, bytes]) -> None:
+def test_image_of_many_chunks_is_placed(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     assert placing.streamed(data) == expected
     assert placing.streamed(data + os.urandom(10 * MiB)) == expected
 
 
-def test_tables_at_the_end(large: tuple[bytes, bytes]) -> None:
+def test_tables_may_be_at_the_end(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     assert placing.streamed(qcow2_images.tables_last(data)) == expected
 
 
-def test_cut_anywhere(large: tuple[bytes, bytes]) -> None:
+def test_cut_image_is_corrupt(large: tuple[bytes, bytes]) -> None:
     data, _ = large
     for length in (1 << 16, len(data) // 3, len(data) // 2, len(data) - (2 << 20), len(data) - 600):
         with pytest.raises(errors.Corrupt):
@@ -62,8 +62,8 @@ def test_cut_anywhere(large: tuple[bytes, bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """Make an image of more data than is held in memory, all of it before the tables."""
+def tables_after_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Return an image with more data than is kept in memory, all of it before the tables, and its disk."""
     folder = tmp_path_factory.mktemp("late")
     with (folder / "raw").open("wb") as raw:
         for number in range(80):
@@ -72,8 +72,8 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return qcow2_images.tables_last((folder / "image").read_bytes()), (folder / "raw").read_bytes()
 
 
-def test_more_than_memory_needs_scratch(late: tuple[bytes, bytes], tmp_path: Path) -> None:
-    data, expected = late
+def test_more_than_memory_needs_scratch(tables_after_data: tuple[bytes, bytes], tmp_path: Path) -> None:
+    data, expected = tables_after_data
     with pytest.raises(errors.ScratchRequired):
         placing.streamed(data)
     with space.Spill(tmp_path / "spill") as scratch:
@@ -81,7 +81,7 @@ def test_more_than_memory_needs_scratch(late: tuple[bytes, bytes], tmp_path: Pat
     assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - stream.MEMORY + MiB
 
 
-def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
+def test_failing_target_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
     data, expected = large
 
     class Full(placing.Dirty):
@@ -95,7 +95,7 @@ def test_a_failing_target_ends_it(large: tuple[bytes, bytes]) -> None:
         stream.from_stream(follower, placing.Ordered(data), Full(len(expected)), cancel=threading.Event())
 
 
-def test_cancel(large: tuple[bytes, bytes]) -> None:
+def test_cancel_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     cancel = threading.Event()
     cancel.set()

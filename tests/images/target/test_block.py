@@ -1,4 +1,4 @@
-"""A disk as a block device: held alone, never made or removed, its head written last."""
+"""A block device as target: opened exclusively, never created or removed, its head written last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import devices, oracle, processes
 MiB = 1 << 20
 
 
-def test_the_head_comes_last(block: Path) -> None:
+def test_head_is_written_last(block: Path) -> None:
     with target.open(block, 4 * MiB) as disk:
         assert disk.withheld == MiB
         assert block.read_bytes()[:MiB] == bytes(MiB)
@@ -41,7 +41,7 @@ def test_preallocation_writes_every_byte(tmp_path: Path) -> None:
     assert backing.stat().st_blocks * 512 >= 16 * MiB
 
 
-def test_zeros_are_given_back(tmp_path: Path) -> None:
+def test_zeroing_frees_storage(tmp_path: Path) -> None:
     backing = devices.fill(tmp_path / "full", 16 * MiB)
     with devices.attached(backing) as device, target.open(device, 16 * MiB) as disk:
         disk.zero(0, 16 * MiB)
@@ -49,23 +49,23 @@ def test_zeros_are_given_back(tmp_path: Path) -> None:
     assert backing.stat().st_blocks * 512 <= 2 * MiB
 
 
-class Later:
-    """A cancel that is set after so many looks."""
+class CancelAfter:
+    """A cancel that is set after being checked a number of times."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
+    def __init__(self, checks: int) -> None:
+        self.checks = checks
 
     def is_set(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+        self.checks -= 1
+        return self.checks < 0
 
 
 @pytest.mark.parametrize("preallocate", [True, False])
-def test_one_long_zeroing_is_given_up_on_the_way(tmp_path: Path, preallocate: bool) -> None:
+def test_cancel_interrupts_long_zeroing(tmp_path: Path, preallocate: bool) -> None:
     size = 96 * MiB
     backing = devices.fill(tmp_path / "full", size)
     with devices.attached(backing) as device:
-        options = target.Options(preallocate=preallocate, cancel=Later(2))
+        options = target.Options(preallocate=preallocate, cancel=CancelAfter(2))
         with target.open(device, size, options) as disk, pytest.raises(errors.Cancelled):
             disk.zero(0, size)
         # The second step may be twice as long as the first.
@@ -73,15 +73,15 @@ def test_one_long_zeroing_is_given_up_on_the_way(tmp_path: Path, preallocate: bo
         oracle.unusable(device)
 
 
-def test_a_small_image_leaves_the_rest_alone(block: Path) -> None:
+def test_small_image_does_not_touch_the_rest(block: Path) -> None:
     with target.open(block, 1000) as disk:
         disk.write(0, memoryview(b"x" * 1000))
         disk.commit(32 * MiB)
     assert block.read_bytes() == b"x" * 1000 + bytes(24) + b"\xff" * (32 * MiB - 1024)
 
 
-def test_behind_a_stream_shorter_than_the_head_are_zeros(block: Path) -> None:
-    """Whatever was in the head had to go at the start: how much of it the image needs was not known."""
+def test_head_behind_short_stream_is_zeroed(block: Path) -> None:
+    """The old head is zeroed at the start: how much of it the image needs was not known then."""
     with target.open(block, None) as disk:
         disk.write(0, memoryview(b"x" * 1000))
         disk.commit()
@@ -90,7 +90,7 @@ def test_behind_a_stream_shorter_than_the_head_are_zeros(block: Path) -> None:
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("size", [512, 3 * 512, MiB + 512, 3 * MiB + 5 * 512])
-def test_devices_of_odd_sizes_are_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
+def test_device_of_any_size_is_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
     content = os.urandom(size)
     with devices.loop(tmp_path, size) as device:
         with target.open(device, size, target.Options(direct=direct)) as disk:
@@ -103,7 +103,7 @@ def test_devices_of_odd_sizes_are_written_to_the_last_sector(tmp_path: Path, siz
         assert device.read_bytes() == bytes(size)
 
 
-def test_an_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
+def test_stream_of_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
     with devices.loop(tmp_path, 4 * MiB) as device:
         with target.open(device, None) as disk:
             disk.zero(3 * MiB, MiB)
@@ -116,13 +116,13 @@ def test_an_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
         oracle.unusable(device)
 
 
-def test_a_device_too_small(block: Path) -> None:
+def test_too_small_device_is_refused(block: Path) -> None:
     with pytest.raises(errors.TooLarge, match="larger than the reported available storage 33554432"):
         target.open(block, 32 * MiB + 1)
     assert block.read_bytes()[:MiB] == b"\xff" * MiB
 
 
-def test_a_mounted_device_is_refused(tmp_path: Path) -> None:
+def test_mounted_device_is_refused(tmp_path: Path) -> None:
     with devices.filesystem("ext4", tmp_path) as point:
         device = next(
             line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(point) in line
@@ -131,7 +131,7 @@ def test_a_mounted_device_is_refused(tmp_path: Path) -> None:
             target.open(device, MiB)
 
 
-def test_the_node_is_never_removed(tmp_path: Path) -> None:
+def test_device_node_is_never_removed(tmp_path: Path) -> None:
     with devices.loop(tmp_path, 4 * MiB) as device:
         node = tmp_path / "node"
         os.mknod(node, device.stat().st_mode, device.stat().st_rdev)
@@ -150,7 +150,7 @@ def write_to(device: devices.Failing, when: str, options: target.Options) -> Non
         if when == "between":
             device.fail()
             disk.write(7 * MiB, data[:MiB])
-            sync_by_another(device.path)
+            sync_by_another_process(device.path)
             device.mend()
         if when == "at commit":
             disk.flush()
@@ -162,15 +162,15 @@ def write_to(device: devices.Failing, when: str, options: target.Options) -> Non
             device.mend()
 
 
-def sync_by_another(path: Path) -> None:
-    """Take the error away from who comes later, not from who was there before."""
+def sync_by_another_process(path: Path) -> None:
+    """Consume the write error for descriptors opened later, not for those already open."""
     with path.open("rb") as other, contextlib.suppress(OSError):
         os.fsync(other.fileno())
 
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("when", ["before", "between", "at commit"])
-def test_no_lost_write_is_called_a_success(tmp_path: Path, when: str, direct: bool) -> None:
+def test_lost_write_is_an_error(tmp_path: Path, when: str, direct: bool) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         with pytest.raises(errors.TargetError, match="input/output error"):
             write_to(device, when, target.Options(direct=direct))
@@ -178,7 +178,7 @@ def test_no_lost_write_is_called_a_success(tmp_path: Path, when: str, direct: bo
         oracle.unusable(device.path)
 
 
-def test_a_failure_is_remembered(tmp_path: Path) -> None:
+def test_failure_is_remembered(tmp_path: Path) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         with target.open(device.path, 16 * MiB) as disk:
             device.fail()
@@ -198,12 +198,12 @@ def test_a_failure_is_remembered(tmp_path: Path) -> None:
         oracle.unusable(device.path)
 
 
-def test_a_flush_waits_for_zeros_under_way_in_another_thread(block: Path) -> None:
-    """Without that a journal would claim a range that a kill leaves as it was."""
-    begun, go = threading.Event(), threading.Event()
+def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
+    """Otherwise a journal would claim a range that is not zeroed after a kill."""
+    started, go = threading.Event(), threading.Event()
 
     def slow(fd: int, offset: int, length: int) -> None:
-        begun.set()
+        started.set()
         go.wait(10)
         kernel.punch_hole(fd, offset, length)
 
@@ -213,11 +213,11 @@ def test_a_flush_waits_for_zeros_under_way_in_another_thread(block: Path) -> Non
             disk.zero(start, 4096)  # as many runs as may grow side by side
         zeroing_thread = threading.Thread(target=disk.zero, args=(8 * MiB, 4096))
         zeroing_thread.start()
-        begun.wait(10)
+        started.wait(10)
         flushing = threading.Thread(target=disk.flush)
-        begun.clear()
+        started.clear()
         flushing.start()
-        assert not begun.wait(0.2), "the flush went past the run that is under way"
+        assert not started.wait(0.2), "the flush went past the run that is under way"
         go.set()
         flushing.join()
         zeroing_thread.join()
@@ -233,7 +233,7 @@ def mounted(device: Path, point: Path) -> contextlib.AbstractContextManager[obje
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_file_on_a_failing_device(tmp_path: Path, direct: bool) -> None:
+def test_file_on_a_failing_device_is_an_error(tmp_path: Path, direct: bool) -> None:
     with devices.failing(tmp_path, 64 * MiB) as device, mounted(device.path, tmp_path / "mounted"):
         path = tmp_path / "mounted" / "disk.img"
         with target.open(path, 8 * MiB, target.Options(direct=direct)) as disk:
@@ -249,7 +249,7 @@ def write_and_commit(disk: target.Target, content: bytes) -> None:
     disk.commit()
 
 
-def test_qemu_img_may_write_to_the_device_that_is_held(block: Path, tmp_path: Path) -> None:
+def test_qemu_img_can_write_to_the_open_device(block: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(3 * MiB) + bytes(4 * MiB) + os.urandom(MiB))
     with target.open(block, 8 * MiB) as disk:

@@ -1,4 +1,4 @@
-"""Ordered bytes arrive as they were sent, and nothing goes on after a failure."""
+"""Ordered bytes are copied to a target, and nothing continues after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MiB = 1 << 20
 
 
 class Bytes:
-    """A reader of given bytes in pieces of any size, which may fail at the end."""
+    """A reader of ``content`` in pieces of different sizes, which may fail at the end."""
 
     def __init__(self, content: bytes, failure: BaseException | None = None) -> None:
         self.content = memoryview(content)
@@ -58,43 +58,43 @@ def disk_like(size: int) -> bytes:
     "size", [0, 1, 511, 512, 513, MiB, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 9 * MiB + 77]
 )
 @pytest.mark.parametrize("kind", ["file", "block512", "block4096"])
-def test_it_arrives_as_with_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
+def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
     source, expected = tmp_path / "source", tmp_path / "expected"
     source.write_bytes(disk_like(size))
     processes.run("qemu-img", "convert", "-f", "raw", "-O", "raw", source, expected)
-    seen: list[int] = []
+    steps: list[int] = []
 
-    def bring(path: Path) -> None:
+    def copy_to(path: Path) -> None:
         with target.open(path, None) as disk:
             copied = copy.copy_ordered(
                 Bytes(source.read_bytes()),
                 disk,
                 limit=16 * MiB,
                 cancel=threading.Event(),
-                advance=seen.append,
+                advance=steps.append,
             )
-            assert copied == size == sum(seen)
+            assert copied == size == sum(steps)
             disk.commit()
 
     if kind == "file":
-        bring(tmp_path / "disk.img")
+        copy_to(tmp_path / "disk.img")
         oracle.same(tmp_path / "disk.img", expected)
         assert (tmp_path / "disk.img").stat().st_size == expected.stat().st_size
     else:
         with devices.loop(tmp_path, 16 * MiB, sector=int(kind[5:])) as device:
-            bring(device)
+            copy_to(device)
             oracle.same(device, expected, beyond=None)
 
 
-def bring(path: Path, reader: copy.Reader, limit: int, cancel: threading.Event | None = None) -> int:
+def copy_to(path: Path, reader: copy.Reader, limit: int, cancel: threading.Event | None = None) -> int:
     with target.open(path, None) as disk:
         return copy.copy_ordered(reader, disk, limit=limit, cancel=cancel or threading.Event())
 
 
-def test_the_limit_is_the_last_byte_allowed(tmp_path: Path) -> None:
-    assert bring(tmp_path / "disk.img", Bytes(disk_like(5 * MiB)), 5 * MiB) == 5 * MiB
+def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
+    assert copy_to(tmp_path / "disk.img", Bytes(disk_like(5 * MiB)), 5 * MiB) == 5 * MiB
     with pytest.raises(errors.TooLarge, match="larger than the reported available storage 5242880"):
-        bring(tmp_path / "disk.img", Bytes(disk_like(5 * MiB + 1)), 5 * MiB)
+        copy_to(tmp_path / "disk.img", Bytes(disk_like(5 * MiB + 1)), 5 * MiB)
 
 
 def test_runs_follow_one_another(tmp_path: Path) -> None:
@@ -116,38 +116,38 @@ def test_a_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memor
         assert device.read_bytes()[MiB:] == devices.DIRT * MiB
 
 
-def test_endless_bytes_end_at_the_limit(tmp_path: Path) -> None:
+def test_endless_stream_ends_at_the_limit(tmp_path: Path) -> None:
     with pytest.raises(errors.TooLarge):
-        bring(tmp_path / "disk.img", Endless(), 10 * MiB)
+        copy_to(tmp_path / "disk.img", Endless(), 10 * MiB)
     assert os.listdir(tmp_path) == []
 
 
-def test_the_reader_s_failure_is_the_caller_s(tmp_path: Path) -> None:
+def test_error_of_the_reader_is_raised(tmp_path: Path) -> None:
     failure = errors.Truncated(format="gz", reason="for a test")
     before = threading.active_count()
     with pytest.raises(errors.Truncated) as raised:
-        bring(tmp_path / "disk.img", Bytes(disk_like(9 * MiB), failure), 16 * MiB)
+        copy_to(tmp_path / "disk.img", Bytes(disk_like(9 * MiB), failure), 16 * MiB)
     assert raised.value is failure
     assert threading.active_count() == before
 
 
-def test_the_target_s_failure_ends_the_reading(tmp_path: Path) -> None:
+def test_error_of_the_target_ends_reading(tmp_path: Path) -> None:
     before = threading.active_count()
     with (
         devices.filesystem("tmpfs", tmp_path) as point,
         pytest.raises(errors.TargetError, match="no space left"),
     ):
-        bring(point / "disk.img", Endless(), 1 << 40)
+        copy_to(point / "disk.img", Endless(), 1 << 40)
     assert threading.active_count() == before
 
 
-def test_a_cancel_ends_both(tmp_path: Path) -> None:
+def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
     cancel = threading.Event()
     before = threading.active_count()
     timer = threading.Timer(0.1, cancel.set)
     timer.start()
     with pytest.raises(errors.Cancelled):
-        bring(tmp_path / "disk.img", Endless(), 1 << 40, cancel)
+        copy_to(tmp_path / "disk.img", Endless(), 1 << 40, cancel)
     timer.join()
     assert threading.active_count() == before
 
@@ -173,8 +173,8 @@ with target.open(sys.argv[1], 80 << 20, target.Options(direct=sys.argv[2] == "di
 
 
 @pytest.mark.parametrize("how", ["cached", "direct"])
-def test_a_slow_device_does_not_fill_the_memory(tmp_path: Path, how: str) -> None:
-    """What a pod of 600M is to a disk of many GiB, a group of 96M is to these 80 MiB."""
+def test_slow_device_does_not_fill_memory(tmp_path: Path, how: str) -> None:
+    """A pod of 600M is to a disk of many GiB as a group of 96M is to these 80 MiB."""
     with (
         devices.slow(tmp_path, 80 * MiB, bytes_per_second=25 * MiB) as device,
         limits.cgroup(memory=96 * MiB, cpus=0.75) as group,

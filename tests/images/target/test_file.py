@@ -1,4 +1,4 @@
-"""A disk as a file: beside its name until whole, of the right size, of the right mode."""
+"""A file as target: renamed when complete, with the right size and mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import devices, oracle
 MiB = 1 << 20
 
 
-def test_it_has_its_name_only_when_whole(tmp_path: Path) -> None:
+def test_file_is_renamed_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"of yesterday")
     old = os.umask(0o077)
@@ -34,7 +34,7 @@ def test_it_has_its_name_only_when_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("grown", "expected"), [(0, MiB), (MiB // 2, MiB), (3 * MiB, 3 * MiB)])
 @pytest.mark.parametrize("preallocate", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_it_grows_and_never_shrinks(
+def test_file_is_grown_and_never_shrunk(
     tmp_path: Path, grown: int, expected: int, preallocate: bool, known: bool
 ) -> None:
     path = tmp_path / "disk.img"
@@ -48,7 +48,7 @@ def test_it_grows_and_never_shrinks(
 
 @pytest.mark.parametrize("kind", ["ext3", "ramfs"])
 @pytest.mark.parametrize("size", [2 * MiB, None])
-def test_preallocation_writes_where_it_must(tmp_path: Path, kind: str, size: int | None) -> None:
+def test_preallocation_works_without_fallocate(tmp_path: Path, kind: str, size: int | None) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
         with target.open(path, size, target.Options(preallocate=True)) as disk:
@@ -60,7 +60,7 @@ def test_preallocation_writes_where_it_must(tmp_path: Path, kind: str, size: int
             assert path.stat().st_blocks * 512 >= 3 * MiB
 
 
-def test_preallocation_keeps_storage_on_a_left_over(tmp_path: Path) -> None:
+def test_preallocation_keeps_storage_of_a_resumed_file(tmp_path: Path) -> None:
     for kind in ("ext4", "tmpfs"):
         with devices.filesystem(kind, tmp_path) as point:
             path = point / "disk.img"
@@ -72,7 +72,7 @@ def test_preallocation_keeps_storage_on_a_left_over(tmp_path: Path) -> None:
             assert path.stat().st_blocks * 512 >= 2 * MiB
 
 
-def test_zeros_take_no_room(tmp_path: Path) -> None:
+def test_zeros_take_no_space(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     with target.open(path, 1 << 40) as disk:
         disk.zero(0, 1 << 40)
@@ -81,8 +81,8 @@ def test_zeros_take_no_room(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 < MiB
 
 
-def test_a_longer_left_over_is_cut(tmp_path: Path) -> None:
-    """The journal behind the last byte is not a part of the disk."""
+def test_longer_resumed_file_is_truncated(tmp_path: Path) -> None:
+    """The journal behind the last byte is not part of the disk."""
     path = tmp_path / "disk.img"
     devices.fill(Path(f"{path}.part"), 2 * MiB)
     with target.open(path, MiB + 100, target.Options(mode="resume")) as disk:
@@ -90,7 +90,7 @@ def test_a_longer_left_over_is_cut(tmp_path: Path) -> None:
     assert path.read_bytes() == b"\xff" * (MiB + 100) + bytes(2 * MiB - 100)
 
 
-def test_room_is_missed_at_once_when_preallocating(tmp_path: Path) -> None:
+def test_preallocation_reports_missing_space_at_once(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point:
         with pytest.raises(errors.TargetError, match="no space left on device"):
             target.open(point / "disk.img", 64 * MiB, target.Options(preallocate=True))
@@ -107,7 +107,7 @@ def overfill(path: Path, direct: bool) -> None:
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
-def test_a_full_file_system(tmp_path: Path, kind: str, direct: bool) -> None:
+def test_full_file_system_is_an_error(tmp_path: Path, kind: str, direct: bool) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
         with pytest.raises(errors.TargetError, match="no space left on device"):
@@ -118,7 +118,7 @@ def test_a_full_file_system(tmp_path: Path, kind: str, direct: bool) -> None:
 
 @pytest.mark.parametrize("hostile", ["directory", "link", "fifo"])
 @pytest.mark.parametrize("mode", ["new", "resume"])
-def test_what_stands_in_the_way_is_never_written_through(tmp_path: Path, hostile: str, mode: str) -> None:
+def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, mode: str) -> None:
     path, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -134,13 +134,13 @@ def test_what_stands_in_the_way_is_never_written_through(tmp_path: Path, hostile
     assert victim.read_bytes() == b"precious"
 
 
-def test_an_update_needs_a_disk(tmp_path: Path) -> None:
+def test_update_needs_a_disk(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError, match="no such file"):
         target.open(tmp_path / "disk.img", None, target.Options(mode="update"))
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failed_update_can_be_done_again(tmp_path: Path) -> None:
+def test_failed_update_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
     with target.open(path, None, target.Options(mode="update")) as disk:
@@ -152,7 +152,7 @@ def test_a_failed_update_can_be_done_again(tmp_path: Path) -> None:
     assert path.read_bytes() == b"b" + b"a" * 1023
 
 
-def test_an_update_does_not_take_a_part_for_a_disk(tmp_path: Path) -> None:
+def test_update_does_not_accept_an_unfinished_disk(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     with target.open(path, MiB) as disk:
         disk.write(0, memoryview(b"a"))
@@ -161,7 +161,7 @@ def test_an_update_does_not_take_a_part_for_a_disk(tmp_path: Path) -> None:
         target.open(path, None, target.Options(mode="update"))
 
 
-def test_a_new_disk_takes_the_place_of_an_interrupted_update(tmp_path: Path) -> None:
+def test_new_disk_replaces_an_interrupted_update(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
     with target.open(path, None, target.Options(mode="update")):

@@ -1,4 +1,4 @@
-"""What both kinds of target promise, and what is told of them before."""
+"""The common behaviour of both kinds of target, and the facts about them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KINDS = ["block512", "block4096", "ext4", "tmpfs", "xfs", "btrfs"]
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give a path for a disk: a device filled with 0xFF, or a name in a new file system."""
+def disk_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield the path of a disk: a device filled with 0xFF, or a new name in an empty file system."""
     if request.param.startswith("block"):
         with devices.loop(tmp_path, SIZE + 2 * MiB, sector=int(request.param[5:])) as device:
             yield device
@@ -31,7 +31,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def scattered(size: int, seed: int) -> tuple[bytes, list[tuple[int, int, bool]]]:
-    """Make a disk of unaligned pieces of data and zeros, and the pieces in any order."""
+    """Return a disk of unaligned pieces of data and zeros, and the pieces in random order."""
     chance = random.Random(seed)
     content = bytearray(size)
     pieces = []
@@ -47,7 +47,7 @@ def scattered(size: int, seed: int) -> tuple[bytes, list[tuple[int, int, bool]]]
     return bytes(content), pieces
 
 
-def put(disk: target.Target, content: bytes, pieces: list[tuple[int, int, bool]]) -> None:
+def write_pieces(disk: target.Target, content: bytes, pieces: list[tuple[int, int, bool]]) -> None:
     for start, end, zero in pieces:
         if zero:
             disk.zero(start, end - start)
@@ -58,57 +58,59 @@ def put(disk: target.Target, content: bytes, pieces: list[tuple[int, int, bool]]
 @pytest.mark.parametrize("preallocate", [False, True], ids=["sparse", "preallocated"])
 @pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct"])
 @pytest.mark.parametrize("size", [SIZE, SIZE - 700, 1000])
-def test_pieces_in_any_order_by_several_threads(
-    place: Path, tmp_path: Path, size: int, direct: bool, preallocate: bool
+def test_several_threads_write_pieces_in_any_order(
+    disk_path: Path, tmp_path: Path, size: int, direct: bool, preallocate: bool
 ) -> None:
     content, pieces = scattered(size, seed=size)
     expected = tmp_path / "expected"
     expected.write_bytes(content + bytes(-size % 512))
     options = target.Options(preallocate=preallocate, direct=direct)
-    with target.open(place, size, options) as disk:
-        crew = [threading.Thread(target=put, args=(disk, content, pieces[n::4])) for n in range(4)]
-        for thread in crew:
+    with target.open(disk_path, size, options) as disk:
+        threads = [
+            threading.Thread(target=write_pieces, args=(disk, content, pieces[n::4])) for n in range(4)
+        ]
+        for thread in threads:
             thread.start()
-        for thread in crew:
+        for thread in threads:
             thread.join()
         disk.commit()
-    oracle.same(place, expected, beyond=devices.beyond(place))
-    if preallocate and not place.is_block_device():
-        assert place.stat().st_blocks * 512 >= size
+    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
+    if preallocate and not disk_path.is_block_device():
+        assert disk_path.stat().st_blocks * 512 >= size
 
 
 @pytest.mark.parametrize("mode", ["new", "resume"])
-def test_zero_is_zero_on_whatever_was_there(place: Path, tmp_path: Path, mode: str) -> None:
-    if not place.is_block_device():
-        devices.fill(Path(f"{place}.part"), SIZE)
-    with target.open(place, SIZE, target.Options(mode=mode)) as disk:
+def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, mode: str) -> None:
+    if not disk_path.is_block_device():
+        devices.fill(Path(f"{disk_path}.part"), SIZE)
+    with target.open(disk_path, SIZE, target.Options(mode=mode)) as disk:
         disk.zero(0, 3 * MiB)
         disk.write(3 * MiB, memoryview(b"data" * 1024))
         disk.zero(3 * MiB + 4096, SIZE - 3 * MiB - 4096)
         disk.commit()
     expected = tmp_path / "expected"
     expected.write_bytes(bytes(3 * MiB) + b"data" * 1024 + bytes(SIZE - 3 * MiB - 4096))
-    oracle.same(place, expected, beyond=devices.beyond(place))
+    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
 
 
-def test_nothing_usable_without_a_commit(place: Path) -> None:
-    with target.open(place, SIZE) as disk:
+def test_target_is_unusable_without_commit(disk_path: Path) -> None:
+    with target.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(os.urandom(SIZE)))
         disk.flush()
-        oracle.unusable(place)
-    oracle.unusable(place)
-    if not place.is_block_device():
-        assert os.listdir(place.parent) in ([], ["lost+found"])
+        oracle.unusable(disk_path)
+    oracle.unusable(disk_path)
+    if not disk_path.is_block_device():
+        assert os.listdir(disk_path.parent) in ([], ["lost+found"])
 
 
-def test_what_is_kept_can_be_gone_on_with(place: Path, tmp_path: Path) -> None:
+def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
     content = os.urandom(SIZE)
-    with target.open(place, SIZE) as disk:
+    with target.open(disk_path, SIZE) as disk:
         disk.write(2 * MiB, memoryview(content)[2 * MiB : 5 * MiB])
         disk.flush()
         disk.keep()
-    oracle.unusable(place)
-    with target.open(place, SIZE, target.Options(mode="resume")) as disk:
+    oracle.unusable(disk_path)
+    with target.open(disk_path, SIZE, target.Options(mode="resume")) as disk:
         assert disk.resumed
         assert disk.withheld <= 2 * MiB
         disk.write(5 * MiB, memoryview(content)[5 * MiB :])
@@ -116,15 +118,15 @@ def test_what_is_kept_can_be_gone_on_with(place: Path, tmp_path: Path) -> None:
         disk.commit()
     expected = tmp_path / "expected"
     expected.write_bytes(content)
-    oracle.same(place, expected, beyond=devices.beyond(place))
+    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
 
 
-def test_an_update_changes_parts_of_a_disk(place: Path, tmp_path: Path) -> None:
+def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None:
     content = bytearray(os.urandom(SIZE))
-    with target.open(place, SIZE) as disk:
+    with target.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(content))
         disk.commit()
-    with target.open(place, None, target.Options(mode="update")) as disk:
+    with target.open(disk_path, None, target.Options(mode="update")) as disk:
         disk.write(500, memoryview(b"new"))
         disk.zero(2 * MiB, MiB)
         disk.commit()
@@ -132,29 +134,29 @@ def test_an_update_changes_parts_of_a_disk(place: Path, tmp_path: Path) -> None:
     content[2 * MiB : 3 * MiB] = bytes(MiB)
     expected = tmp_path / "expected"
     expected.write_bytes(content)
-    oracle.same(place, expected, beyond=devices.beyond(place))
+    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
 
 
-def test_nothing_goes_beyond_the_size(place: Path) -> None:
-    with target.open(place, SIZE) as disk:
+def test_write_beyond_the_size_is_refused(disk_path: Path) -> None:
+    with target.open(disk_path, SIZE) as disk:
         for call in (lambda: disk.write(SIZE - 1, memoryview(b"xx")), lambda: disk.zero(SIZE, 1)):
             with pytest.raises(errors.TooLarge):
                 call()
 
 
-def test_a_size_known_only_at_the_end(place: Path, tmp_path: Path) -> None:
-    with target.open(place, None) as disk:
+def test_size_may_be_known_only_at_the_end(disk_path: Path, tmp_path: Path) -> None:
+    with target.open(disk_path, None) as disk:
         disk.write(0, memoryview(b"x" * 3000))
         disk.zero(3000, 2 * MiB)
         disk.commit()
     expected = tmp_path / "expected"
     expected.write_bytes(b"x" * 3000 + bytes(2 * MiB) + bytes(-3000 % 512))
-    end = b"\0" if not place.is_block_device() else devices.DIRT
-    oracle.same(place, expected, beyond=end)
+    end = b"\0" if not disk_path.is_block_device() else devices.DIRT
+    oracle.same(disk_path, expected, beyond=end)
 
 
-def test_no_more_than_the_window_stays_in_memory(tmp_path: Path) -> None:
-    """A buffered write of 256 MiB leaves few dirty pages behind."""
+def test_dirty_pages_are_bounded(tmp_path: Path) -> None:
+    """A cached write of 256 MiB leaves few dirty pages behind."""
     data = directio.Buffer(4 * MiB).view
     data[:] = os.urandom(len(data))
     # Debian 13 has /tmp in memory.
@@ -168,19 +170,19 @@ def test_no_more_than_the_window_stays_in_memory(tmp_path: Path) -> None:
 
 
 def cached(path: Path) -> int:
-    """Return how many bytes of a file are in the page cache, as fincore(1) sees it."""
+    """Return how many bytes of a file are in the page cache, as fincore(1) reports."""
     out = processes.run("fincore", "--bytes", "--noheadings", "--output=RES", path).stdout
     return int(out.strip() or 0)
 
 
-def test_facts_of_a_device(block: Path) -> None:
+def test_facts_describe_a_device(block: Path) -> None:
     facts = target.facts(block)
     assert (facts.kind, facts.size, facts.available) == ("block", 32 * MiB, 32 * MiB)
     assert facts.direct
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
-def test_facts_count_left_overs_as_free(tmp_path: Path, kind: str) -> None:
+def test_facts_count_leftovers_as_free(tmp_path: Path, kind: str) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
         before = target.facts(path)
@@ -194,21 +196,21 @@ def test_facts_count_left_overs_as_free(tmp_path: Path, kind: str) -> None:
         assert target.facts(path).available <= before.available - 5 * MiB + (64 << 10)
 
 
-def test_what_is_kept_for_root_is_not_available(tmp_path: Path) -> None:
+def test_space_reserved_for_root_is_not_available(tmp_path: Path) -> None:
     """Tests run as root, pods do not."""
     with devices.filesystem("ext4", tmp_path) as point:
-        room = os.statvfs(point)
-        assert room.f_bavail < room.f_bfree
-        assert target.facts(point / "disk.img").available == room.f_bavail * room.f_frsize
+        file_system = os.statvfs(point)
+        assert file_system.f_bavail < file_system.f_bfree
+        assert target.facts(point / "disk.img").available == file_system.f_bavail * file_system.f_frsize
 
 
-def test_facts_leave_nothing_behind(tmp_path: Path) -> None:
+def test_facts_create_no_file(tmp_path: Path) -> None:
     target.facts(tmp_path / "disk.img")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("path", ["/dev/no-such-device", "/no/such/directory/disk.img"])
-def test_what_is_missing_is_not_made(path: str) -> None:
+def test_missing_path_is_not_created(path: str) -> None:
     assert target.facts(path).kind == "missing"
     with pytest.raises(errors.TargetError):
         target.open(path, SIZE)

@@ -1,4 +1,4 @@
-"""Ranges that follow each other become one, and none is ever lost."""
+"""Adjacent ranges are merged, and no range is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cdi_worker.images.target import writeback
 
 
-def test_neighbours_become_one_run() -> None:
+def test_adjacent_ranges_are_merged() -> None:
     merging = writeback.Runs(100)
     assert merging.add(0, 10) == []
     assert merging.add(50, 60) == []
@@ -17,14 +17,14 @@ def test_neighbours_become_one_run() -> None:
     assert merging.drain() == []
 
 
-def test_a_long_run_is_let_go() -> None:
+def test_long_run_is_returned() -> None:
     merging = writeback.Runs(100)
     merging.add(0, 60)
     assert merging.add(60, 130) == [(0, 130)]
     assert merging.drain() == []
 
 
-def test_the_oldest_run_goes_when_there_are_too_many() -> None:
+def test_oldest_run_is_returned_when_there_are_too_many() -> None:
     merging = writeback.Runs(100, side_by_side=2)
     merging.add(0, 1)
     merging.add(10, 11)
@@ -32,14 +32,14 @@ def test_the_oldest_run_goes_when_there_are_too_many() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=30))
-def test_no_range_is_lost_even_when_they_overlap(ranges: list[tuple[int, int]]) -> None:
+def test_no_range_is_lost(ranges: list[tuple[int, int]]) -> None:
     merging = writeback.Runs(40, side_by_side=3)
     found: set[int] = set()
-    wanted: set[int] = set()
+    expected: set[int] = set()
     for start, length in ranges:
-        wanted.update(range(start, start + length))
+        expected.update(range(start, start + length))
         for run in merging.add(start, start + length):
             found.update(range(*run))
     for run in merging.drain():
         found.update(range(*run))
-    assert found == wanted
+    assert found == expected

@@ -1,4 +1,4 @@
-"""Each rung of the ladder, reached by a storage that refuses the one above."""
+"""Each way to zero a range, reached on storage that refuses the better ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MiB = 1 << 20
 
 
 class Written:
-    """Writes for a ladder, and remembers where."""
+    """The plain writes of a ladder, and their ranges."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -48,7 +48,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[object]:
 
 
 def check(path: Path, start: int, end: int) -> None:
-    """Check for zeros exactly there, on a target that was filled with 0xFF."""
+    """Check that exactly this range is zero, on a target that was filled with 0xFF."""
     expected = b"\xff" * start + bytes(end - start)
     data = path.read_bytes()
     assert data == expected + b"\xff" * (len(data) - end)
@@ -56,7 +56,7 @@ def check(path: Path, start: int, end: int) -> None:
 
 @pytest.mark.parametrize("rung", zeroing.SPARSE, ids=lambda rung: rung.__name__)
 @pytest.mark.parametrize("sector", [512, 4096])
-def test_a_device_is_zeroed_by_each_rung(tmp_path: Path, sector: int, rung: zeroing.Rung) -> None:
+def test_each_way_zeroes_a_device(tmp_path: Path, sector: int, rung: zeroing.Rung) -> None:
     with devices.loop(tmp_path, 4 * MiB, sector=sector) as device:
         with ladder(device, (rung,), sector) as (climb, written):
             climb.zero(MiB, 3 * MiB)
@@ -68,7 +68,7 @@ def test_a_device_is_zeroed_by_each_rung(tmp_path: Path, sector: int, rung: zero
 @pytest.mark.parametrize(
     ("start", "end"), [(1, 4095), (1, 4097), (513, 3 * MiB + 7), (4095, 8193), (512, 1536)]
 )
-def test_edges_are_written(tmp_path: Path, sector: int, start: int, end: int) -> None:
+def test_unaligned_edges_are_written(tmp_path: Path, sector: int, start: int, end: int) -> None:
     with devices.loop(tmp_path, 4 * MiB, sector=sector) as device:
         with ladder(device, zeroing.SPARSE, sector) as (climb, written):
             climb.zero(start, end)
@@ -76,7 +76,7 @@ def test_edges_are_written(tmp_path: Path, sector: int, start: int, end: int) ->
         check(device, start, end)
 
 
-def test_a_device_that_cannot_unmap_is_zeroed_by_the_kernel(
+def test_device_without_unmap_is_zeroed_by_the_kernel(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "cdi_worker.images.target.zeroing")
@@ -101,7 +101,7 @@ def test_a_device_that_cannot_unmap_is_zeroed_by_the_kernel(
         ("ramfs", zeroing.SPARSE, ["punch_hole", "zero_range", "zero_out"]),
     ],
 )
-def test_what_is_refused_is_not_tried_again(
+def test_refused_way_is_not_tried_again(
     tmp_path: Path,
     kind: str,
     rungs: tuple[zeroing.Rung, ...],
@@ -119,7 +119,7 @@ def test_what_is_refused_is_not_tried_again(
     assert refusals(caplog) == refused
 
 
-def test_a_failure_is_no_refusal(tmp_path: Path) -> None:
+def test_error_is_not_a_refusal(tmp_path: Path) -> None:
     path = devices.fill(tmp_path / "disk", MiB)
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -129,8 +129,8 @@ def test_a_failure_is_no_refusal(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_a_refusal_far_into_a_long_run(tmp_path: Path) -> None:
-    """What was not zeroed when a way is refused is zeroed by the next one, all of it."""
+def test_refusal_within_a_long_range_is_handled(tmp_path: Path) -> None:
+    """The rest of a range, from where one way is refused, is zeroed by the next way."""
     size, middle = 1 << 30, 512 * MiB
     spots = [0, 20 * MiB, middle - 512, middle, middle + 17 * MiB, 800 * MiB, size - 512]
     path = tmp_path / "disk"
@@ -139,13 +139,13 @@ def test_a_refusal_far_into_a_long_run(tmp_path: Path) -> None:
         for spot in spots:
             os.pwrite(file.fileno(), devices.DIRT * 512, spot)
 
-    def tired(fd: int, offset: int, length: int) -> None:
-        """Zero as a storage does that has had enough half way."""
+    def refuse_half_way(fd: int, offset: int, length: int) -> None:
+        """Punch holes up to the middle of the file, then refuse."""
         if offset >= middle:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         kernel.punch_hole(fd, offset, length)
 
-    with ladder(path, (tired, kernel.zero_range), 512) as (climb, written):
+    with ladder(path, (refuse_half_way, kernel.zero_range), 512) as (climb, written):
         climb.zero(0, size)
     assert written.ranges == []
     with path.open("rb") as file:

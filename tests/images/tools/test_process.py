@@ -1,4 +1,4 @@
-"""Programs are started clean, watched, explained and ended."""
+"""Programs are started in a clean environment, watched, and stopped; failures are explained."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def shell(script: str, **fields: object) -> process.Command:
 
 
 def output(command: process.Command, **keywords: object) -> bytes:
-    said: list[bytes] = []
-    process.run(command, said.append, **keywords)
-    return b"".join(said)
+    output_lines: list[bytes] = []
+    process.run(command, output_lines.append, **keywords)
+    return b"".join(output_lines)
 
 
-def test_a_program_sees_nothing_of_ours(variable_of_ours: str) -> None:
+def test_environment_is_not_inherited(inherited_variable: str) -> None:
     names = {line.split(b"=")[0] for line in output(process.Command(("env",), "coreutils")).splitlines()}
     assert names == {b"PATH", b"LANG", b"LC_ALL", b"HOME", b"TMPDIR", b"MALLOC_ARENA_MAX"}
-    assert variable_of_ours.encode() not in names
+    assert inherited_variable.encode() not in names
 
 
 @pytest.fixture
-def variable_of_ours() -> str:
-    """Name a variable of this very process."""
+def inherited_variable() -> str:
+    """Return the name of an environment variable of this process."""
     return next(iter(set(os.environ) - {"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR"}))
 
 
-def test_it_works_in_an_empty_directory_that_goes_away() -> None:
+def test_working_directory_is_empty_and_removed() -> None:
     here, mode, *content = output(shell("pwd; stat -c %a .; ls -A")).decode().splitlines()
     assert mode == "700"
     assert content == []
@@ -56,16 +56,16 @@ def test_only_the_descriptors_passed_are_open() -> None:
     os.write(write_end, b"through a descriptor")
     os.close(write_end)
     try:
-        said = output(shell(f"cat /dev/fd/{read_end}; ls /proc/self/fd", pass_fds=(read_end,)))
+        output_lines = output(shell(f"cat /dev/fd/{read_end}; ls /proc/self/fd", pass_fds=(read_end,)))
     finally:
         os.close(read_end)
-    assert said.startswith(b"through a descriptor")
-    # The highest is the directory that ls reads.
-    descriptors = {int(word) for word in said.removeprefix(b"through a descriptor").split()}
+    assert output_lines.startswith(b"through a descriptor")
+    # The highest one is the directory that ls reads.
+    descriptors = {int(word) for word in output_lines.removeprefix(b"through a descriptor").split()}
     assert descriptors - {0, 1, 2, read_end} <= {3}
 
 
-def test_its_address_space_is_limited() -> None:
+def test_address_space_is_limited() -> None:
     script = "import sys\ntry: bytearray(512 << 20)\nexcept MemoryError: sys.exit(7)"
     command = process.Command(("python3", "-c", script), "python3", address_space=256 << 20)
     with pytest.raises(errors.ToolFailed) as caught:
@@ -73,28 +73,28 @@ def test_its_address_space_is_limited() -> None:
     assert caught.value.fields["exit_status"] == 7
 
 
-def test_a_missing_program_names_its_package() -> None:
+def test_missing_program_names_its_package() -> None:
     with pytest.raises(errors.MissingTool, match="nbdcarrot is not installed: apt-get install carrots"):
         process.run(process.Command(("nbdcarrot",), package="carrots"))
 
 
-def test_a_failure_tells_the_last_words_in_one_line() -> None:
+def test_failure_has_last_lines_of_standard_error() -> None:
     with pytest.raises(errors.ToolFailed) as caught:
         process.run(shell("echo chatter; echo one >&2; printf 'two\\033[31m\\n\\nthree' >&2; exit 3"))
     assert str(caught.value) == "sh failed (exit status 3): one; two [31m; three"
 
 
-def test_a_failure_without_words_says_so() -> None:
+def test_failure_without_message_says_so() -> None:
     with pytest.raises(errors.ToolFailed, match="it gave no reason"):
         process.run(shell("exit 1"))
 
 
-def test_a_killed_program_names_the_signal() -> None:
+def test_failure_of_killed_program_names_the_signal() -> None:
     with pytest.raises(errors.ToolFailed, match="ended by SIGKILL"):
         process.run(shell("kill -9 $$"))
 
 
-def test_much_chatter_on_standard_error_neither_blocks_nor_is_kept() -> None:
+def test_long_standard_error_does_not_block() -> None:
     lines: list[str] = []
     script = "i=0; while [ $i -lt 30000 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"
     with (
@@ -108,18 +108,18 @@ def test_much_chatter_on_standard_error_neither_blocks_nor_is_kept() -> None:
     assert str(caught.value).endswith("line 29997; line 29998; line 29999")
 
 
-def test_a_line_without_an_end_is_bounded() -> None:
+def test_long_line_is_truncated() -> None:
     lines: list[str] = []
     with process.Process(shell("head -c 300000 /dev/zero | tr '\\0' x >&2"), on_line=lines.append) as running:
         running.finish()
     assert [len(line) for line in lines] == [4096]
 
 
-def test_output_of_any_size_passes() -> None:
+def test_output_of_any_size_is_read() -> None:
     assert len(output(shell("head -c 5000000 /dev/zero"))) == 5_000_000
 
 
-def test_cancel_ends_it_at_once() -> None:
+def test_cancel_stops_the_program() -> None:
     cancel = threading.Event()
     threading.Timer(0.3, cancel.set).start()
     start = time.monotonic()
@@ -128,7 +128,7 @@ def test_cancel_ends_it_at_once() -> None:
     assert time.monotonic() - start < 20
 
 
-def test_one_that_ignores_sigterm_is_killed() -> None:
+def test_program_ignoring_sigterm_is_killed() -> None:
     with process.Process(
         shell("trap '' TERM; echo ready; while :; do sleep 0.1; done"), stdout=process.PIPE
     ) as it:
@@ -138,18 +138,18 @@ def test_one_that_ignores_sigterm_is_killed() -> None:
         os.kill(pid, 0)
 
 
-def test_what_it_started_ends_with_it() -> None:
+def test_children_are_stopped_with_the_program() -> None:
     with process.Process(shell("sleep 60 & echo $!; wait"), stdout=process.PIPE) as it:
         child = int(next(it.output()))
     until_ended(child)
 
 
-def test_no_progress_ends_it() -> None:
+def test_program_without_progress_is_stopped() -> None:
     with pytest.raises(errors.NoProgress, match="the sleeper: no progress for 1 s"):
         process.run(shell("exec sleep 60"), watch=process.Watch("the sleeper", 1))
 
 
-def test_feeding_the_watch_keeps_it_alive() -> None:
+def test_fed_watch_keeps_the_program_running() -> None:
     watch = process.Watch("the fed one", 1)
     stop = threading.Event()
 
@@ -166,14 +166,14 @@ def test_feeding_the_watch_keeps_it_alive() -> None:
         feeder.join()
 
 
-def test_bytes_that_it_moves_by_itself_keep_it_alive(tmp_path: pathlib.Path) -> None:
+def test_written_bytes_count_as_progress(tmp_path: pathlib.Path) -> None:
     script = (
         f"import time\nfor i in range(15):\n  open({str(tmp_path / 'f')!r}, 'a').write('x'); time.sleep(0.3)"
     )
     process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 3))
 
 
-def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
+def test_program_dies_with_its_killed_parent(tmp_path: pathlib.Path) -> None:
     script = """
         import pathlib, sys, time
         from cdi_worker.images.tools import process
@@ -185,7 +185,7 @@ def test_it_dies_with_a_killed_parent(tmp_path: pathlib.Path) -> None:
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE,
         cwd=repository.ROOT,
-        # A killed worker cannot tidy up.
+        # A killed worker cannot remove its files.
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         assert parent.stdout is not None
@@ -217,13 +217,13 @@ def state(pid: int) -> str:
         return ""
 
 
-def test_stopping_twice_is_fine() -> None:
+def test_program_can_be_stopped_twice() -> None:
     running = process.Process(process.Command(("sleep", "60"), "coreutils"))
     running.stop()
     running.stop()
 
 
-def test_an_error_in_the_callback_ends_the_program() -> None:
+def test_error_in_callback_stops_the_program() -> None:
     pids: list[int] = []
 
     def refuse(chunk: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What qemu-img is told to do gives what a plain ``qemu-img convert`` gives, and nothing else."""
+"""Our qemu-img commands write what a plain ``qemu-img convert`` writes, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ KINDS = {
     "vhdx": "vhdx",
 }
 
-#: Virtual sizes below, at and above what is withheld, and odd ones.
+#: Virtual sizes below, at and above the withheld part, and unaligned ones.
 SIZES = [512, MiB - 512, MiB, MiB + 512, 3 * MiB + 5 * 512]
 
 
 @contextlib.contextmanager
 def served(path: Path, directory: Path) -> Iterator[Path]:
-    """Serve a file as it is over NBD."""
+    """Serve a file unchanged over NBD."""
     processes.need("nbdkit")
     socket = directory / "sock"
     argv = ["nbdkit", "-f", "--exit-with-parent", "-U", socket, "file", path]
@@ -46,8 +46,8 @@ def served(path: Path, directory: Path) -> Iterator[Path]:
         yield socket
 
 
-def onto_block(source: qemu_img.Node, device: Path, **options: bool) -> int:
-    """Do what a block target needs: the body, then the head through our own hands."""
+def write_block_target(source: qemu_img.Node, device: Path, **options: bool) -> int:
+    """Write to a block target: the body by qemu-img, then the head by ourselves."""
     size = qemu_img.virtual_size(source)
     qemu_img.convert(source, device, size, qemu_img.Writing(start=WITHHELD, **options))
     with device.open("rb") as file:
@@ -61,24 +61,24 @@ def onto_block(source: qemu_img.Node, device: Path, **options: bool) -> int:
 
 @pytest.mark.parametrize("variant", KINDS)
 @pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct"])
-def test_block_device_gets_what_a_plain_convert_gives(
+def test_block_device_holds_what_a_plain_convert_writes(
     variant: str, direct: bool, disks: disks_module.Disks, block: Path
 ) -> None:
-    onto_block(qemu_img.local(disks.image(variant), KINDS[variant]), block, direct=direct)
+    write_block_target(qemu_img.local(disks.image(variant), KINDS[variant]), block, direct=direct)
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "vmdk-stream", "vhdx", "vhd"])
-def test_block_device_from_an_export(
+def test_block_device_is_written_from_an_export(
     variant: str, disks: disks_module.Disks, block: Path, tmp_path: Path
 ) -> None:
     with served(disks.image(variant), tmp_path) as socket:
-        onto_block(qemu_img.exported(socket, KINDS[variant]), block)
+        write_block_target(qemu_img.exported(socket, KINDS[variant]), block)
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("driver", ["qcow2", "vmdk", "vdi", "vpc", "vhdx"])
-def test_sizes_around_what_is_withheld(driver: str, block: Path, tmp_path: Path) -> None:
+def test_sizes_around_the_withheld_part_are_written(driver: str, block: Path, tmp_path: Path) -> None:
     for size in SIZES:
         raw, image, expected = (tmp_path / f"{size}.{end}" for end in ("raw", "image", "expected"))
         raw.write_bytes(random.Random(size).randbytes(size))
@@ -86,14 +86,14 @@ def test_sizes_around_what_is_withheld(driver: str, block: Path, tmp_path: Path)
         disks_module.convert(raw, image, disks_module.Format(driver, options))
         disks_module.to_raw(image, driver, expected)
         devices.fill(block, 32 * MiB)
-        got = onto_block(qemu_img.local(image, "vhd" if driver == "vpc" else driver), block)
-        assert got == expected.stat().st_size
+        size_written = write_block_target(qemu_img.local(image, "vhd" if driver == "vpc" else driver), block)
+        assert size_written == expected.stat().st_size
         oracle.same(block, expected, beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("force", ["on", "off"])
-def test_size_of_a_vhd_is_that_of_a_plain_convert(force: str, tmp_path: Path) -> None:
-    """5 MiB + 512 is no multiple of a cylinder: with ``force_size=off`` the geometry rounds it up."""
+def test_size_of_vhd_is_that_of_a_plain_convert(force: str, tmp_path: Path) -> None:
+    """5 MiB + 512 is not a multiple of a cylinder: with ``force_size=off`` the geometry rounds it up."""
     raw, image, expected = (tmp_path / name for name in ("raw", "image", "expected"))
     devices.fill(raw, 5 * MiB + 512)
     disks_module.convert(raw, image, disks_module.Format("vpc", f"force_size={force}"))
@@ -102,7 +102,7 @@ def test_size_of_a_vhd_is_that_of_a_plain_convert(force: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variant", KINDS)
-def test_fresh_file(variant: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_new_file_is_sparse(variant: str, disks: disks_module.Disks, tmp_path: Path) -> None:
     source = qemu_img.local(disks.image(variant), KINDS[variant])
     size = qemu_img.virtual_size(source)
     target = tmp_path / "disk.img.part"
@@ -113,7 +113,7 @@ def test_fresh_file(variant: str, disks: disks_module.Disks, tmp_path: Path) -> 
     assert target.stat().st_blocks * 512 < size * 3 // 4
 
 
-def test_dirty_file_and_not_sparse(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_dirty_file_is_written_fully(disks: disks_module.Disks, tmp_path: Path) -> None:
     source = qemu_img.local(disks.image("qcow2"), "qcow2")
     target = devices.fill(tmp_path / "target", 8 * MiB)
     qemu_img.convert(source, target, 8 * MiB, qemu_img.Writing(sparse=False))
@@ -121,7 +121,7 @@ def test_dirty_file_and_not_sparse(disks: disks_module.Disks, tmp_path: Path) ->
     assert target.stat().st_blocks * 512 >= 8 * MiB
 
 
-ODD = [
+SPECIAL_NAMES = [
     "a,b",
     "json:{}",
     "nbd:unix:x",
@@ -135,8 +135,8 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_names_are_only_names(name: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SPECIAL_NAMES)
+def test_special_file_names_are_not_interpreted(name: str, disks: disks_module.Disks, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         Path(name).write_bytes(disks.image("qcow2").read_bytes())
         target = Path(f"{name}.target")
@@ -145,17 +145,17 @@ def test_odd_names_are_only_names(name: str, disks: disks_module.Disks, tmp_path
         oracle.same(target, disks.expected("qcow2"))
 
 
-def test_progress_is_in_bytes_and_ends_at_the_size(disks: disks_module.Disks, tmp_path: Path) -> None:
-    seen: list[int] = []
+def test_progress_ends_at_virtual_size(disks: disks_module.Disks, tmp_path: Path) -> None:
+    steps: list[int] = []
     target = devices.fill(tmp_path / "target", 8 * MiB)
-    follow = qemu_img.Follow(advance=seen.append)
+    follow = qemu_img.Follow(advance=steps.append)
     qemu_img.convert(qemu_img.local(disks.image("qcow2"), "qcow2"), target, 8 * MiB, follow=follow)
-    assert sum(seen) == 8 * MiB
-    assert min(seen) > 0
-    assert len(seen) > 3
+    assert sum(steps) == 8 * MiB
+    assert min(steps) > 0
+    assert len(steps) > 3
 
 
-def test_the_format_is_never_guessed(disks: disks_module.Disks) -> None:
+def test_format_is_never_probed(disks: disks_module.Disks) -> None:
     image = disks.image("qcow2")
     with pytest.raises(errors.Unsupported) as caught:
         qemu_img.virtual_size(qemu_img.local(image, "vhd"))
@@ -163,7 +163,7 @@ def test_the_format_is_never_guessed(disks: disks_module.Disks) -> None:
     assert qemu_img.virtual_size(qemu_img.local(image, "raw")) == image.stat().st_size
 
 
-def test_messages_name_an_export_as_the_image(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_messages_call_an_export_the_image(disks: disks_module.Disks, tmp_path: Path) -> None:
     with served(disks.image("qcow2"), tmp_path) as socket, pytest.raises(errors.Unsupported) as caught:
         qemu_img.virtual_size(qemu_img.exported(socket, "vmdk"))
     assert (
@@ -172,7 +172,7 @@ def test_messages_name_an_export_as_the_image(disks: disks_module.Disks, tmp_pat
     )
 
 
-def test_a_target_that_is_missing_or_too_small(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_missing_or_too_small_target_is_an_error(disks: disks_module.Disks, tmp_path: Path) -> None:
     source = qemu_img.local(disks.image("qcow2"), "qcow2")
     with pytest.raises(errors.ToolFailed, match=r"could not open .*/nowhere: .*No such file"):
         qemu_img.convert(source, tmp_path / "nowhere", 8 * MiB)
@@ -182,7 +182,7 @@ def test_a_target_that_is_missing_or_too_small(disks: disks_module.Disks, tmp_pa
 
 
 @pytest.mark.parametrize("driver", ["qcow2", "vmdk"])
-def test_a_backing_file_is_not_opened(driver: str, tmp_path: Path) -> None:
+def test_backing_file_is_not_opened(driver: str, tmp_path: Path) -> None:
     base, overlay = devices.fill(tmp_path / "base", 2 * MiB), tmp_path / "overlay"
     base_format = "raw"
     if driver == "vmdk":
@@ -192,7 +192,7 @@ def test_a_backing_file_is_not_opened(driver: str, tmp_path: Path) -> None:
     assert qemu_img.head(qemu_img.local(overlay, driver), MiB) == bytes(MiB)
 
 
-def test_a_full_target_says_the_contracts_phrase(tmp_path: Path) -> None:
+def test_full_target_has_the_contract_phrase(tmp_path: Path) -> None:
     raw, image = tmp_path / "raw", tmp_path / "image"
     raw.write_bytes(random.Random(1).randbytes(40 * MiB))
     disks_module.convert(raw, image, disks_module.Format("qcow2"))
@@ -204,7 +204,7 @@ def test_a_full_target_says_the_contracts_phrase(tmp_path: Path) -> None:
             qemu_img.convert(qemu_img.local(image, "qcow2"), target, 40 * MiB)
 
 
-def test_a_failing_device_is_an_error_of_the_target(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_failing_device_is_a_target_error(disks: disks_module.Disks, tmp_path: Path) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         device.fail()
         with pytest.raises(errors.TargetError, match="error while writing"):
@@ -216,7 +216,7 @@ def test_a_failing_device_is_an_error_of_the_target(disks: disks_module.Disks, t
             )
 
 
-def test_cancel_ends_it(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_cancel_stops_the_conversion(disks: disks_module.Disks, tmp_path: Path) -> None:
     cancel = threading.Event()
     target = devices.fill(tmp_path / "target", 8 * MiB)
     cancel.set()
@@ -229,7 +229,7 @@ def test_cancel_ends_it(disks: disks_module.Disks, tmp_path: Path) -> None:
         )
 
 
-def test_a_stalled_source_is_noticed(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_stalled_source_is_no_progress(disks: disks_module.Disks, tmp_path: Path) -> None:
     processes.need("nbdkit")
     socket = tmp_path / "sock"
     argv = ["nbdkit", "-f", "-U", socket, "--filter=delay", "file", disks.image("qcow2"), "delay-read=60"]
@@ -240,7 +240,7 @@ def test_a_stalled_source_is_noticed(disks: disks_module.Disks, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["file", "block"])
-def test_commit_puts_the_changes_onto_the_target(
+def test_commit_writes_the_changes_to_the_target(
     kind: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     base, overlay, expected = disks.raw(), tmp_path / "overlay", tmp_path / "expected"
@@ -256,7 +256,7 @@ def test_commit_puts_the_changes_onto_the_target(
         else:
             target = tmp_path / "target"
         target.write_bytes(base.read_bytes())
-        seen: list[int] = []
-        qemu_img.commit(overlay, target, 8 * MiB, follow=qemu_img.Follow(advance=seen.append))
+        steps: list[int] = []
+        qemu_img.commit(overlay, target, 8 * MiB, follow=qemu_img.Follow(advance=steps.append))
         oracle.same(target, expected)
-        assert sum(seen) == 8 * MiB
+        assert sum(steps) == 8 * MiB

@@ -1,4 +1,4 @@
-"""The xz tool behaves like every other reader of a compression."""
+"""The xz tool behaves like the other decompressing readers."""
 
 from __future__ import annotations
 
@@ -45,46 +45,46 @@ def unpack(source: Source, **keywords: int) -> bytes:
 
 
 @pytest.mark.parametrize("step", [1, 1000, 1 << 20])
-def test_gives_what_was_packed(step: int) -> None:
+def test_data_is_decompressed(step: int) -> None:
     assert unpack(Source(PACKED, step=step)) == PLAIN
 
 
-def test_several_streams_with_padding_are_one() -> None:
+def test_streams_with_padding_are_joined() -> None:
     assert unpack(Source(PACKED + bytes(8) + PACKED)) == PLAIN + PLAIN
 
 
 @pytest.mark.parametrize("cut", [1, 4, 100, len(PACKED) - 20])
-def test_a_cut_is_an_error(cut: int) -> None:
+def test_cut_input_is_truncated(cut: int) -> None:
     with pytest.raises(errors.Truncated):
         unpack(Source(PACKED[:-cut]))
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"a whole lot of garbage"])
-def test_garbage_at_the_end_is_an_error(garbage: bytes) -> None:
+def test_garbage_after_the_end_is_corrupt(garbage: bytes) -> None:
     with pytest.raises(errors.Corrupt):
         unpack(Source(PACKED + garbage))
 
 
-def test_a_changed_byte_is_an_error() -> None:
+def test_changed_byte_is_corrupt() -> None:
     packed = bytearray(PACKED)
     packed[len(packed) // 2] ^= 0x55
     with pytest.raises(errors.Corrupt):
         unpack(Source(bytes(packed)))
 
 
-def test_the_error_of_the_source_comes_out() -> None:
+def test_error_of_the_source_is_raised() -> None:
     with pytest.raises(errors.TransferFailed, match="gone"):
         unpack(Source(PACKED, step=50, fail_at=100))
 
 
-def test_too_large_a_dictionary_is_refused() -> None:
+def test_large_dictionary_is_refused() -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 64 << 20}]
     packed = lzma.compress(b"small", filters=filters)
     with pytest.raises(errors.Refused, match="memory"):
         unpack(Source(packed), memory=32 << 20)
 
 
-def test_closing_early_leaves_nothing() -> None:
+def test_reader_can_be_closed_early() -> None:
     source = Source(lzma.compress(bytes(50_000_000), preset=0))
     before = threading.active_count()
     reader = xz.Reader(source)
