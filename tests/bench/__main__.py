@@ -23,7 +23,7 @@ from tests.support import containers, devices, misbehave, objectservers, registr
 ROUNDS = 5
 MIB = 1 << 20
 
-#: What stands between the download and the disk, and how much of the rival's time is allowed.
+#: The steps between the download and the disk, and how much of the rival's time is allowed.
 PIPES = {
     "raw": ("", 0.5),
     "raw.gz": ("pigz -dc |", 0.35),
@@ -35,8 +35,8 @@ CONVERT = "qemu-img convert -m 16 -W {flags} -f {form} -O raw {file} {target} &&
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where disks are written: a file, removed before each run, or a block device."""
+class Target:
+    """A target: a file, removed before each run, or a block device."""
 
     path: Path
     block: bool
@@ -52,7 +52,7 @@ class Place:
 
 
 class Bench:
-    """The rows. Each returns what is measured, or measures by itself."""
+    """The rows of the report. Each method measures one row."""
 
     def __init__(self, directory: Path, web: servers.Web, rounds: int) -> None:
         self.directory = directory
@@ -61,7 +61,7 @@ class Bench:
         self.raw = inputs.disk(directory)
         self.temporary = directory / "temporary"
 
-    def pipe(self, name: str, place: Place) -> report.Row:
+    def pipe(self, name: str, target: Target) -> report.Row:
         """Measure a raw disk, also compressed, against curl, the tool and dd."""
         path = self.raw if name == "raw" else inputs.form(self.raw, name)
         unpack, aim = PIPES[name]
@@ -69,73 +69,73 @@ class Bench:
         stages = {"download": f"curl -sf {url} -o /dev/null"}
         if unpack:
             stages["unpack"] = f"{unpack.rstrip('| ')} < {path} > /dev/null"
-        stages["write"] = f"{place.dd} if={self.raw}"
-        return self._row(name, place, aim, f"curl -sf {url} | {unpack} {place.dd}", url, stages)
+        stages["write"] = f"{target.dd} if={self.raw}"
+        return self._row(name, target, aim, f"curl -sf {url} | {unpack} {target.dd}", url, stages)
 
-    def converted(self, name: str, place: Place) -> report.Row:
+    def converted(self, name: str, target: Target) -> report.Row:
         """Measure a disk format against a download followed by qemu-img."""
         path = inputs.form(self.raw, name)
         url, form = self.web.url(path), name.removeprefix("c.")
         convert = CONVERT.format(
-            flags="-n" if place.block else "", form=form, file="{file}", target=place.path
+            flags="-n" if target.block else "", form=form, file="{file}", target=target.path
         )
         stages = {"download": f"curl -sf {url} -o /dev/null", "convert": convert.format(file=path)}
         rival = f"curl -sf {url} -o {self.temporary} && {convert.format(file=self.temporary)}"
-        return self._row(name, place, CONVERTED[name], rival, url, stages)
+        return self._row(name, target, CONVERTED[name], rival, url, stages)
 
-    def forward(self, place: Place) -> report.Row:
-        """Measure a qcow2 image inside gz, which can only be read forwards."""
+    def forward(self, target: Target) -> report.Row:
+        """Measure a qcow2 image inside gz, which can only be read in order."""
         path = inputs.form(self.raw, "qcow2.gz")
         url = self.web.url(path)
-        convert = CONVERT.format(flags="", form="qcow2", file=self.temporary, target=place.path)
+        convert = CONVERT.format(flags="", form="qcow2", file=self.temporary, target=target.path)
         rival = f"curl -sf {url} | pigz -dc > {self.temporary} && {convert}"
         stages = {"unpack": f"pigz -dc < {path} > /dev/null"}
-        return self._row("qcow2 in gz", place, 0.5, rival, url, stages)
+        return self._row("qcow2 in gz", target, 0.5, rival, url, stages)
 
-    def limited(self, place: Place) -> report.Row:
-        """Measure a server that gives 40 MB/s to each connection."""
+    def limited(self, target: Target) -> report.Row:
+        """Measure a server that limits each connection to 40 MB/s."""
         path = inputs.noise(self.directory, 256 * MIB)
         with _nginx(self.directory, "limited", servers.Settings(limit_rate=40_000_000)) as web:
             url = web.url(path)
-            return self._row("40 MB/s a connection", place, 0.3, f"curl -sf {url} -o {place.path}", url, {})
+            return self._row("40 MB/s a connection", target, 0.3, f"curl -sf {url} -o {target.path}", url, {})
 
-    def resets(self, place: Place) -> report.Row:
-        """Count what is fetched from a server that resets every connection after 64 MiB."""
+    def resets(self, target: Target) -> report.Row:
+        """Count the bytes fetched from a server that resets every connection after 64 MiB."""
         body = inputs.noise(self.directory, 256 * MIB).read_bytes()
         with misbehave.Server() as server:
             url = server.serve("/disk", misbehave.Page(body, cut=64 * MIB))
-            cost = self._ours(url, place)()
+            cost = self._ours(url, target)()
             ratio = server.sent("/disk") / len(body)
         return report.Row(
             "reset every 64 MiB", "file", cost, aim=1.1, ratio=ratio, note="bytes fetched / size"
         )
 
-    def huge(self, _place: Place) -> report.Row:
-        """Measure 1 TiB of virtual size with 100 MiB of data, onto a file system that has room for it."""
+    def huge(self, _place: Target) -> report.Row:
+        """Measure 1 TiB of virtual size with 100 MiB of data, to a file system with space for the data."""
         url = self.web.url(inputs.huge(self.directory))
         with devices.filesystem("xfs", self.directory, 1100 * inputs.GIB) as mount:
-            place = Place(mount / "disk.img", block=False)
-            (cost,) = bench_measure.alternate(self.rounds, [self._ours(url, place)])
+            target = Target(mount / "disk.img", block=False)
+            (cost,) = bench_measure.alternate(self.rounds, [self._ours(url, target)])
         return report.Row("1 TiB virtual, 100 MiB data", "file", cost, note="seconds")
 
-    def blank(self, place: Place) -> report.Row:
-        """Measure starting up."""
+    def blank(self, target: Target) -> report.Row:
+        """Measure the start-up time."""
 
         def make() -> Cost:
-            place.fresh()
-            return bench_measure.run([*_worker(), "blank", place.path, "1Gi"])
+            target.fresh()
+            return bench_measure.run([*_worker(), "blank", target.path, "1Gi"])
 
         (cost,) = bench_measure.alternate(self.rounds, [make])
         return report.Row("blank 1 GiB", "file", cost, aim=0.3, ratio=cost.wall, note="seconds")
 
     def isal(self) -> report.Row:
-        """Measure unpacking alone: what raw.gz cannot beat with this decompressor."""
+        """Measure decompression alone: the lower bound for raw.gz with this decompressor."""
         packed = inputs.form(self.raw, "raw.gz")
-        place = Place(self.directory / "target", block=False)
+        target = Target(self.directory / "target", block=False)
         alone = f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null"
-        return self._row("raw.gz against isal alone", place, 1.3, alone, self.web.url(packed), {})
+        return self._row("raw.gz against isal alone", target, 1.3, alone, self.web.url(packed), {})
 
-    def registry(self, place: Place) -> report.Row:
+    def registry(self, target: Target) -> report.Row:
         """Measure a compressed qcow2 image in a layer against the slowest stage by itself."""
         packed, image = (inputs.form(self.raw, name) for name in ("c.qcow2.layer", "c.qcow2"))
         layer = containers.Blob(packed.read_bytes(), "application/vnd.oci.image.layer.v1.tar+gzip")
@@ -144,13 +144,13 @@ class Bench:
             stages = {
                 "download": f"curl -sf {served.url}/v2/disk/blobs/{layer.digest} -o /dev/null",
                 "gunzip": f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null",
-                "write": CONVERT.format(flags="", form="qcow2", file=image, target=place.path),
+                "write": CONVERT.format(flags="", form="qcow2", file=image, target=target.path),
             }
             ours, *alone = bench_measure.alternate(
                 self.rounds,
                 [
-                    self._ours(served.reference("disk"), place, "--insecure"),
-                    *(self._shell(command, place) for command in stages.values()),
+                    self._ours(served.reference("disk"), target, "--insecure"),
+                    *(self._shell(command, target) for command in stages.values()),
                 ],
             )
         slowest = max(alone, key=lambda cost: cost.wall)
@@ -158,8 +158,8 @@ class Bench:
         ratio = ours.wall / slowest.wall
         return report.Row("c.qcow2 in a layer", "file", ours, slowest, 1.15, ratio, limits)
 
-    def s3(self, place: Place) -> report.Row:
-        """Measure a raw disk by signed S3 requests against the same object by plain http."""
+    def s3(self, target: Target) -> report.Row:
+        """Measure a raw disk by signed S3 requests against the same object by plain HTTP."""
         path = inputs.noise(self.directory, 256 * MIB)
         secret = self.directory / "secret"
         secret.write_text(objectservers.SECRET_KEY)
@@ -173,45 +173,45 @@ class Bench:
             )
             keys = ("--source", "s3", "--user", objectservers.ACCESS_KEY, "--password-file", str(secret))
             ours, theirs = bench_measure.alternate(
-                self.rounds, [self._ours(store.url(path.name), place, *keys), self._ours(presigned, place)]
+                self.rounds, [self._ours(store.url(path.name), target, *keys), self._ours(presigned, target)]
             )
         shutil.rmtree(own)
         return report.Row("raw from S3 against http", "file", ours, theirs, 1.1, ours.wall / theirs.wall)
 
-    def growth(self, place: Place) -> dict[str, list[tuple[int, Cost]]]:
+    def growth(self, target: Target) -> dict[str, list[tuple[int, Cost]]]:
         """Measure time and memory against the size of the image."""
         found: dict[str, list[tuple[int, Cost]]] = {"raw": [], "raw.gz": [], "c.qcow2": []}
         for size in (512, 1024, 2048, 4096):
             raw = inputs.disk(self.directory, size * MIB, size * MIB // 5)
             for name, costs in found.items():
                 path = raw if name == "raw" else inputs.form(raw, name)
-                costs.append((size * MIB, self._ours(self.web.url(path), place)()))
+                costs.append((size * MIB, self._ours(self.web.url(path), target)()))
         return found
 
     def _row(
-        self, name: str, place: Place, aim: float, rival: str, url: str, stages: dict[str, str]
+        self, name: str, target: Target, aim: float, rival: str, url: str, stages: dict[str, str]
     ) -> report.Row:
         ours, theirs = bench_measure.alternate(
-            self.rounds, [self._ours(url, place), self._shell(rival, place)]
+            self.rounds, [self._ours(url, target), self._shell(rival, target)]
         )
         limits = {
-            stage: bench_measure.alternate(1, [self._shell(command, place)])[0]
+            stage: bench_measure.alternate(1, [self._shell(command, target)])[0]
             for stage, command in stages.items()
         }
         self.temporary.unlink(missing_ok=True)
-        kind = "block" if place.block else "file"
+        kind = "block" if target.block else "file"
         return report.Row(name, kind, ours, theirs, aim, ours.wall / theirs.wall, limits)
 
-    def _ours(self, url: str, place: Place, *options: str) -> Callable[[], Cost]:
+    def _ours(self, url: str, target: Target, *options: str) -> Callable[[], Cost]:
         def run() -> Cost:
-            place.fresh()
-            return bench_measure.run([*_worker(), "import", "--progress", "none", *options, url, place.path])
+            target.fresh()
+            return bench_measure.run([*_worker(), "import", "--progress", "none", *options, url, target.path])
 
         return run
 
-    def _shell(self, command: str, place: Place) -> Callable[[], Cost]:
+    def _shell(self, command: str, target: Target) -> Callable[[], Cost]:
         def run() -> Cost:
-            place.fresh()
+            target.fresh()
             self.temporary.unlink(missing_ok=True)
             return bench_measure.run(["bash", "-o", "pipefail", "-c", command])
 
@@ -232,8 +232,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(_nginx(directory, "plain", servers.Settings()))
         bench = Bench(directory, web, given.rounds)
-        file = Place(directory / "target", block=False)
-        block = Place(stack.enter_context(devices.loop(directory, 2 * inputs.GIB)), block=True)
+        file = Target(directory / "target", block=False)
+        block = Target(stack.enter_context(devices.loop(directory, 2 * inputs.GIB)), block=True)
         rows = []
         for name, measure in _rows(bench, file, block).items():
             if given.only is None or given.only in name:
@@ -244,13 +244,13 @@ def main() -> None:
         file.fresh()
 
 
-def _rows(bench: Bench, file: Place, block: Place) -> dict[str, Callable[[], report.Row]]:
+def _rows(bench: Bench, file: Target, block: Target) -> dict[str, Callable[[], report.Row]]:
     rows: dict[str, Callable[[], report.Row]] = {}
-    for place, kind in ((file, "file"), (block, "block")):
+    for target, kind in ((file, "file"), (block, "block")):
         for name in PIPES:
-            rows[f"{name} {kind}"] = lambda name=name, place=place: bench.pipe(name, place)  # type: ignore[misc]
+            rows[f"{name} {kind}"] = lambda name=name, target=target: bench.pipe(name, target)  # type: ignore[misc]
         for name in CONVERTED:
-            rows[f"{name} {kind}"] = lambda name=name, place=place: bench.converted(name, place)  # type: ignore[misc]
+            rows[f"{name} {kind}"] = lambda name=name, target=target: bench.converted(name, target)  # type: ignore[misc]
     rows["isal"] = bench.isal
     for vddk in (vmware.delayed, vmware.undelayed):
         rows[f"vddk {vddk.__name__}"] = lambda vddk=vddk: vddk(bench.directory, file.path, bench.rounds)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The disks that are measured with: made once, kept between runs."""
+"""The disks to measure with, made once and kept between runs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FORMS = {
 
 
 def bytecode() -> None:
-    """Compile our modules, as pip does: where Python is kept from it, its compiler would be measured."""
+    """Compile our modules as pip does; otherwise Python's compiler would be measured, too."""
     for package in ("importer", "sources", "formats", "images", "scratch"):
         compileall.compile_dir(repository.ROOT / package, quiet=1)
 
 
 def disk(directory: Path, size: int = 2 * GIB, data: int = DATA) -> Path:
-    """Return a disk of ``size`` bytes whose ext4 file system holds about ``data`` bytes from /usr."""
+    """Return a disk of ``size`` bytes whose ext4 file system holds about ``data`` bytes of /usr."""
     path = directory / f"disk-{size >> 20}.raw"
     if path.exists():
         return path
@@ -55,7 +55,7 @@ def disk(directory: Path, size: int = 2 * GIB, data: int = DATA) -> Path:
 
 
 def form(raw: Path, name: str) -> Path:
-    """Return ``raw`` in another form, a name of ``FORMS``."""
+    """Return the disk ``raw`` in another form of ``FORMS``."""
     path = raw.with_suffix(f".{name}")
     if not path.exists():
         command = FORMS[name].format(raw=raw, out=path.with_suffix(".part"))
@@ -65,7 +65,7 @@ def form(raw: Path, name: str) -> Path:
 
 
 def huge(directory: Path) -> Path:
-    """Return a qcow2 image of 1 TiB with 100 MiB of data all over it."""
+    """Return a qcow2 image of 1 TiB with 100 MiB of data spread over it."""
     path = directory / "huge.qcow2"
     if not path.exists():
         growing = path.with_suffix(".part")
@@ -78,7 +78,7 @@ def huge(directory: Path) -> Path:
 
 
 def noise(directory: Path, size: int) -> Path:
-    """Return ``size`` bytes that do not compress and hold no zeros."""
+    """Return a file of ``size`` bytes without zeros that does not compress."""
     path = directory / f"noise-{size >> 20}.raw"
     if not path.exists():
         growing = path.with_suffix(".part")
@@ -90,7 +90,7 @@ def noise(directory: Path, size: int) -> Path:
 
 
 def _fill(mount: Path, data: int) -> None:
-    """Copy files of /usr in the order of their names until ``data`` bytes are there."""
+    """Copy files of /usr in alphabetical order until they have ``data`` bytes."""
     left = data
     for root, folders, files in os.walk("/usr"):
         folders.sort()

@@ -1,4 +1,4 @@
-"""Run a command and tell what it cost."""
+"""Run a command and measure its cost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Seconds of wall clock and of CPU, and the largest memory seen at once, in bytes.
+    """Seconds of wall clock and of CPU, and the largest memory of all samples, in bytes.
 
     CPU counts the command and all its children, not the kernel's own threads. Memory is the sum of
-    the proportional set sizes (smaps_rollup, Pss without what belongs to files) of the command and
+    the proportional set sizes (smaps_rollup, Pss without that of files) of the command and
     its children, sampled every 20 ms.
     """
 
@@ -27,19 +27,19 @@ class Cost:
 
 
 def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
-    """Run one command; a failure shows what it said."""
+    """Run one command; raise with its output if it fails."""
     before = os.times()
     started = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         sampler = _Sampler(process.pid)
         sampler.start()
-        said, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
         wall = time.perf_counter() - started
         sampler.stop.set()
         sampler.join()
     if process.returncode:
         raise AssertionError(
-            f"{argv} ended with {process.returncode}: {said.decode(errors='replace')[-2000:]}"
+            f"{argv} ended with {process.returncode}: {output.decode(errors='replace')[-2000:]}"
         )
     after = os.times()
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
@@ -47,7 +47,7 @@ def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
 
 
 def median(costs: Sequence[Cost]) -> Cost:
-    """Return the medians of several runs; of memory the largest."""
+    """Return the medians of several runs, and the maximum of memory."""
     return Cost(
         statistics.median(cost.wall for cost in costs),
         statistics.median(cost.cpu for cost in costs),

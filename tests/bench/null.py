@@ -1,4 +1,4 @@
-"""A server that throws away what is sent to it, and nothing else: what an upload cannot beat.
+"""A server that discards what it receives: the lower bound for the time of an upload.
 
 ``python -m tests.bench.null PORT [CERTIFICATE KEY]`` answers one PUT or POST after the other, over TLS if it
 is given a key pair.

@@ -1,6 +1,6 @@
-"""A full copy from oVirt beside downloads by one connection, 5 ms for each read of the storage.
+"""A full copy from oVirt against downloads by one connection, with 5 ms for each read of the storage.
 
-Ours has the engine prepare and end a transfer, too; the others are given one that is ready.
+Our time includes preparing and ending the transfer; the others use a prepared one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.support import engine, imageiod
 
 DELAY = "5ms"
 AIM = 0.6
-#: One request for everything, which is what can be typed.
+#: One request for everything, as a user would type it.
 CURL = "curl -sf --cacert {ca} {url} | dd bs=1M iflag=fullblock conv=sparse,fsync status=none of={target}"
-#: The client library's own download, which reads no zeros, and asks for 128 MiB at a time.
+#: The client library's own download, which does not read zeros, and requests 128 MiB at a time.
 LIBRARY = """\
 import sys
 from ovirt_imageio import client
@@ -28,7 +28,7 @@ client.download(*sys.argv[1:], fmt="raw", max_workers=1)
 
 
 def plain(directory: Path, raw: Path, target: Path, rounds: int) -> report.Row:
-    """Measure a raw disk that is served as an oVirt host does, against one plain GET."""
+    """Measure a raw disk served as by an oVirt host, against one plain GET."""
 
     def rival(url: str, ca: Path) -> list[str | Path]:
         return ["bash", "-o", "pipefail", "-c", CURL.format(ca=ca, url=url, target=target)]
@@ -59,9 +59,9 @@ def _row(
         served, authority = stack.enter_context(engine.running(own, local=False))
         chain = served.add_disk("disk", raw)
         served.delay = DELAY
-        place = own / "rival"
-        place.mkdir()
-        with imageiod.exported(place, chain.active.path, delay=DELAY) as socket:
+        directory_of_rival = own / "rival"
+        directory_of_rival.mkdir()
+        with imageiod.exported(directory_of_rival, chain.active.path, delay=DELAY) as socket:
             served.daemon.add("rival", f"nbd:unix:{socket}", chain.active.size)
             alone = rival(served.daemon.url("rival"), authority.certificate)
             ours = [

@@ -42,8 +42,8 @@ def main() -> None:
 
 def _table(data: Path, kind: str) -> str:
     """Return the first lines of a perf report."""
-    said = processes.run("perf", "report", kind, "--call-graph", "none", "--stdio", "--input", data).stdout
-    lines = [line.rstrip() for line in said.splitlines() if line.strip() and not line.startswith("#")]
+    output = processes.run("perf", "report", kind, "--call-graph", "none", "--stdio", "--input", data).stdout
+    lines = [line.rstrip() for line in output.splitlines() if line.strip() and not line.startswith("#")]
     return "\n".join([f"perf report {kind}", *lines[:LINES]])
 
 

@@ -175,5 +175,5 @@ def _cpu() -> str:
 
 def _versions() -> str:
     tools = {"qemu-img": "--version", "curl": "--version", "xz": "--version", "zstd": "--version"}
-    said = [processes.run(tool, flag).stdout.splitlines()[0] for tool, flag in tools.items()]
-    return "; ".join([f"Python {platform.python_version()}", *said])
+    versions = [processes.run(tool, flag).stdout.splitlines()[0] for tool, flag in tools.items()]
+    return "; ".join([f"Python {platform.python_version()}", *versions])

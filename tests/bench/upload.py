@@ -1,4 +1,4 @@
-"""The rows of uploads and clones, beside a client whose bytes are thrown away."""
+"""The rows of uploads and clones, compared with a client whose server discards the bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.bench import inputs, measure, report
 from tests.bench.measure import Cost
 from tests.support import devices, processes, uploads
 
-#: How each upload may compare with one whose bytes are thrown away.
+#: The allowed ratio of each upload to one whose bytes are discarded.
 UPLOADS = ("raw", "raw.gz", "qcow2")
 AIM = 1.2
 CLONE_AIM = 0.35
 
 
 class Uploads:
-    """The rows. ``raw``: the disk; files and certificates are made in ``directory``."""
+    """The rows. ``raw``: the disk; ``directory``: for files and certificates."""
 
     def __init__(self, directory: Path, raw: Path, rounds: int) -> None:
         self._directory = directory / "upload"
@@ -37,9 +37,9 @@ class Uploads:
         return {**found, "clone": self.clone}
 
     def upload(self, name: str) -> report.Row:
-        """Measure curl against our server, and against one that throws everything away.
+        """Measure curl against our server, and against one that discards everything.
 
-        The rival speaks TLS as ours has to; what plain HTTP would take stands beside.
+        The rival uses TLS, as our server must; the note has the ratio to plain HTTP.
         """
         path = self._raw if name == "raw" else inputs.form(self._raw, name)
         with self._null(tls=True) as null, self._null(tls=False) as plain:
@@ -53,7 +53,7 @@ class Uploads:
             )
         limits = {"TLS alone": theirs}
         if name.endswith(".gz"):
-            # 2 GiB come out of it, whoever receives them.
+            # Decompressed it is 2 GiB, whatever the server.
             unpack = f"{sys.executable} -m isal.igzip -dc {path} > /dev/null"
             limits["unpack"] = measure.run(["bash", "-c", unpack])
         slowest = max(limit.wall for limit in limits.values())
@@ -62,9 +62,9 @@ class Uploads:
         return report.Row(f"upload {name}", "file", ours, theirs, AIM, ratio, limits, note=note)
 
     def clone(self) -> report.Row:
-        """Measure a clone, from start to end, against sending all bytes of the device to nowhere.
+        """Measure a clone, from start to end, against sending all bytes of the device to a discarding server.
 
-        What it takes to send them to the same device stands beside.
+        The note has the ratio to sending them to the same device.
         """
         target = self._directory / "clone-target"
         with devices.attached(self._raw, direct=False) as source, self._null(tls=True) as null:

@@ -1,4 +1,4 @@
-"""The rows of VMware: a full copy through nbdkit and the stand-in for the VDDK library."""
+"""The rows of VMware: a full copy through nbdkit and the stub of the VDDK library."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.bench import inputs, measure, report
 from tests.bench.measure import Cost
 from tests.support import vmware
 
-#: Large enough for the start of either side not to count, in bytes.
+#: Bytes; large enough for the start-up of either side not to matter.
 SIZE = 2 << 30
-#: One read on its way, as large as the worker's: what the delay of each then costs.
+#: One read in flight, as large as the worker's, to show the cost of each read's delay.
 SINGLE = "--synchronous --connections=1 --requests=1 --request-size=2097152"
 
 
 def delayed(directory: Path, target: Path, rounds: int) -> report.Row:
-    """Measure against nbdcopy with one read at a time, where each read takes 5 ms to begin."""
+    """Measure against nbdcopy with one read at a time, where each read is delayed by 5 ms."""
     with _disk(directory, delay=5000) as estate:
         return _row("vddk, 5 ms a read", 0.25, estate, target, rounds, SINGLE)
 

@@ -1,4 +1,4 @@
-"""The contract of the clone source, where tests of the parts do not hold it."""
+"""The contract of the clone source, beyond the tests of its parts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ server = uploads.server
 
 
 @pytest.fixture
-def noise(tmp_path: Path) -> Path:
+def volume(tmp_path: Path) -> Path:
     (tmp_path / "volume").mkdir()
     path = tmp_path / "volume" / "disk.img"
     path.write_bytes(random.Random(12).randbytes(16 * MIB))
     return path
 
 
-def test_a_clone_over_what_a_killed_one_has_left(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, noise: Path
+def test_clone_replaces_leftovers_of_a_killed_one(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path
 ) -> None:
-    """It fits only when the left-overs are gone before room is counted, the disk of one before included."""
+    """The clone fits only if leftovers are removed before space is counted, a disk of an earlier job too."""
     with devices.filesystem("tmpfs", tmp_path, 24 * MIB) as point:
         killed = dataclasses.replace(paths, data=str(point))
         (point / ".cdi-worker-unpacking").mkdir()
@@ -42,35 +42,35 @@ def test_a_clone_over_what_a_killed_one_has_left(
         (point / "of-the-last-clone").touch()
         with uploads.Server(certificates, {}, killed) as server:
             pod = worker.Pod(tmp_path / "source")
-            done = pod.run(**clones.environment(server, "filesystem", noise.parent))
+            done = pod.run(**clones.environment(server, "filesystem", volume.parent))
             assert (done.status, pod.message) == (0, "Clone Complete"), done.errors
             assert server.result() == report.uploaded(clone=True, preallocated=False)
         assert [path.name for path in point.iterdir()] == ["disk.img"]
-        oracle.same(point / "disk.img", noise)
+        oracle.same(point / "disk.img", volume)
 
 
 @pytest.mark.parametrize(
     ("name", "sparse"), [("disk.img", True), ("disk.img", False), ("vm-disk.img.1", True)]
 )
-def test_a_disk_out_of_upstream_s_tar(
+def test_disk_is_taken_from_upstream_s_tar(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     block: Path,
-    noise: Path,
+    volume: Path,
     name: str,
     sparse: bool,
 ) -> None:
-    """What its source sends of a volume with a file system, to one that is a device."""
-    noise = noise.rename(noise.parent / name)
-    with noise.open("r+b") as stream:
+    """Upstream's clone source sends a file-system volume as a tar, here to a block volume."""
+    volume = volume.rename(volume.parent / name)
+    with volume.open("r+b") as stream:
         stream.seek(2 * MIB)
         stream.write(bytes(9 * MIB))
-    processes.run("fallocate", "--dig-holes", noise)
-    (noise.parent / "a-note").write_text("before the disk")
-    (noise.parent / "z-note").write_text("and behind it")
+    processes.run("fallocate", "--dig-holes", volume)
+    (volume.parent / "a-note").write_text("before the disk")
+    (volume.parent / "z-note").write_text("and behind it")
     flags = ["--sparse"] if sparse else []
     argv = ["tar", "--create", *flags, "--file=-", "./a-note", f"./{name}", "./z-note"]
-    made = subprocess.run(argv, cwd=noise.parent, check=True, capture_output=True).stdout
+    made = subprocess.run(argv, cwd=volume.parent, check=True, capture_output=True).stdout
     assert (len(made) < 9 * MIB) is sparse
     stream = b"".join(
         snappy.frames([memoryview(made)[at : at + 65_536] for at in range(0, len(made), 65_536)])
@@ -80,11 +80,13 @@ def test_a_disk_out_of_upstream_s_tar(
         answer = server.ask("POST", SYNC, stream, headers)
         assert answer.status == 200, answer.text
         assert server.result() == report.uploaded(clone=True, preallocated=False)
-    oracle.same(block, noise, beyond=devices.DIRT)
+    oracle.same(block, volume, beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("fault", ["name", "authority", "address", "no volume", "environment"])
-def test_a_failed_clone(server: uploads.Server, tmp_path: Path, noise: Path, fault: str) -> None:
+def test_failed_clone_reports_the_error(
+    server: uploads.Server, tmp_path: Path, volume: Path, fault: str
+) -> None:
     other = server.certificates.authority.issue(common_name="somebody", client=True)
     changes = {
         "name": {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()},
@@ -94,7 +96,7 @@ def test_a_failed_clone(server: uploads.Server, tmp_path: Path, noise: Path, fau
         "environment": {"CLIENT_KEY": "", "VOLUME_MODE": "tape"},
     }
     pod = worker.Pod(tmp_path / "source")
-    done = pod.run(**{**clones.environment(server, "block", noise), **changes[fault]})
+    done = pod.run(**{**clones.environment(server, "block", volume), **changes[fault]})
     assert done.status == 1
     assert pod.message.startswith("Unable to ")
     assert "\n" not in pod.message
@@ -102,14 +104,14 @@ def test_a_failed_clone(server: uploads.Server, tmp_path: Path, noise: Path, fau
     assert "Traceback" not in done.errors
 
 
-def test_progress_of_a_clone(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, noise: Path
+def test_clone_reports_progress(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path
 ) -> None:
     with devices.slow(tmp_path, 16 * MIB, bytes_per_second=6 * MIB) as target:
         with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
             pod = worker.Pod(tmp_path / "source", metrics_port=processes.free_port())
             with worker.started(
-                *pod.arguments, env=clones.environment(server, "block", noise, OWNER_UID=UID)
+                *pod.arguments, env=clones.environment(server, "block", volume, OWNER_UID=UID)
             ) as process:
                 processes.wait_for(lambda: processes.answers(pod.metrics_port), "the metrics port")
                 name = f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}}'
@@ -117,4 +119,4 @@ def test_progress_of_a_clone(
                 assert 0 <= float(found) < 100
                 assert process.wait(30) == 0
             assert json.loads(server.result().message)["message"] == "Clone Complete"
-        oracle.same(target, noise)
+        oracle.same(target, volume)

@@ -24,7 +24,7 @@ def page(disks: disks_module.Disks, **faults: str) -> misbehave.Page:
 
 
 def mounted(directory: Path, files: dict[str, str]) -> Path:
-    """Make files as Kubernetes mounts a secret: links to ``..data``, itself a link."""
+    """Create files as Kubernetes mounts a Secret: links to ``..data``, itself a link."""
     real = directory / "..2026_11_20"
     real.mkdir(parents=True)
     (directory / "..data").symlink_to(real.name)
@@ -40,7 +40,7 @@ def check_done(pod: worker.Pod, done: worker.Done, disks: disks_module.Disks) ->
     oracle.same(pod.disk, disks.raw())
 
 
-def test_basic_auth(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
+def test_basic_auth_is_sent(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
     url = server.serve("/disk", page(disks, password="me:s3cret"))
     keys = {"IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": "s3cret"}
     check_done(pod, pod.run(IMPORTER_ENDPOINT=url, **keys), disks)
@@ -50,21 +50,21 @@ def test_basic_auth(pod: worker.Pod, server: misbehave.Server, disks: disks_modu
     assert "wr0ng" not in pod.message + done.errors + done.output
 
 
-def test_headers(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
+def test_extra_headers_are_sent(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
     mounted(pod.headers / "first", {"secret": "X-Secret: s3cret\n"})
     mounted(pod.headers, {"plain": "X-Plain: of a file"})
     url = server.serve("/disk", page(disks))
     env = {"IMPORTER_EXTRA_HEADER_0": "X-Zero: 0", "IMPORTER_EXTRA_HEADER_1": "X-One: a: b"}
     done = pod.run(IMPORTER_ENDPOINT=url, **env)
     check_done(pod, done, disks)
-    for seen in server.requests:
-        found = {name: value for name, value in seen.headers.items() if name.startswith("x-")}
+    for request in server.requests:
+        found = {name: value for name, value in request.headers.items() if name.startswith("x-")}
         assert found == {"x-secret": "s3cret", "x-plain": "of a file", "x-zero": "0", "x-one": "a: b"}
-        assert seen.headers["user-agent"].startswith("cdi-worker")
+        assert request.headers["user-agent"].startswith("cdi-worker")
     assert "s3cret" not in done.errors + done.output
 
 
-def test_secrets_stay_with_the_origin(
+def test_secrets_are_sent_to_the_origin_only(
     pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks
 ) -> None:
     with misbehave.Server() as other:
@@ -73,10 +73,10 @@ def test_secrets_stay_with_the_origin(
         done = pod.run(IMPORTER_ENDPOINT=start, IMPORTER_EXTRA_HEADER_0="X-Token: hush", **env)
         check_done(pod, done, disks)
         assert {"authorization", "x-token"} <= {*server.requests[0].headers}
-        assert all(not {"authorization", "x-token"} & {*seen.headers} for seen in other.requests)
+        assert all(not {"authorization", "x-token"} & {*request.headers} for request in other.requests)
 
 
-def test_certificates(
+def test_mounted_certificates_are_trusted(
     pod: worker.Pod, authority: tls.Authority, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     files = {"ca.crt": authority.certificate.read_text(), "README": "not all that is mounted is PEM"}
@@ -93,7 +93,7 @@ def test_certificates(
 
 
 @pytest.mark.parametrize("upper", [False, True])
-def test_proxies(
+def test_proxies_are_used(
     pod: worker.Pod, authority: tls.Authority, disks: disks_module.Disks, tmp_path: Path, upper: bool
 ) -> None:
     middle = tls.Authority(tmp_path / "middle", "Proxy CA")
@@ -112,7 +112,7 @@ def test_proxies(
         assert "s3cret" not in done.errors
 
 
-def test_no_proxy(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
+def test_no_proxy_is_honoured(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
     with proxy.Proxy() as between:
         url = server.serve("/disk", page(disks))
         env = {"http_proxy": between.url, "https_proxy": "", "no_proxy": "127.0.0.0/8,.svc"}
@@ -123,7 +123,7 @@ def test_no_proxy(pod: worker.Pod, server: misbehave.Server, disks: disks_module
         assert between.requests
 
 
-def test_node_pull(
+def test_node_pull_imports_disk_and_labels(
     pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     ready, finished = tmp_path / "ready", tmp_path / "done"
@@ -150,10 +150,10 @@ def test_node_pull(
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_node_pull_that_does_not_end_well(
+def test_failed_node_pull_is_reported(
     pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, ready: bool
 ) -> None:
-    """Stopped, while it waits for the ready file or later: the server is needed for the next attempt."""
+    """The server is stopped before the ready file appears or later; without it the next attempt fails."""
     env = {
         "IMPORTER_PULL_METHOD": "node",
         "IMPORTER_READY_FILE": str(tmp_path / "ready"),

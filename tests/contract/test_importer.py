@@ -19,11 +19,11 @@ from tests.support import disks as disks_module
 MiB = 1 << 20
 
 
-# -- done -------------------------------------------------------------------------------------
+# -- success ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
-def test_file_system_volume(
+def test_disk_is_imported_to_file_system_volume(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)))
@@ -33,7 +33,7 @@ def test_file_system_volume(
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
-def test_block_volume(
+def test_disk_is_imported_to_block_volume(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, variant: str
 ) -> None:
     pod.block = device
@@ -49,12 +49,12 @@ def test_block_volume(
         ["-alsologtostderr"],
         ["-v=5"],
         ["-v=3", "-alsologtostderr"],
-        # As Go reads them, too.
+        # In the forms that Go's flag package accepts, too.
         ["-v", "2", "-alsologtostderr=true", "-stderrthreshold=INFO"],
         ["--v=4", "--logtostderr=false"],
     ],
 )
-def test_flags_of_controllers(
+def test_flags_of_controllers_are_accepted(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, arguments: list[str]
 ) -> None:
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw())}
@@ -62,7 +62,7 @@ def test_flags_of_controllers(
 
 
 @pytest.mark.parametrize("value", ["TRYNONE", ""])
-def test_cache_mode_makes_the_same_disk(
+def test_cache_mode_does_not_change_the_disk(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, value: str
 ) -> None:
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.raw()), CACHE_MODE=value)
@@ -70,7 +70,7 @@ def test_cache_mode_makes_the_same_disk(
     contract.check_disk(pod, disks.raw())
 
 
-def test_preallocation(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+def test_disk_is_preallocated(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     url = web.url(disks.image("qcow2"))
     done = pod.run(IMPORTER_ENDPOINT=url, PREALLOCATION="true", IMPORTER_IMAGE_SIZE="9Mi")
     assert (done.status, pod.message) == (0, contract.PREALLOCATED)
@@ -78,14 +78,14 @@ def test_preallocation(pod: worker.Pod, web: servers.Web, disks: disks_module.Di
     assert pod.disk.stat().st_blocks * 512 >= 9 * MiB
 
 
-def test_archive(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+def test_archive_is_unpacked(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.tar("gz")), IMPORTER_CONTENTTYPE="archive")
     assert (done.status, pod.message) == (0, contract.COMPLETE)
     assert {path.name for path in pod.data.iterdir()} == {path.name for path in disks.tree().iterdir()}
 
 
-def test_an_archive_is_not_preallocated(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
-    """Its files are as it says, holes included: nothing else may be told."""
+def test_archive_is_not_preallocated(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    """Its files are as packed, holes included: the message must not claim otherwise."""
     env = {"IMPORTER_ENDPOINT": web.url(disks.tar()), "IMPORTER_CONTENTTYPE": "archive"}
     done = pod.run(**env, PREALLOCATION="true")
     assert (done.status, pod.message) == (0, contract.COMPLETE)
@@ -96,7 +96,7 @@ def test_an_archive_is_not_preallocated(pod: worker.Pod, web: servers.Web, disks
 # -- scratch ----------------------------------------------------------------------------------
 
 
-def test_scratch_is_asked_for_and_used(
+def test_scratch_is_requested_and_used(
     pod: worker.Pod, disks: disks_module.Disks, server: misbehave.Server
 ) -> None:
     page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False)
@@ -111,7 +111,7 @@ def test_scratch_is_asked_for_and_used(
     assert not [*pod.scratch.iterdir()]
 
 
-def test_scratch_is_not_asked_for_a_block_volume_with_ranges(
+def test_scratch_is_not_requested_with_ranges(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
 ) -> None:
     pod.block = device
@@ -143,12 +143,14 @@ def test_checksum_mismatch_is_final(
 
 
 @pytest.mark.parametrize("value", ["sha256:abc", "crc32:00000000", "nonsense", "md5:" + "z" * 32])
-def test_malformed_checksum(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, value: str) -> None:
+def test_malformed_checksum_is_reported(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, value: str
+) -> None:
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.raw()), IMPORTER_CHECKSUM=value)
     contract.check_failure(pod, done, "Unable to process data: ", "checksum")
 
 
-# -- requests that make no sense --------------------------------------------------------------
+# -- invalid requests -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,37 +167,37 @@ def test_malformed_checksum(pod: worker.Pod, web: servers.Web, disks: disks_modu
         ({"IMPORTER_PULL_METHOD": "sneakers"}, "IMPORTER_PULL_METHOD"),
     ],
 )
-def test_request_without_sense(pod: worker.Pod, env: dict[str, str], phrase: str) -> None:
+def test_invalid_request_is_reported(pod: worker.Pod, env: dict[str, str], phrase: str) -> None:
     done = pod.run(**{"IMPORTER_ENDPOINT": "http://127.0.0.1:1/disk", **env})
     contract.check_failure(pod, done, "Unable to process data: ", phrase)
 
 
-def test_all_faults_are_told_at_once(pod: worker.Pod) -> None:
+def test_all_errors_of_a_request_are_reported_at_once(pod: worker.Pod) -> None:
     done = pod.run(PREALLOCATION="yes", IMPORTER_IMAGE_SIZE="x", IMPORTER_CONTENTTYPE="floppy")
     contract.check_failure(
         pod, done, "Unable", "PREALLOCATION", "IMPORTER_IMAGE_SIZE", "floppy", "IMPORTER_ENDPOINT"
     )
 
 
-def test_archive_onto_a_device(pod: worker.Pod, device: Path) -> None:
+def test_archive_to_a_device_is_refused(pod: worker.Pod, device: Path) -> None:
     pod.block = device
     done = pod.run(IMPORTER_ENDPOINT="http://127.0.0.1:1/", IMPORTER_CONTENTTYPE="archive")
     contract.check_failure(pod, done, "Unable to process data: ", "archive")
 
 
-# -- sources that cannot be reached, or break -------------------------------------------------
+# -- sources that cannot be reached, or fail --------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:1/disk", "http://no-such-host.invalid/disk", "https://127.0.0.1:1/disk"]
 )
-def test_unreachable(pod: worker.Pod, url: str) -> None:
+def test_unreachable_source_is_reported(pod: worker.Pod, url: str) -> None:
     done = pod.run(IMPORTER_ENDPOINT=url)
     contract.check_failure(pod, done, f"Unable to connect to http data source: {url}: ")
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_refused(pod: worker.Pod, server: misbehave.Server, status: int) -> None:
+def test_refused_request_is_reported(pod: worker.Pod, server: misbehave.Server, status: int) -> None:
     done = pod.run(IMPORTER_ENDPOINT=server.serve("/disk", misbehave.Page(status=status)))
     contract.check_failure(pod, done, "Unable to connect to http data source: ", str(status))
 
@@ -215,7 +217,7 @@ def test_changed_source_is_a_failed_pull(
 def test_refused_in_the_middle_is_a_failed_pull(
     pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, status: int, ranges: bool
 ) -> None:
-    """It gave the first bytes: nobody has to look for a wrong address."""
+    """The first bytes arrived, so the message must not blame the address."""
     good = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
     first = good if ranges else dataclasses.replace(good, cut=MiB)
     url = server.serve("/disk", (first, 1), misbehave.Page(status=status))
@@ -225,10 +227,10 @@ def test_refused_in_the_middle_is_a_failed_pull(
     assert [*pod.data.iterdir()] == []
 
 
-def test_checksum_mismatch_of_an_archive(
+def test_archive_with_wrong_checksum_is_not_unpacked(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
 ) -> None:
-    """Nothing is unpacked into place before it is verified."""
+    """Nothing is moved into place before the checksum is verified."""
     image = disks.tar("gz")
     env = {"IMPORTER_ENDPOINT": web.url(image), "IMPORTER_CONTENTTYPE": "archive"}
     assert pod.run(**env, IMPORTER_CHECKSUM=f"sha512:{'0' * 128}").status == 0
@@ -262,7 +264,7 @@ def test_cache_mode_chooses_direct_writes(
 
 
 def flags(pid: int, path: Path) -> list[int]:
-    """Return the flags of each descriptor that a process has of a file, proc(5)."""
+    """Return the flags of each descriptor that a process has open for a file, proc(5)."""
     found = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

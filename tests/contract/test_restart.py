@@ -1,4 +1,4 @@
-"""The importer's contract: killed and started again on the same volumes; without rights."""
+"""The importer's contract: killed and restarted on the same volumes; without privileges."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support import disks as disks_module
 
 MiB = 1 << 20
 
-# -- killed, and started again ----------------------------------------------------------------
+# -- killed and restarted ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("volume", ["file", "block"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
-def test_killed_worker_starts_again(
+def test_killed_worker_can_be_restarted(
     pod: worker.Pod,
     server: misbehave.Server,
     disks: disks_module.Disks,
@@ -44,10 +44,10 @@ def test_killed_worker_starts_again(
     contract.check_disk(pod, disks.expected(variant))
 
 
-def test_an_archive_once_more(
+def test_archive_is_unpacked_again_after_a_kill(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    """Killed after its end, or while things went into place: there is no room for both."""
+    """Killed after its end, or while files were moved: there is no space for both trees."""
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.tar("gz")), "IMPORTER_CONTENTTYPE": "archive"}
     with devices.filesystem("tmpfs", tmp_path, 2 * MiB) as volume:
         (volume / "lost+found").mkdir()
@@ -59,7 +59,7 @@ def test_an_archive_once_more(
         assert {path.name for path in volume.iterdir()} == names
 
 
-def test_a_volume_is_not_emptied_for_what_is_no_archive(
+def test_volume_is_not_emptied_for_a_file_that_is_not_an_archive(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CONTENTTYPE": "archive"}
@@ -71,10 +71,10 @@ def test_a_volume_is_not_emptied_for_what_is_no_archive(
         assert [path.name for path in volume.iterdir()] == ["old"]
 
 
-def test_a_folder_is_not_emptied(
+def test_folder_that_is_not_a_volume_is_not_emptied(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    """What is no volume, or not the pod's, may hold things of others."""
+    """A folder that is not a mount, or not the pod's, may hold files of others."""
     (pod.data / "precious").touch()
     env = {"IMPORTER_ENDPOINT": web.url(disks.tar("gz")), "IMPORTER_CONTENTTYPE": "archive"}
     assert pod.run(**env).status == 0
@@ -86,7 +86,7 @@ def test_a_folder_is_not_emptied(
         assert (volume / "precious").exists()
 
 
-def test_a_disk_after_an_archive_that_was_killed(
+def test_disk_replaces_leftovers_of_a_killed_archive(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw("dense"))}
@@ -99,11 +99,11 @@ def test_a_disk_after_an_archive_that_was_killed(
         assert [path.name for path in volume.iterdir()] == ["disk.img"]
 
 
-# -- rights -----------------------------------------------------------------------------------
+# -- privileges -------------------------------------------------------------------------------
 
 
-def test_without_rights(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
-    """A user of its own, a volume of its group, nothing else to write to."""
+def test_unprivileged_user_can_import(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+    """A user of its own, a volume writable by its group, and nothing else writable."""
     for path in (pod.directory, pod.data):
         processes.run("chown", "107:107", path)
     for path in [*pod.directory.parents][:-1]:

@@ -1,4 +1,4 @@
-"""The importer's contract: how large a disk may be, and becomes."""
+"""The importer's contract: limits of a disk's size, and its final size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MiB = 1 << 20
         ("20M", "0", 19 * MiB),
         ("20Mi", "0.055", 18 * MiB),
         ("20Mi", "0.06", 18 * MiB),
-        ("8Mi", "0.06", 8 * MiB),  # the image is larger than what is usable: not grown, not shrunk
+        ("8Mi", "0.06", 8 * MiB),  # the image is larger than the usable size: not grown, not shrunk
         ("2e7", "", 19 * MiB),
         ("", "0.06", 8 * MiB),
     ],
 )
-def test_file_is_grown_never_shrunk(
+def test_file_is_grown_and_never_shrunk(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, requested: str, overhead: str, size: int
 ) -> None:
     done = pod.run(
@@ -40,7 +40,7 @@ def test_file_is_grown_never_shrunk(
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
-def test_too_large_for_the_request(
+def test_disk_larger_than_the_request_is_refused(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image(variant)), IMPORTER_IMAGE_SIZE="7Mi")
@@ -51,7 +51,7 @@ def test_too_large_for_the_request(
     contract.check_failure(pod, done, "Unable to process data: ", sentence)
 
 
-def test_too_large_for_the_device(
+def test_disk_larger_than_the_device_is_refused(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
 ) -> None:
     pod.block = device
@@ -59,17 +59,17 @@ def test_too_large_for_the_device(
     contract.check_failure(pod, done, "Unable to process data: ", f"reported available storage {16 * MiB}. ")
 
 
-def test_a_device_is_measured_by_itself(
+def test_device_size_overrides_the_request(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
 ) -> None:
-    """Of a device, unlike a file system, the request for a smaller one takes nothing away."""
+    """The size of a device is fixed, so a request for less does not limit the disk."""
     pod.block = device
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("qcow2")), IMPORTER_IMAGE_SIZE="7Mi")
     assert (done.status, pod.message) == (0, contract.COMPLETE)
     contract.check_disk(pod, disks.expected("qcow2"))
 
 
-def test_no_space_left(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
+def test_full_volume_is_reported(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     with devices.filesystem("tmpfs", pod.data, 2 * MiB) as small:
         pod.directory = small
         pod.data.mkdir()
@@ -84,10 +84,10 @@ def test_no_space_left(pod: worker.Pod, web: servers.Web, disks: disks_module.Di
 
 
 @pytest.mark.parametrize("route", ["stream", "convert", "unpack"])
-def test_a_quota_that_is_exceeded(
+def test_exceeded_quota_is_reported(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, route: str
 ) -> None:
-    """Free bytes do not tell of a quota: it shows in the middle."""
+    """A quota does not show in the free space: it is exceeded during the import."""
     image = {"stream": disks.raw("dense"), "convert": disks.image("vdi", "dense"), "unpack": disks.tar()}
     with devices.filesystem("btrfs", pod.directory) as point:
         processes.run("btrfs", "quota", "enable", point)
@@ -103,7 +103,7 @@ def test_a_quota_that_is_exceeded(
     "left_over",
     [{"disk.img": 9 * MiB, "disk.img.part": 2 * MiB}, {"disk.img": 2 * MiB, "disk.img.part": 9 * MiB}],
 )
-def test_left_overs_do_not_count(
+def test_leftovers_count_as_free_space(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, left_over: dict[str, int]
 ) -> None:
     with devices.filesystem("tmpfs", pod.data, 12 * MiB) as small:
@@ -116,10 +116,10 @@ def test_left_overs_do_not_count(
         contract.check_disk(pod, disks.expected("qcow2", "dense"))
 
 
-def test_left_overs_do_not_count_for_an_archive(
+def test_leftovers_count_as_free_space_for_an_archive(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    """They are of an archive, or of a disk that was to be here before."""
+    """Leftovers of an archive, or of a disk imported here before."""
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.tar()), "IMPORTER_CONTENTTYPE": "archive"}
     with devices.filesystem("tmpfs", tmp_path, 4 * MiB) as volume:
         (volume / ".cdi-worker-unpacking").mkdir()
@@ -134,27 +134,27 @@ def test_left_overs_do_not_count_for_an_archive(
 
 
 @pytest.mark.parametrize(("overhead", "size"), [("0", 20 * MiB), ("0.055", 18 * MiB)])
-def test_blank_file(pod: worker.Pod, overhead: str, size: int) -> None:
+def test_blank_file_has_requested_size(pod: worker.Pod, overhead: str, size: int) -> None:
     done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="20Mi", FILESYSTEM_OVERHEAD=overhead)
     assert (done.status, pod.message) == (0, contract.BLANK)
     assert pod.disk.read_bytes() == bytes(size)
     assert pod.disk.stat().st_blocks == 0
 
 
-def test_blank_file_preallocated(pod: worker.Pod) -> None:
+def test_blank_file_is_preallocated(pod: worker.Pod) -> None:
     done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi", PREALLOCATION="true")
     assert (done.status, pod.message) == (0, contract.BLANK.replace("false", "true"))
     assert pod.disk.read_bytes() == bytes(4 * MiB)
     assert pod.disk.stat().st_blocks * 512 >= 4 * MiB
 
 
-def test_blank_device_is_left_alone(pod: worker.Pod, device: Path) -> None:
+def test_blank_device_is_not_written(pod: worker.Pod, device: Path) -> None:
     pod.block = device
     assert pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi").status == 0
     assert device.read_bytes() == devices.DIRT * 16 * MiB
 
 
-def test_blank_device_preallocated_is_zeroed(pod: worker.Pod, device: Path) -> None:
+def test_preallocated_blank_device_is_zeroed(pod: worker.Pod, device: Path) -> None:
     pod.block = device
     done = pod.run(IMPORTER_SOURCE="none", IMPORTER_IMAGE_SIZE="4Mi", PREALLOCATION="true")
     assert (done.status, pod.message) == (0, contract.BLANK.replace("false", "true"))

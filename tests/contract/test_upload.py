@@ -1,4 +1,4 @@
-"""The contract of the upload server, where tests of the parts do not hold it."""
+"""The contract of the upload server, beyond the tests of its parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ server = uploads.server
 NEEDED = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "CLIENT_NAME"), "x")
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_environment_has_defaults(tmp_path: Path) -> None:
     made = settings.read(NEEDED, contract.Paths())
     assert (made.host, made.port, made.deadline) == ("0.0.0.0", 8443, None)
     wanted = made.wanted
@@ -39,8 +39,8 @@ def test_defaults(tmp_path: Path) -> None:
     assert settings.read(NEEDED, contract.Paths(block=str(device))).wanted.target == str(device)
 
 
-def test_everything_said() -> None:
-    said = {
+def test_all_variables_are_read() -> None:
+    variables = {
         "LISTEN_ADDRESS": "::1",
         "LISTEN_PORT": "9443",
         "DESTINATION": "/dev/cdi-block-volume",
@@ -48,7 +48,7 @@ def test_everything_said() -> None:
         "FILESYSTEM_OVERHEAD": "0.06",
         "PREALLOCATION": "true",
     }
-    made = settings.read({**NEEDED, **said}, contract.Paths())
+    made = settings.read({**NEEDED, **variables}, contract.Paths())
     wanted = made.wanted
     assert (made.host, made.port, wanted.target) == ("::1", 9443, "/dev/cdi-block-volume")
     assert (wanted.image_size, wanted.overhead, wanted.preallocation) == (10 << 30, Fraction("0.06"), True)
@@ -57,7 +57,7 @@ def test_everything_said() -> None:
 @pytest.mark.parametrize(
     "text", ["2026-11-20T10:00:00Z", "2026-11-20T10:00:00.123456789Z", "2026-11-20T12:00:00+02:00"]
 )
-def test_deadlines(text: str) -> None:
+def test_deadline_is_parsed(text: str) -> None:
     made = settings.read({**NEEDED, "DEADLINE": text}, contract.Paths())
     assert made.deadline is not None
     expected = dt.datetime(2026, 11, 20, 10, tzinfo=dt.UTC)
@@ -68,7 +68,7 @@ def test_deadlines(text: str) -> None:
 
 
 def body(path: str, disks: disks.Disks) -> tuple[bytes, dict[str, str]]:
-    """Return what a path wants, and its headers."""
+    """Return the body to send to a path, and its headers."""
     if path.endswith("archive"):
         return disks.tar("gz").read_bytes(), {}
     if "form" not in path:
@@ -79,7 +79,9 @@ def body(path: str, disks: disks.Disks) -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_path(server: uploads.Server, paths: contract.Paths, disks: disks.Disks, path: str) -> None:
+def test_every_path_accepts_an_upload(
+    server: uploads.Server, paths: contract.Paths, disks: disks.Disks, path: str
+) -> None:
     data, headers = body(path, disks)
     answer = server.ask("POST", path, data, headers)
     assert answer.status == 200, answer.text
@@ -90,7 +92,7 @@ def test_every_path(server: uploads.Server, paths: contract.Paths, disks: disks.
         processes.run("diff", "-r", "--no-dereference", disks.tree(), paths.data)
 
 
-def test_an_archive_is_not_preallocated(
+def test_archive_is_not_preallocated(
     certificates: uploads.Certificates, paths: contract.Paths, disks: disks.Disks
 ) -> None:
     with uploads.Server(certificates, {"PREALLOCATION": "true"}, paths) as server:
@@ -98,7 +100,7 @@ def test_an_archive_is_not_preallocated(
         assert server.result() == report.uploaded(clone=False, preallocated=False)
 
 
-def test_nobody_else_gets_anywhere(server: uploads.Server, paths: contract.Paths) -> None:
+def test_other_clients_and_paths_are_refused(server: uploads.Server, paths: contract.Paths) -> None:
     other = server.certificates.authority.issue(common_name="somebody", client=True)
     for path in PATHS:
         for client in (None, other):
@@ -107,7 +109,7 @@ def test_nobody_else_gets_anywhere(server: uploads.Server, paths: contract.Paths
     assert not [*Path(paths.data).iterdir()]
 
 
-def test_busy_on_every_path(server: uploads.Server) -> None:
+def test_busy_server_refuses_every_path(server: uploads.Server) -> None:
     with server.connect() as slow:
         server.begin(slow, PATHS[0], len(DATA))
         slow.send(DATA[:1000])
@@ -121,7 +123,7 @@ def test_busy_on_every_path(server: uploads.Server) -> None:
 
 
 class Lingering(uploads.Server):
-    """Goes on listening after the first success, as a server does for a moment."""
+    """Keep listening after the first success, as a server does for a moment."""
 
     def _serve(self) -> report.Report:
         self._face = role.make(self.settings, self.cancel)
@@ -130,7 +132,9 @@ class Lingering(uploads.Server):
         return report.uploaded(clone=False, preallocated=False)
 
 
-def test_done_on_every_path(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+def test_finished_server_refuses_every_path(
+    certificates: uploads.Certificates, paths: contract.Paths
+) -> None:
     with Lingering(certificates, {}, paths) as server:
         assert server.ask("POST", PATHS[0], DATA).status == 200
         for path in PATHS:
@@ -138,7 +142,7 @@ def test_done_on_every_path(certificates: uploads.Certificates, paths: contract.
     assert Path(paths.data, "disk.img").read_bytes() == DATA
 
 
-def test_too_large_for_the_device(
+def test_upload_larger_than_the_device_is_refused(
     certificates: uploads.Certificates, paths: contract.Paths, disks: disks.Disks, device: Path
 ) -> None:
     with uploads.Server(certificates, {"DESTINATION": str(device)}, paths) as server:
@@ -154,10 +158,10 @@ def test_too_large_for_the_device(
 TOO_LARGE = "Saving stream failed: effective image size is larger than the reported available storage: "
 
 
-def test_a_volume_that_others_fill(
+def test_volume_filled_by_others_is_reported(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """As it is for an image that is told to be too large, and with CDI's server."""
+    """As for an image whose size is known to be too large, and as with CDI's server."""
     with devices.filesystem("tmpfs", tmp_path, 8 * MIB) as point:
         made = dataclasses.replace(paths, data=str(point))
         with uploads.Server(certificates, {}, made) as server:
@@ -174,7 +178,7 @@ def test_a_volume_that_others_fill(
             assert server.ask("POST", PATHS[0], DATA).status == 200
 
 
-def test_scratch_too_small(
+def test_too_small_scratch_is_reported(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, disks: disks.Disks
 ) -> None:
     body = disks.image("vhdx").read_bytes()
@@ -190,14 +194,14 @@ def test_scratch_too_small(
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2"])
-def test_a_device_that_fails(
+def test_failing_device_is_reported(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     tmp_path: Path,
     disks: disks.Disks,
     variant: str,
 ) -> None:
-    """Data that never came to storage is no success, and the server is there for another attempt."""
+    """Data that never reached storage is not a success, and the server accepts another attempt."""
     image = disks.image(variant, "dense").read_bytes()
     with devices.failing(tmp_path, 16 * MIB) as target:
         with uploads.Server(certificates, {"DESTINATION": str(target.path)}, paths) as server:
@@ -215,7 +219,7 @@ def test_a_device_that_fails(
         oracle.same(target.path, disks.expected(variant, "dense"), beyond=devices.DIRT)
 
 
-def test_a_deadline_that_passed_long_before_the_end(
+def test_deadline_passed_long_ago_stops_the_server(
     certificates: uploads.Certificates, paths: contract.Paths
 ) -> None:
     deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=4)
@@ -231,7 +235,7 @@ def test_a_deadline_that_passed_long_before_the_end(
         assert server.result() == report.uploaded(clone=False, preallocated=False)
 
 
-def test_an_upload_over_an_archive_that_was_killed(
+def test_upload_replaces_leftovers_of_a_killed_archive(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
     with devices.filesystem("tmpfs", tmp_path, 4 * MIB) as point:

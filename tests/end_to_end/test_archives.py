@@ -1,4 +1,4 @@
-"""Archives become the tree that was packed; of hostile ones nothing comes, in the volume or outside it."""
+"""Archives are unpacked as they were packed; hostile ones leave nothing, inside the volume or outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE, TARGET = 4, 6
 
 
 @pytest.mark.parametrize("compression", [None, *disks_module.COMPRESSIONS])
-def test_archives(
+def test_archive_is_unpacked(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path, compression: str | None
 ) -> None:
     volume = tmp_path / "volume"
@@ -30,7 +30,7 @@ def test_archives(
 
 
 def contents(root: Path) -> dict[str, object]:
-    """Return what a tree holds: bytes of files, targets of links."""
+    """Return the content of a tree: bytes of files, targets of links."""
     found: dict[str, object] = {}
     for path in sorted(root.rglob("*")):
         kept = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
@@ -39,7 +39,9 @@ def contents(root: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", sorted({*hostile_archives.ARCHIVES} - {"innocent"}))
-def test_hostile_archives(web: servers.Web, disks: disks_module.Disks, tmp_path: Path, name: str) -> None:
+def test_hostile_archive_leaves_nothing(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, name: str
+) -> None:
     with devices.filesystem("tmpfs", tmp_path, 8 * MiB) as point:
         volume = point / "outer" / "volume"
         volume.mkdir(parents=True)
@@ -53,14 +55,16 @@ def test_hostile_archives(web: servers.Web, disks: disks_module.Disks, tmp_path:
     assert not Path("/etc/outside").exists()
 
 
-def test_archive_larger_than_the_volume(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_archive_larger_than_the_volume_is_refused(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     with devices.filesystem("tmpfs", tmp_path, MiB) as volume:
         done = worker.run("import", web.url(disks.tar("gz")), volume, "--content-type=archive")
         assert done.status == TARGET, done.errors
         assert not [*volume.iterdir()]
 
 
-def test_disk_is_no_archive(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_disk_is_not_accepted_as_archive(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     done = worker.run("import", web.url(disks.raw()), volume, "--content-type=archive")

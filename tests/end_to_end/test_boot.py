@@ -11,7 +11,7 @@ from tests.support import processes, servers
 
 
 @pytest.mark.timeout(240)
-def test_boots_to_its_menu(tmp_path: Path) -> None:
+def test_imported_disk_boots_to_its_menu(tmp_path: Path) -> None:
     processes.need("qemu-system-x86_64", "syslinux", "mcopy", "mkfs.vfat", "sfdisk")
     image, disk, serial = tmp_path / "installer.qcow2", tmp_path / "disk.img", tmp_path / "serial.log"
     processes.run("tools/demo-disk", image)

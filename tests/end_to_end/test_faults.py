@@ -17,7 +17,7 @@ MiB = 1 << 20
 
 #: Exit status (docs/exit-status.md).
 REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH = 2, 3, 4, 5, 6, 7
-#: Seconds without a byte until a test's worker gives up.
+#: Seconds without data until a test's worker stops.
 IMPATIENT = ("--stall-timeout=1",)
 
 
@@ -27,29 +27,29 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def check_failure(done: worker.Done, status: int, words: str, target: Path) -> None:
+def check_failure(done: worker.Done, status: int, message: str, target: Path) -> None:
     assert (done.status, done.output) == (status, ""), done.errors
-    assert words in done.complaint
+    assert message in done.complaint
     assert "Traceback" not in done.errors
     oracle.unusable(target)
     if not target.is_block_device():
-        # What waits for a next attempt is told by its name.
+        # Files kept for the next attempt are recognised by their name.
         assert all(path.name.startswith("disk.img.part") for path in target.parent.glob("disk.img*"))
 
 
 def check_rerun(url: str, target: Path, expected: Path) -> None:
-    """Import again onto what the failure left, without cleaning."""
+    """Import again over what the failure left, without cleaning up."""
     cdi_worker.run(cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target)))
     oracle.same(target, expected, beyond=devices.beyond(target))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is served (made of a good raw disk), how the worker ends, and what it says."""
+    """What is served (made from a good raw disk), the exit status, and the message."""
 
     serve: Callable[[bytes], misbehave.Page]
     status: int
-    words: str
+    message: str
     arguments: tuple[str, ...] = ()
 
 
@@ -69,7 +69,7 @@ def nested(depth: int) -> bytes:
 
 
 def damage(data: bytes) -> bytes:
-    """Return the data with one bit of its middle turned over."""
+    """Return the data with one bit flipped in its middle."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
 
@@ -115,15 +115,17 @@ SERVED = {
 
 
 @pytest.mark.parametrize("name", list(SERVED))
-def test_served(server: misbehave.Server, disks: disks_module.Disks, target: Path, name: str) -> None:
+def test_bad_content_is_refused(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path, name: str
+) -> None:
     case, data = SERVED[name], disks.raw().read_bytes()
     url = server.serve("/disk", case.serve(data))
-    check_failure(worker.run("import", url, target, *case.arguments), case.status, case.words, target)
+    check_failure(worker.run("import", url, target, *case.arguments), case.status, case.message, target)
     check_rerun(server.serve("/disk", misbehave.Page(data)), target, disks.raw())
 
 
 @pytest.mark.parametrize(
-    ("url", "status", "words"),
+    ("url", "status", "message"),
     [
         ("http://no-such-host.invalid/disk", SOURCE, "unknown host"),
         ("http://127.0.0.1:1/disk", SOURCE, "connection refused"),
@@ -133,11 +135,11 @@ def test_served(server: misbehave.Server, disks: disks_module.Disks, target: Pat
         ("/no/such/disk", SOURCE, "no such file"),
     ],
 )
-def test_addresses(tmp_path: Path, url: str, status: int, words: str) -> None:
-    check_failure(worker.run("import", url, tmp_path / "disk.img"), status, words, tmp_path / "disk.img")
+def test_bad_address_is_reported(tmp_path: Path, url: str, status: int, message: str) -> None:
+    check_failure(worker.run("import", url, tmp_path / "disk.img"), status, message, tmp_path / "disk.img")
 
 
-def test_tls(tmp_path: Path, disks: disks_module.Disks) -> None:
+def test_untrusted_certificate_is_reported(tmp_path: Path, disks: disks_module.Disks) -> None:
     authority = tls.Authority(tmp_path / "ca")
     with misbehave.Server(authority.issue()) as secure:
         url = secure.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
@@ -145,17 +147,19 @@ def test_tls(tmp_path: Path, disks: disks_module.Disks) -> None:
         check_failure(done, SOURCE, "certificate verify failed", tmp_path / "disk.img")
 
 
-def test_stalled_server(server: misbehave.Server, disks: disks_module.Disks, target: Path) -> None:
+def test_stalled_server_is_reported(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path
+) -> None:
     page = misbehave.Page(disks.raw().read_bytes())
     url = server.serve("/disk", (page, 2), dataclasses.replace(page, stall=0))
     check_failure(worker.run("import", url, target, *IMPATIENT), SOURCE, "timed out", target)
     check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
-def test_body_longer_than_its_length_ends_where_the_length_says(
+def test_bytes_behind_content_length_are_ignored(
     server: misbehave.Server, disks: disks_module.Disks, target: Path
 ) -> None:
-    """What follows Content-Length is no part of the answer (RFC 9112, 6.3)."""
+    """Bytes behind Content-Length are not part of the response (RFC 9112, 6.3)."""
     for ranges in (True, False):
         page = misbehave.Page(disks.raw().read_bytes(), ranges=ranges, extra=5000)
         check_rerun(server.serve("/disk", page), target, disks.raw())
@@ -167,7 +171,7 @@ def test_body_longer_than_its_length_ends_where_the_length_says(
     ids=["etag", "modified", "size"],
 )
 @pytest.mark.parametrize("ranges", [True, False])
-def test_changed_source(
+def test_changed_source_is_reported(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, later: dict[str, object], ranges: bool
 ) -> None:
     page = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
@@ -178,20 +182,22 @@ def test_changed_source(
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vdi", "vhd", "vhdx"])
-def test_too_large_is_found_before_the_transfer(
+def test_too_large_disk_is_refused_before_the_transfer(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, variant: str
 ) -> None:
     data = disks.image(variant, "far").read_bytes()
     url = server.serve("/disk", misbehave.Page(data))
     done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
-    words = f"virtual image size {64 * MiB} is larger than the reported available storage {16 * MiB}"
-    check_failure(done, TARGET, words, target)
+    message = f"virtual image size {64 * MiB} is larger than the reported available storage {16 * MiB}"
+    check_failure(done, TARGET, message, target)
     assert server.sent("/disk") < MiB
     assert target.is_block_device() is False or target.read_bytes() == devices.DIRT * 16 * MiB
 
 
 @pytest.mark.parametrize("compression", list(disks_module.COMPRESSIONS))
-def test_bombs(web: servers.Web, disks: disks_module.Disks, target: Path, compression: str) -> None:
+def test_decompression_bomb_is_refused(
+    web: servers.Web, disks: disks_module.Disks, target: Path, compression: str
+) -> None:
     url = web.url(hostile.bomb(disks, compression))
     done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
     check_failure(done, TARGET, "larger", target)
@@ -199,8 +205,8 @@ def test_bombs(web: servers.Web, disks: disks_module.Disks, target: Path, compre
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
-@pytest.mark.parametrize("name", sorted({*hostile.IMAGES} - {"qcow2-dirty"}))  # readable, and read
-def test_hostile_images(
+@pytest.mark.parametrize("name", sorted({*hostile.IMAGES} - {"qcow2-dirty"}))  # accepted, and read
+def test_hostile_image_is_refused(
     server: misbehave.Server,
     disks: disks_module.Disks,
     tmp_path: Path,
@@ -217,7 +223,7 @@ def test_hostile_images(
 
 
 @pytest.mark.parametrize("name", ["vmdk-flat", "vmdk-extent", "qcow2-backing", "qcow2-data-file"])
-def test_hostile_images_on_a_device(
+def test_hostile_image_leaves_device_unusable(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, name: str
 ) -> None:
     with devices.loop(tmp_path, 16 * MiB) as device:
@@ -225,16 +231,18 @@ def test_hostile_images_on_a_device(
         check_failure(done, IMAGE, "refused", device)
 
 
-# -- where it shall go -------------------------------------------------------------------------
+# -- target and scratch ------------------------------------------------------------------------
 
 
-def test_scratch_is_needed(server: misbehave.Server, disks: disks_module.Disks, target: Path) -> None:
+def test_missing_scratch_is_reported(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path
+) -> None:
     url = server.serve("/disk", misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False))
     check_failure(worker.run("import", url, target), SCRATCH, "scratch space required", target)
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-def test_scratch_is_too_small(
+def test_too_small_scratch_is_reported(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, target: Path, framing: str
 ) -> None:
     page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False, framing=framing)
@@ -246,7 +254,7 @@ def test_scratch_is_too_small(
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 @pytest.mark.parametrize("compression", [None, "gz"])
-def test_no_space_left(
+def test_full_target_is_reported(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, scratch: Path, variant: str, compression: str
 ) -> None:
     url = web.url(disks.wrapped(variant, compression, "dense"))
@@ -257,22 +265,26 @@ def test_no_space_left(
         assert "no space left on device" in done.complaint or "larger than the reported" in done.complaint
 
 
-def test_target_cannot_be_written(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_unwritable_target_is_reported(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
     url = web.url(disks.raw())
     places = [tmp_path / "no" / "such" / "disk.img", Path("/dev/no-such-device")]
-    for place in places:
-        done = worker.run("import", url, place)
-        check_failure(done, TARGET, str(place), place)
+    for path in places:
+        done = worker.run("import", url, path)
+        check_failure(done, TARGET, str(path), path)
 
 
-def test_read_only_file_system(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_read_only_file_system_is_reported(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point, devices.read_only(point):
         done = worker.run("import", web.url(disks.raw()), point / "disk.img")
         check_failure(done, TARGET, "read-only file system", point / "disk.img")
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
-def test_device_that_fails(web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str) -> None:
+def test_failing_device_is_reported(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
+) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         device.fail()
         done = worker.run("import", web.url(disks.image(variant)), device.path)
@@ -282,7 +294,7 @@ def test_device_that_fails(web: servers.Web, disks: disks_module.Disks, tmp_path
 
 
 @pytest.mark.parametrize("option", ["--size=10 GB", "--overhead=much", "--header=no colon"])
-def test_malformed_options(tmp_path: Path, option: str) -> None:
+def test_malformed_option_is_reported(tmp_path: Path, option: str) -> None:
     done = worker.run("import", "http://127.0.0.1:1/disk", tmp_path / "disk.img", option)
     assert done.status == REQUEST
     assert option.partition("=")[0] in done.errors

@@ -27,7 +27,7 @@ COMPRESSIONS = [None, *disks_module.COMPRESSIONS]
 
 @pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give a place for a disk: one that holds a dirty left-over, or a dirty device."""
+    """Yield a target: a path with a dirty leftover, or a dirty device."""
     if request.param == "file":
         yield dirty_file(tmp_path)
     else:
@@ -42,14 +42,14 @@ def dirty_file(directory: Path) -> Path:
     return directory / "disk.img"
 
 
-def bring(url: str, target: Path, **wanted: Any) -> cdi_worker.Result:
-    """Import, and expect that nothing but the disk is left."""
-    access = wanted.pop("access", cdi_worker.Access())
+def import_disk(url: str, target: Path, **options: Any) -> cdi_worker.Result:
+    """Import a disk, and check that nothing but the disk is left."""
+    access = options.pop("access", cdi_worker.Access())
     kind = "http" if url.startswith("http") else "local"
     location = cdi_worker.Location(url, access=access)
-    if scratch := wanted.get("scratch"):
-        wanted["scratch"] = str(scratch)
-    request = cdi_worker.Request(source=kind, location=location, target=str(target), **wanted)
+    if scratch := options.get("scratch"):
+        options["scratch"] = str(scratch)
+    request = cdi_worker.Request(source=kind, location=location, target=str(target), **options)
     result = cdi_worker.run(request)
     if target.is_file():
         assert not [path for path in target.parent.iterdir() if path.name.startswith("disk.img.")]
@@ -60,7 +60,7 @@ def bring(url: str, target: Path, **wanted: Any) -> cdi_worker.Result:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_product(
+def test_format_and_compression_are_imported(
     disks: disks_module.Disks,
     web: servers.Web,
     target: Path,
@@ -69,7 +69,7 @@ def test_product(
     compression: str | None,
 ) -> None:
     image = disks.wrapped(variant, compression)
-    result = bring(web.url(image), target, scratch=scratch)
+    result = import_disk(web.url(image), target, scratch=scratch)
     expected = disks.expected(variant)
     oracle.same(target, expected, beyond=devices.beyond(target))
     assert result.size == expected.stat().st_size
@@ -79,16 +79,16 @@ def test_product(
 
 
 @pytest.mark.parametrize("variant", sorted({*disks_module.FORMATS, "iso-hybrid"} - {*disks_module.COMMON}))
-def test_rarer_variants(
+def test_rare_variant_is_imported(
     disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str
 ) -> None:
-    bring(web.url(disks.image(variant)), target, scratch=scratch)
+    import_disk(web.url(disks.image(variant)), target, scratch=scratch)
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("compression", ["gz", "xz"])
 @pytest.mark.parametrize("variant", ["qcow2-512", "vdi-static", "vhd-fixed", "vhdx-fixed"])
-def test_rarer_variants_compressed(
+def test_rare_compressed_variant_is_imported(
     disks: disks_module.Disks,
     web: servers.Web,
     target: Path,
@@ -96,25 +96,25 @@ def test_rarer_variants_compressed(
     variant: str,
     compression: str,
 ) -> None:
-    bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch)
+    import_disk(web.url(disks.wrapped(variant, compression)), target, scratch=scratch)
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("content", ["ragged", "bytewise", "zero", "dense"])
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vhdx"])
-def test_contents(
+def test_content_is_imported(
     disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str, content: str
 ) -> None:
-    bring(web.url(disks.image(variant, content)), target, scratch=scratch)
+    import_disk(web.url(disks.image(variant, content)), target, scratch=scratch)
     oracle.same(target, disks.expected(variant, content), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("content", ["ragged", "bytewise"])
 @pytest.mark.parametrize("compression", ["gz", "zst"])
-def test_odd_sizes_in_streams(
+def test_disk_of_odd_size_is_imported_from_a_stream(
     disks: disks_module.Disks, web: servers.Web, target: Path, content: str, compression: str
 ) -> None:
-    bring(web.url(disks.wrapped("raw", compression, content)), target)
+    import_disk(web.url(disks.wrapped("raw", compression, content)), target)
     oracle.same(target, disks.expected("raw", content), beyond=devices.beyond(target))
 
 
@@ -122,19 +122,19 @@ def test_odd_sizes_in_streams(
 @pytest.mark.parametrize(
     "variant", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vdi-static", "vhd", "vhd-fixed", "vhdx", "iso"]
 )
-def test_without_ranges(
+def test_disk_is_imported_without_ranges(
     disks: disks_module.Disks, target: Path, scratch: Path, variant: str, framing: str
 ) -> None:
     page = misbehave.Page(disks.image(variant).read_bytes(), ranges=False, framing=framing)
     with misbehave.Server() as server:
-        bring(server.serve("/disk", page), target, scratch=scratch)
+        import_disk(server.serve("/disk", page), target, scratch=scratch)
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
-def test_vmdk_whose_tables_do_not_bear_its_markers_out(
+def test_vmdk_with_contradictory_markers_is_read_by_its_tables(
     disks: disks_module.Disks, target: Path, scratch: Path, tmp_path: Path
 ) -> None:
-    """A grain has been placed that no table knows: what counts is what qemu-img reads."""
+    """A grain that no table lists has been written: the result must be what qemu-img reads."""
     data = bytearray(disks.image("vmdk-tables-last").read_bytes())
     (directory,) = struct.unpack_from("<Q", data, len(data) - 1024 + 56)
     (table,) = struct.unpack_from("<I", data, directory * 512)
@@ -147,13 +147,13 @@ def test_vmdk_whose_tables_do_not_bear_its_markers_out(
     with misbehave.Server() as server:
         url = server.serve("/disk", misbehave.Page(bytes(data), ranges=False))
         with pytest.raises(errors.ScratchRequired, match="contradict"):
-            bring(url, target)
-        bring(url, target, scratch=scratch)
+            import_disk(url, target)
+        import_disk(url, target, scratch=scratch)
     oracle.same(target, tmp_path / "expected", beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
-def test_file_systems(
+def test_disk_is_imported_to_file_system(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, kind: str
 ) -> None:
     with devices.filesystem(kind, tmp_path) as point:
@@ -161,7 +161,7 @@ def test_file_systems(
             for variant in ("raw", "qcow2-zlib", "vmdk", "vhdx"):
                 target = point / "disk.img"
                 devices.fill(target, 9 * MiB)
-                bring(web.url(disks.image(variant)), target, scratch=scratch, direct=direct)
+                import_disk(web.url(disks.image(variant)), target, scratch=scratch, direct=direct)
                 oracle.same(target, disks.expected(variant))
                 assert target.stat().st_blocks * 512 < 8 * MiB
                 target.unlink()
@@ -178,7 +178,7 @@ def test_preallocated_file_has_all_its_blocks(
     compression: str | None,
 ) -> None:
     target = tmp_path / "disk.img"
-    bring(web.url(disks.wrapped(variant, compression)), target, scratch=scratch, preallocation=True)
+    import_disk(web.url(disks.wrapped(variant, compression)), target, scratch=scratch, preallocation=True)
     oracle.same(target, disks.expected(variant))
     assert target.stat().st_blocks * 512 >= target.stat().st_size
 
@@ -188,17 +188,17 @@ def test_file_is_grown_to_the_requested_size(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
 ) -> None:
     target = tmp_path / "disk.img"
-    wanted = {"image_size": 20 * MiB, "overhead": Fraction("0.055")}
-    bring(web.url(disks.image(variant)), target, scratch=scratch, **wanted)
+    options = {"image_size": 20 * MiB, "overhead": Fraction("0.055")}
+    import_disk(web.url(disks.image(variant)), target, scratch=scratch, **options)
     oracle.same(target, disks.expected(variant))
     assert target.stat().st_size == 18 * MiB  # 20 MiB / 1.055, rounded down
 
 
 @pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_no_scratch_with_ranges(
+def test_ranges_need_no_scratch(
     disks: disks_module.Disks, web: servers.Web, target: Path, variant: str
 ) -> None:
-    bring(web.url(disks.image(variant)), target)
+    import_disk(web.url(disks.image(variant)), target)
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
@@ -206,7 +206,7 @@ def test_no_scratch_with_ranges(
 @pytest.mark.parametrize(
     ("variant", "compression"), [("raw", None), ("raw", "gz"), ("qcow2", None), ("vhdx", "xz")]
 )
-def test_checksums(
+def test_checksum_is_verified(
     disks: disks_module.Disks,
     web: servers.Web,
     tmp_path: Path,
@@ -217,43 +217,45 @@ def test_checksums(
 ) -> None:
     image = disks.wrapped(variant, compression)
     checksum = f"{algorithm}:{disks_module.digest(image, algorithm).upper()}"
-    bring(web.url(image), tmp_path / "disk.img", scratch=scratch, checksum=checksum)
+    import_disk(web.url(image), tmp_path / "disk.img", scratch=scratch, checksum=checksum)
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
 
 
-def test_checksum_of_what_follows_a_compressed_disk(disks: disks_module.Disks, tmp_path: Path) -> None:
-    """Zeros may follow gzip's last member, and belong to the file all the same."""
+def test_checksum_covers_padding_behind_a_compressed_disk(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Zeros may follow gzip's last member; they belong to the file and so to its checksum."""
     packed = disks.wrapped("raw", "gz").read_bytes()
     served = packed + bytes(700_000)
     with misbehave.Server() as server:
         url = server.serve("/disk", misbehave.Page(served))
         with pytest.raises(errors.ChecksumMismatch):
-            bring(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(packed).hexdigest()}")
+            import_disk(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(packed).hexdigest()}")
         oracle.unusable(tmp_path / "disk.img")
-        bring(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(served).hexdigest()}")
+        import_disk(url, tmp_path / "disk.img", checksum=f"sha256:{hashlib.sha256(served).hexdigest()}")
     oracle.same(tmp_path / "disk.img", disks.raw())
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vdi"])
 @pytest.mark.parametrize("compression", [None, "xz"])
-def test_local_files(
+def test_local_file_is_imported(
     disks: disks_module.Disks, target: Path, scratch: Path, variant: str, compression: str | None
 ) -> None:
-    bring(str(disks.wrapped(variant, compression)), target, scratch=scratch)
+    import_disk(str(disks.wrapped(variant, compression)), target, scratch=scratch)
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
-def test_large_and_nearly_empty_costs_little(
+def test_nearly_empty_disk_is_imported_quickly(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path
 ) -> None:
     target = tmp_path / "disk.img"
-    result = bring(web.url(disks.image("qcow2", "far")), target)
+    result = import_disk(web.url(disks.image("qcow2", "far")), target)
     oracle.same(target, disks.expected("qcow2", "far"))
     assert target.stat().st_blocks * 512 <= 2 * MiB
     assert result.read < 2 * MiB
 
 
-def test_imports_at_the_same_time(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+def test_concurrent_imports_are_independent(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
     """No state is shared between imports in one process."""
     variants = ["raw", "qcow2", "vmdk", "vdi"]
     requests = []

@@ -22,7 +22,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def test_two_deltas_and_a_final_one(ovirt: ovirt_stages.Place, target: Path) -> None:
+def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Place, target: Path) -> None:
     chain = ovirt.chain()
     frozen = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -38,7 +38,7 @@ def test_two_deltas_and_a_final_one(ovirt: ovirt_stages.Place, target: Path) -> 
         oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
     final = ovirt.request(chain, target, chain.active.id, frozen)
     final = dataclasses.replace(final, location=dataclasses.replace(final.location, final=True))
-    for _ in range(2):  # a stage that has ended may be asked for again, too
+    for _ in range(2):  # a finished stage may be requested again, too
         cdi_worker.run(final)
         oracle.same(target, ovirt.content(chain, chain.active.id), beyond=devices.beyond(target))
     assert [transfer.form for transfer in ovirt.engine.transfers] == ["raw", "cow", "cow", "cow", "cow"]
@@ -46,27 +46,25 @@ def test_two_deltas_and_a_final_one(ovirt: ovirt_stages.Place, target: Path) -> 
     ovirt.settled()
 
 
-def test_the_first_stage_grows_the_disk_and_deltas_leave_its_size(
-    ovirt: ovirt_stages.Place, tmp_path: Path
-) -> None:
+def test_first_stage_grows_the_disk_and_deltas_do_not(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
     chain, target = ovirt.chain(), tmp_path / "disk.img"
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
-    wanted = ovirt.request(chain, target, first)
-    cdi_worker.run(dataclasses.replace(wanted, image_size=ovirt_stages.SIZE + 3 * ovirt_stages.MIB))
+    request = ovirt.request(chain, target, first)
+    cdi_worker.run(dataclasses.replace(request, image_size=ovirt_stages.SIZE + 3 * ovirt_stages.MIB))
     assert target.stat().st_size == ovirt_stages.SIZE + 3 * ovirt_stages.MIB
-    wanted = ovirt.request(chain, target, chain.active.id, first)
-    cdi_worker.run(dataclasses.replace(wanted, image_size=ovirt_stages.SIZE + 8 * ovirt_stages.MIB))
+    request = ovirt.request(chain, target, chain.active.id, first)
+    cdi_worker.run(dataclasses.replace(request, image_size=ovirt_stages.SIZE + 8 * ovirt_stages.MIB))
     assert target.stat().st_size == ovirt_stages.SIZE + 3 * ovirt_stages.MIB
     oracle.same(target, ovirt.content(chain, chain.active.id))
 
 
-# -- what must not be merged -------------------------------------------------------------------------
+# -- deltas that must not be merged --------------------------------------------------------------
 
 
 @pytest.fixture
-def staged(ovirt: ovirt_stages.Place, target: Path) -> imageiod.Chain:
-    """Bring the first stage of a disk with two more volumes to the target."""
+def first_stage(ovirt: ovirt_stages.Place, target: Path) -> imageiod.Chain:
+    """Import the first stage of a disk with two more volumes to the target."""
     chain = ovirt.chain()
     chain.snapshot(*ovirt_stages.FIRST)
     chain.snapshot(*SECOND)
@@ -75,36 +73,38 @@ def staged(ovirt: ovirt_stages.Place, target: Path) -> imageiod.Chain:
 
 
 @pytest.mark.parametrize("target", ["file", 512], indirect=True)
-def test_a_delta_of_another_checkpoint(
-    ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain
+def test_delta_of_another_checkpoint_is_refused(
+    ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain
 ) -> None:
-    first, _, last = (volume.id for volume in staged.volumes)
-    with pytest.raises(errors.Refused, match=f"backing file is '{staged.volumes[1].id}', not '{first}'"):
-        cdi_worker.run(ovirt.request(staged, target, last, first))
-    oracle.same(target, ovirt.content(staged, first), beyond=devices.beyond(target))
+    first, _, last = (volume.id for volume in first_stage.volumes)
+    with pytest.raises(errors.Refused, match=f"backing file is '{first_stage.volumes[1].id}', not '{first}'"):
+        cdi_worker.run(ovirt.request(first_stage, target, last, first))
+    oracle.same(target, ovirt.content(first_stage, first), beyond=devices.beyond(target))
     ovirt.settled()
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
-def test_a_delta_that_is_none(ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain) -> None:
-    first = staged.volumes[0].id
+def test_volume_without_backing_file_is_not_a_delta(
+    ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain
+) -> None:
+    first = first_stage.volumes[0].id
     with pytest.raises(errors.Refused, match="no backing file"):
-        cdi_worker.run(ovirt.request(staged, target, first, "something"))
-    oracle.same(target, ovirt.content(staged, first))
+        cdi_worker.run(ovirt.request(first_stage, target, first, "something"))
+    oracle.same(target, ovirt.content(first_stage, first))
     ovirt.settled()
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
-def test_a_delta_needs_scratch(ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain) -> None:
-    first, second, _ = (volume.id for volume in staged.volumes)
-    wanted = ovirt.request(staged, target, second, first)
+def test_delta_needs_scratch(ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain) -> None:
+    first, second, _ = (volume.id for volume in first_stage.volumes)
+    request = ovirt.request(first_stage, target, second, first)
     with pytest.raises(errors.ScratchRequired):
-        cdi_worker.run(dataclasses.replace(wanted, scratch=None))
-    oracle.same(target, ovirt.content(staged, first))
+        cdi_worker.run(dataclasses.replace(request, scratch=None))
+    oracle.same(target, ovirt.content(first_stage, first))
     ovirt.settled()
 
 
-def test_a_delta_needs_a_disk(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_delta_needs_a_disk(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
     chain = ovirt.chain()
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -115,28 +115,26 @@ def test_a_delta_needs_a_disk(ovirt: ovirt_stages.Place, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("target", ["file", 512], indirect=True)
-def test_a_disk_that_was_grown_between_checkpoints(
-    ovirt: ovirt_stages.Place, target: Path, staged: imageiod.Chain
-) -> None:
-    second, third = staged.volumes[1].id, staged.volumes[2].id
-    cdi_worker.run(ovirt.request(staged, target, second, staged.volumes[0].id))
+def test_delta_grows_the_disk(ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain) -> None:
+    second, third = first_stage.volumes[1].id, first_stage.volumes[2].id
+    cdi_worker.run(ovirt.request(first_stage, target, second, first_stage.volumes[0].id))
     processes.run(
         "qemu-img",
         "resize",
         "-q",
         "-f",
         "qcow2",
-        staged.active.path,
+        first_stage.active.path,
         str(ovirt_stages.SIZE + 2 * ovirt_stages.MIB),
     )
     with pytest.raises(errors.TooLarge, match="A larger PVC is required"):
-        cdi_worker.run(ovirt.request(staged, target, third, second))
-    oracle.same(target, ovirt.content(staged, second), beyond=devices.beyond(target))
+        cdi_worker.run(ovirt.request(first_stage, target, third, second))
+    oracle.same(target, ovirt.content(first_stage, second), beyond=devices.beyond(target))
     ovirt.settled()
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
-def test_a_guest_that_makes_its_disk_look_like_an_image(ovirt: ovirt_stages.Place, target: Path) -> None:
+def test_disk_that_looks_like_an_image_stays_raw(ovirt: ovirt_stages.Place, target: Path) -> None:
     chain = ovirt.chain()
     hostile = ovirt.directory / "hostile"
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", hostile, "1M")

@@ -48,12 +48,12 @@ cdi_worker.run(cdi_worker.Request(source="imageio", location=location, target=ta
 """
 
 
-def kill(wanted: cdi_worker.Request, phase: str, when: Callable[[], object]) -> int:
-    """Start a worker of its own and kill it in a phase, once ``when`` holds; return its exit status."""
-    where = wanted.location
+def kill(request: cdi_worker.Request, phase: str, when: Callable[[], object]) -> int:
+    """Start a worker process and kill it in a phase, once ``when`` holds; return its exit status."""
+    location = request.location
     argv = [
-        phase, where.endpoint, where.access.user, where.access.password, where.access.ca_files[0],
-        where.disk_id, where.current, where.previous, wanted.target, wanted.scratch or "",
+        phase, location.endpoint, location.access.user, location.access.password, location.access.ca_files[0],
+        location.disk_id, location.current, location.previous, request.target, request.scratch or "",
     ]  # fmt: skip
     command = [sys.executable, "-c", WORKER, *argv]
     with subprocess.Popen(command, cwd=repository.ROOT, stdout=subprocess.PIPE, text=True) as worker:
@@ -67,7 +67,7 @@ def kill(wanted: cdi_worker.Request, phase: str, when: Callable[[], object]) -> 
 
 
 def after(seconds: float) -> Callable[[], object]:
-    """Return a condition that holds so many seconds after it was first asked."""
+    """Return a condition that holds this many seconds after its first call."""
     first: list[float] = []
 
     def condition() -> bool:
@@ -77,8 +77,8 @@ def after(seconds: float) -> Callable[[], object]:
     return condition
 
 
-def noted(target: Path) -> bool:
-    """Tell whether a journal was saved twice: at first it may speak of the withheld beginning only."""
+def journal_saved_twice(target: Path) -> bool:
+    """Report whether a journal was saved twice: the first may cover only the withheld start."""
     notes = target_module.journal_slots(target, ovirt_stages.SIZE)
     assert notes
     if not Path(notes.path).exists():
@@ -91,16 +91,16 @@ def noted(target: Path) -> bool:
 @pytest.mark.parametrize(
     ("target", "phase"), [("file", "transfer"), (4096, "transfer"), ("file", "sync")], indirect=["target"]
 )
-def test_a_full_copy_that_is_killed(ovirt: ovirt_stages.Place, target: Path, phase: str) -> None:
+def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Place, target: Path, phase: str) -> None:
     chain = ovirt.chain()
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
     ovirt.engine.inactivity, ovirt.engine.delay = 2.0, "200ms"
-    wanted = ovirt.request(chain, target, first)
-    assert kill(wanted, phase, lambda: noted(target)) == -signal.SIGKILL
+    request = ovirt.request(chain, target, first)
+    assert kill(request, phase, lambda: journal_saved_twice(target)) == -signal.SIGKILL
     oracle.unusable(target)
     ovirt.engine.delay = ""
-    result = cdi_worker.run(wanted)
+    result = cdi_worker.run(request)
     oracle.same(target, ovirt.content(chain, first), beyond=devices.beyond(target))
     assert result.resumed > 0
     ovirt.settled()
@@ -111,51 +111,51 @@ def test_a_full_copy_that_is_killed(ovirt: ovirt_stages.Place, target: Path, pha
     [("file", "merge"), (4096, "merge"), ("file", "sync"), (4096, "spool")],
     indirect=["target"],
 )
-def test_a_delta_that_is_killed(ovirt: ovirt_stages.Place, target: Path, phase: str) -> None:
+def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Place, target: Path, phase: str) -> None:
     chain = ovirt.chain()
     chain.snapshot(*ovirt_stages.FIRST)
     first, second = (volume.id for volume in chain.volumes)
     chain.write("write -P 9 2M 8M")
     cdi_worker.run(ovirt.request(chain, target, first))
     ovirt.engine.inactivity = 2.0
-    wanted = ovirt.request(chain, target, second, first)
+    request = ovirt.request(chain, target, second, first)
     for delay in (0.0, 0.05) if phase == "merge" else (0.0,):
-        assert kill(wanted, phase, after(delay)) in {-signal.SIGKILL, 0}
-    cdi_worker.run(wanted)
+        assert kill(request, phase, after(delay)) in {-signal.SIGKILL, 0}
+    cdi_worker.run(request)
     oracle.same(target, ovirt.content(chain, second), beyond=devices.beyond(target))
     if not target.is_block_device():
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
     ovirt.settled()
 
 
-#: Bytes of a disk whose commit takes far longer than to see that it has begun.
+#: Bytes of a disk whose commit takes far longer than detecting its start.
 LARGE = 64 * ovirt_stages.MIB
 
 
-def test_a_commit_that_is_killed_half_way(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
-    """Killed when the first cluster is on the target: some of the others are then not."""
+def test_killed_commit_can_be_run_again(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+    """Killed when the first cluster is on the target: some of the others are not."""
     chain, target = ovirt.chain(LARGE), tmp_path / "disk.img"
-    # Apart from each other: what the kernel has been given in one call is written whatever happens.
+    # Apart from each other: what the kernel got in one call is written whatever happens.
     pieces = range(0, LARGE, 128 << 10)
     chain.snapshot(*(f"write -P 9 {offset} 64k" for offset in pieces))
     first, second = (volume.id for volume in chain.volumes)
     cdi_worker.run(ovirt.request(chain, target, first))
     ovirt.engine.inactivity = 2.0
-    wanted = ovirt.request(chain, target, second, first)
+    request = ovirt.request(chain, target, second, first)
     changing = Path(f"{target}.changing")
 
-    def begun() -> bool:
+    def commit_started() -> bool:
         while not changing.exists() or nines(changing, 0) == 0:
             time.sleep(0.0005)
         return True
 
     for _ in range(20):
-        assert kill(wanted, "merge", begun) == -signal.SIGKILL
+        assert kill(request, "merge", commit_started) == -signal.SIGKILL
         written = sum(nines(changing, offset) for offset in pieces)
         if written < len(pieces):
             break
     assert 0 < written < len(pieces)
-    cdi_worker.run(wanted)
+    cdi_worker.run(request)
     oracle.same(target, ovirt.content(chain, second))
     ovirt.settled()
 
@@ -166,7 +166,7 @@ def nines(path: Path, offset: int) -> int:
         return stream.read(512) == bytes([9]) * 512
 
 
-def test_a_pod_is_asked_for_with_scratch(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_pod_requests_scratch(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
     chain = ovirt.chain()
     chain.snapshot(*ovirt_stages.FIRST)
     first, second = (volume.id for volume in chain.volumes)
@@ -180,7 +180,7 @@ def test_a_pod_is_asked_for_with_scratch(ovirt: ovirt_stages.Place, tmp_path: Pa
     ovirt.settled()
 
 
-def test_a_pod_that_is_stopped(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_stopped_pod_closes_the_transfer(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
     chain = ovirt.chain()
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -199,13 +199,20 @@ def pod(
     ovirt: ovirt_stages.Place, volume: Path, chain: imageiod.Chain, env: dict[str, str],
     *, scratch: bool = True, stop: bool = False,
 ) -> tuple[int, str, bool]:  # fmt: skip
-    """Run a stage as a controller does; return status, message, and whether scratch is asked for."""
-    where = ovirt.directory / ("scratch" if scratch else "none")
+    """Run a stage as a controller does; return status, message, and whether scratch is requested."""
+    scratch_directory = ovirt.directory / ("scratch" if scratch else "none")
     (ovirt.directory / "scratch").mkdir(exist_ok=True)
     message, none, certificates = volume / "message", volume / "none", ovirt.directory / "certificates"
     certificates.mkdir(exist_ok=True)
     shutil.copy(ovirt.authority.certificate, certificates)
-    argv = [sys.executable, "-m", "cdi_worker", "-v=5", f"--data-dir={volume}", f"--scratch-dir={where}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "cdi_worker",
+        "-v=5",
+        f"--data-dir={volume}",
+        f"--scratch-dir={scratch_directory}",
+    ]
     argv += [f"--termination-log={message}", f"--block-device={none}"]
     env = {
         "PATH": os.environ["PATH"],
@@ -220,15 +227,15 @@ def pod(
     count = len(ovirt.engine.transfers)
     with subprocess.Popen(argv, cwd=repository.ROOT, env=env, stderr=subprocess.PIPE, text=True) as worker:
         if stop:
-            begun = ovirt.engine.transfers
-            processes.wait_for(lambda: len(begun) > count and begun[-1].admitted, "a transfer")
+            transfers = ovirt.engine.transfers
+            processes.wait_for(lambda: len(transfers) > count and transfers[-1].admitted, "a transfer")
             time.sleep(0.5)
             worker.terminate()
-        _, said = worker.communicate(timeout=60)
-    assert engine_module.PASSWORD not in said
-    assert not any(transfer.ticket in said for transfer in ovirt.engine.transfers if transfer.ticket)
+        _, errors = worker.communicate(timeout=60)
+    assert engine_module.PASSWORD not in errors
+    assert not any(transfer.ticket in errors for transfer in ovirt.engine.transfers if transfer.ticket)
     text = message.read_text()
     if not text.startswith("{"):
         return worker.returncode, text, False
-    told = json.loads(text)
-    return worker.returncode, told["message"], told["scratchSpaceRequired"]
+    document = json.loads(text)
+    return worker.returncode, document["message"], document["scratchSpaceRequired"]

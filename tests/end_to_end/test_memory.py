@@ -1,4 +1,4 @@
-"""A worker in a pod's limits on slow storage lives: what it writes does not pile up in memory."""
+"""A worker with a pod's limits on slow storage: its writes do not pile up in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support import disks as disks_module
 
 MiB, GiB = 1 << 20, 1 << 30
 SIZE, DATA = 20 * GiB, 320 * MiB
-#: Half of what a pod has, as the disk is small.
+#: Half the memory of a pod, as the disk is small.
 MEMORY = 300 * MiB
 
 
 @pytest.fixture(scope="module")
 def image(disks: disks_module.Disks) -> Path:
-    """Make a qcow2 of 20 GiB that holds more data than the worker may have memory."""
+    """Make a qcow2 image of 20 GiB with more data than the worker may have memory."""
 
     def make(path: Path) -> None:
         processes.run("qemu-img", "create", "-q", "-f", "qcow2", path, f"{SIZE}")
@@ -31,7 +31,9 @@ def image(disks: disks_module.Disks) -> Path:
     return disks.once("large.qcow2", make)
 
 
-def test_little_memory_and_slow_storage(image: Path, web: servers.Web, tmp_path: Path) -> None:
+def test_import_to_slow_storage_stays_below_the_memory_limit(
+    image: Path, web: servers.Web, tmp_path: Path
+) -> None:
     with (
         devices.slow(tmp_path, 22 * GiB, bytes_per_second=40 * MiB) as device,
         devices.mounted("ext4", device, tmp_path / "volume") as volume,

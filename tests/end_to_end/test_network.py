@@ -1,4 +1,4 @@
-"""Networks and servers with troubles that an import gets over: the disk is right all the same."""
+"""Network and server errors that an import survives: the disk is correct all the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import devices, misbehave, oracle
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
-#: What takes each of the routes, over ranges.
+#: Images for each of the routes, read by ranges.
 DISKS = [
     ("raw", None),
     ("qcow2", None),
@@ -27,7 +27,7 @@ DISKS = [
 IDS = [f"{variant}-{compression}" for variant, compression in DISKS]
 
 
-def bring(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_worker.Result:
+def import_disk(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_worker.Result:
     scratch = tmp_path / "scratch"
     scratch.mkdir(exist_ok=True)
     location = cdi_worker.Location(url, access=cdi_worker.Access(**access))
@@ -53,7 +53,7 @@ TROUBLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("trouble", list(TROUBLES))
 @pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
-def test_trouble_for_a_while(
+def test_temporary_error_is_retried(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
@@ -62,17 +62,17 @@ def test_trouble_for_a_while(
     compression: str | None,
     trouble: str,
 ) -> None:
-    """The first answer is fine, the next ones are not, the rest is."""
+    """The first response is good, the next ones are not, the rest is."""
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
     bad = dataclasses.replace(good, **TROUBLES[trouble])
     url = server.serve("/disk", (good, 1), (bad, 3), good)
-    bring(url, device, tmp_path, patience=1.0)
+    import_disk(url, device, tmp_path, patience=1.0)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
 @pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
-def test_reset_at_any_byte(
+def test_reset_at_any_byte_is_retried(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
@@ -85,14 +85,14 @@ def test_reset_at_any_byte(
     size = len(good.body)
     for at in (0, 1, 511, 512, 65_535, 262_143, 262_144, 262_145, size // 2, size - 512, size - 1):
         if at == 0 and not ranges:
-            continue  # before the first byte of all: that is a server that cannot be reached
+            continue  # before the first byte: that is an unreachable server
         url = server.serve("/disk", (dataclasses.replace(good, cut_at=at), 1), good)
-        bring(url, device, tmp_path)
+        import_disk(url, device, tmp_path)
         oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
-def test_reset_of_every_answer(
+def test_reset_of_every_response_is_survived(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
@@ -101,13 +101,13 @@ def test_reset_of_every_answer(
     compression: str | None,
 ) -> None:
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
-    bring(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, tmp_path)
+    import_disk(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, tmp_path)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
     assert server.sent("/disk") < 1.2 * len(good.body) + MiB
 
 
 @pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
-def test_mirrors(
+def test_lost_mirror_is_replaced(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
@@ -115,20 +115,20 @@ def test_mirrors(
     variant: str,
     compression: str | None,
 ) -> None:
-    """Each request is led to another mirror, and the first one is lost on the way."""
+    """Each request is redirected to another mirror, and the first mirror is lost on the way."""
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
     with misbehave.Server() as mirrors:
         first = mirrors.serve("/first", (good, 2), dataclasses.replace(good, status=404))
         url = server.serve("/disk", misbehave.Page(to=(first, mirrors.serve("/second", good))))
-        bring(url, device, tmp_path)
+        import_disk(url, device, tmp_path)
         oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
         assert len(server.requests) <= 10
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
-def test_server_without_identity(
+def test_server_without_etag_is_supported(
     server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path, variant: str
 ) -> None:
     page = misbehave.Page(disks.image(variant).read_bytes(), etag=None, modified=None)
-    bring(server.serve("/disk", page), device, tmp_path)
+    import_disk(server.serve("/disk", page), device, tmp_path)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)

@@ -1,4 +1,4 @@
-"""Imports from object stores, from the first contact to the disk on its target."""
+"""Imports from object stores, from the first request to the disk on its target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = cdi_worker.Access(user=objectservers.ACCESS_KEY, password=objectservers.S
 Put = objectservers.Store | objectservers.Emulator
 
 
-def brought(store: Put, disk: Path, target: Path) -> cdi_worker.Result:
+def store_and_import(store: Put, disk: Path, target: Path) -> cdi_worker.Result:
     """Store a disk and import it, without scratch."""
     store.put(disk.name, disk.read_bytes())
     kind = "s3" if isinstance(store, objectservers.Store) else "gcs"
@@ -40,63 +40,63 @@ def request(kind: str, url: str, target: Path) -> cdi_worker.Request:
 
 @pytest.mark.parametrize("variant", disks_module.COMMON)
 @pytest.mark.parametrize("kind", ["seaweed", "emulator"])
-def test_every_format_comes_to_a_file(
+def test_format_is_imported_to_a_file(
     kind: str, variant: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     target = tmp_path / "disk.img"
-    brought(request.getfixturevalue(kind), disks.image(variant), target)
+    store_and_import(request.getfixturevalue(kind), disks.image(variant), target)
     oracle.same(target, disks.expected(variant))
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream"])
-def test_every_route_works_with_a_server_of_odd_answers(
+def test_routes_work_with_a_server_without_ranges(
     rclone: objectservers.Store, variant: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     target = tmp_path / "disk.img"
-    brought(rclone, disks.image(variant), target)
+    store_and_import(rclone, disks.image(variant), target)
     oracle.same(target, disks.expected(variant))
 
 
 @pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_every_format_comes_to_a_device(
+def test_format_is_imported_to_a_device(
     seaweed: objectservers.Store, variant: str, disks: disks_module.Disks, block: Path
 ) -> None:
-    brought(seaweed, disks.image(variant), block)
+    store_and_import(seaweed, disks.image(variant), block)
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream"])
-def test_every_route_leads_from_google_to_a_device(
+def test_routes_work_from_google_to_a_device(
     emulator: objectservers.Emulator, variant: str, disks: disks_module.Disks, block: Path
 ) -> None:
-    brought(emulator, disks.image(variant), block)
+    store_and_import(emulator, disks.image(variant), block)
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("compression", ["gz", "xz", "zst"])
 @pytest.mark.parametrize("kind", ["seaweed", "emulator"])
-def test_compressed_disks(
+def test_compressed_disk_is_imported(
     kind: str, compression: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     target = tmp_path / "disk.img"
-    result = brought(request.getfixturevalue(kind), disks.wrapped("raw", compression), target)
+    result = store_and_import(request.getfixturevalue(kind), disks.wrapped("raw", compression), target)
     assert result.compressions == (compression,)
     oracle.same(target, disks.raw())
 
 
-def test_nothing_is_left_of_what_is_refused(seaweed: objectservers.Store, tmp_path: Path) -> None:
+def test_missing_object_leaves_nothing(seaweed: objectservers.Store, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     with pytest.raises(errors.Unreachable, match="no such key"):
         cdi_worker.run(request("s3", seaweed.url("nothing"), target))
     oracle.unusable(target)
 
 
-# -- trouble on the way --------------------------------------------------------------------------
+# -- temporary errors ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
-class Place:
-    """Where a server that misbehaves has an object, and how."""
+class ServedObject:
+    """An object on a misbehaving server."""
 
     kind: str
     server: misbehave.Server
@@ -106,63 +106,65 @@ class Place:
 
 
 @pytest.fixture(params=["s3", "gcs"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def served_object(request: pytest.FixtureRequest) -> Iterator[ServedObject]:
     with misbehave.Server() as server:
         if request.param == "s3":
-            yield Place("s3", server, "/b/o", server.url("/b/o"), misbehave.Page())
+            yield ServedObject("s3", server, "/b/o", server.url("/b/o"), misbehave.Page())
         else:
             path = "/download/storage/v1/b/b/o/o?alt=media&generation=7"
             page = misbehave.Page(headers={"x-goog-generation": "7"})
-            yield Place("gcs", server, path, server.url("/b/o"), page)
+            yield ServedObject("gcs", server, path, server.url("/b/o"), page)
 
 
-def serve(place: Place, data: bytes, *turns: tuple[misbehave.Page, int], last: misbehave.Page) -> None:
-    if place.kind == "gcs":
+def serve(
+    served_object: ServedObject, data: bytes, *turns: tuple[misbehave.Page, int], last: misbehave.Page
+) -> None:
+    if served_object.kind == "gcs":
         crc = base64.b64encode(google_crc32c.value(data).to_bytes(4)).decode()
         resource = json.dumps({"generation": "7", "size": str(len(data)), "crc32c": crc})
         metadata = misbehave.Page(resource.encode(), ranges=False, content_type="application/json")
         busy = misbehave.Page(b"{}", status=503)
         path = "/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false"
-        place.server.serve(path, (busy, 1), metadata)
-    place.server.serve(place.path, *turns, last)
+        served_object.server.serve(path, (busy, 1), metadata)
+    served_object.server.serve(served_object.path, *turns, last)
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk-stream"])
-def test_resets_and_throttling_are_outlasted(
-    place: Place, variant: str, disks: disks_module.Disks, tmp_path: Path
+def test_resets_and_throttling_are_retried(
+    served_object: ServedObject, variant: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     disk = disks.image(variant).read_bytes()
-    good = dataclasses.replace(place.page, body=disk)
+    good = dataclasses.replace(served_object.page, body=disk)
     busy = misbehave.Page(b"<Code>SlowDown</Code>", status=503, headers={"Retry-After": "0"})
     limited = misbehave.Page(b"{}", status=429)
     torn = dataclasses.replace(good, cut=70_000)
-    serve(place, disk, (good, 1), (busy, 3), (torn, 6), (limited, 2), (torn, 3), last=good)
+    serve(served_object, disk, (good, 1), (busy, 3), (torn, 6), (limited, 2), (torn, 3), last=good)
     target = tmp_path / "disk.img"
-    cdi_worker.run(request(place.kind, place.url, target))
+    cdi_worker.run(request(served_object.kind, served_object.url, target))
     oracle.same(target, disks.expected(variant))
 
 
 @pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vdi", "mixed")])
-def test_progress_is_told_on_the_way(
-    place: Place, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path
+def test_progress_is_reported_during_the_import(
+    served_object: ServedObject, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     disk = disks.image(variant, content).read_bytes()
-    serve(place, disk, last=dataclasses.replace(place.page, body=disk))
+    serve(served_object, disk, last=dataclasses.replace(served_object.page, body=disk))
     shown = meters.Percents()
-    cdi_worker.run(request(place.kind, place.url, tmp_path / "disk.img"), shown)
+    cdi_worker.run(request(served_object.kind, served_object.url, tmp_path / "disk.img"), shown)
     assert shown.finished
     assert len(shown.between) > 3
 
 
-@pytest.mark.parametrize("place", ["gcs"], indirect=True)
-def test_bytes_that_are_not_the_stored_ones_are_no_disk(
-    place: Place, disks: disks_module.Disks, tmp_path: Path
+@pytest.mark.parametrize("served_object", ["gcs"], indirect=True)
+def test_corrupted_object_is_refused(
+    served_object: ServedObject, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     disk = disks.raw().read_bytes()
-    serve(place, disk, last=dataclasses.replace(place.page, body=disk[:-1] + b"?"))
+    serve(served_object, disk, last=dataclasses.replace(served_object.page, body=disk[:-1] + b"?"))
     target = tmp_path / "disk.img"
     with pytest.raises(errors.ChecksumMismatch):
-        cdi_worker.run(request(place.kind, place.url, target))
+        cdi_worker.run(request(served_object.kind, served_object.url, target))
     oracle.unusable(target)
 
 
@@ -176,34 +178,38 @@ print(json.dumps({"resumed": done.resumed, "read": done.read}))
 """
 
 
-def test_a_killed_worker_goes_on(place: Place, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_killed_worker_resumes(
+    served_object: ServedObject, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     disk = disks.raw("dense").read_bytes()
-    good = dataclasses.replace(place.page, body=disk)
+    good = dataclasses.replace(served_object.page, body=disk)
     # Slow enough for the journal, which is saved every ten seconds.
-    serve(place, disk, (good, 2), last=dataclasses.replace(good, drip=(64 * 1024, 0.5)))
+    serve(served_object, disk, (good, 2), last=dataclasses.replace(good, drip=(64 * 1024, 0.5)))
     target = tmp_path / "disk.img"
-    keys = (KEYS.user, KEYS.password) if place.kind == "s3" else ("", "")
-    argv = [sys.executable, "-c", IMPORT, place.kind, place.url, str(target), *keys]
+    keys = (KEYS.user, KEYS.password) if served_object.kind == "s3" else ("", "")
+    argv = [sys.executable, "-c", IMPORT, served_object.kind, served_object.url, str(target), *keys]
     first = subprocess.Popen(argv, cwd=repository.ROOT)
     try:
-        processes.wait_for(lambda: place.server.sent(place.path) > len(disk) * 3 // 4, "most of it", 60)
+        processes.wait_for(
+            lambda: served_object.server.sent(served_object.path) > len(disk) * 3 // 4, "most of it", 60
+        )
     finally:
         first.kill()
         first.wait()
     oracle.unusable(target)
-    serve(place, disk, last=good)
+    serve(served_object, disk, last=good)
     again = subprocess.run(argv, cwd=repository.ROOT, capture_output=True, text=True, timeout=60, check=True)
-    told = json.loads(again.stdout)
+    result = json.loads(again.stdout)
     oracle.same(target, disks.raw("dense"))
-    assert told["resumed"] > 0
-    assert told["resumed"] + told["read"] == len(disk)
+    assert result["resumed"] > 0
+    assert result["resumed"] + result["read"] == len(disk)
 
 
 # -- as a pod ------------------------------------------------------------------------------------
 
 
 def pod(directory: Path, **env: str) -> tuple[int, str]:
-    """Run the worker as a controller starts it; return exit status and termination message."""
+    """Run the worker as a controller does; return exit status and termination message."""
     message, scratch = directory / "message", directory / "none"
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={directory}", f"--scratch-dir={scratch}"]
     argv += [f"--termination-log={message}", f"--block-device={scratch}"]
@@ -215,9 +221,7 @@ def pod(directory: Path, **env: str) -> tuple[int, str]:
     return done.returncode, message.read_text()
 
 
-def test_a_pod_imports_from_s3(
-    seaweed: objectservers.Store, disks: disks_module.Disks, tmp_path: Path
-) -> None:
+def test_pod_imports_from_s3(seaweed: objectservers.Store, disks: disks_module.Disks, tmp_path: Path) -> None:
     seaweed.put("pod.qcow2", disks.image("qcow2").read_bytes())
     keys = {"IMPORTER_ACCESS_KEY_ID": KEYS.user, "IMPORTER_SECRET_KEY": KEYS.password}
     env = {"IMPORTER_SOURCE": "s3", "IMPORTER_ENDPOINT": seaweed.url("pod.qcow2")}
@@ -230,7 +234,7 @@ def test_a_pod_imports_from_s3(
     assert "wrong signature; check the secret key" in message
 
 
-def test_a_pod_imports_from_google(
+def test_pod_imports_from_google(
     emulator: objectservers.Emulator, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     emulator.put("pod.vmdk", disks.image("vmdk").read_bytes())

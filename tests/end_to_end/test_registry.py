@@ -1,4 +1,4 @@
-"""Imports from registries, from the first contact to the disk on its target."""
+"""Imports from registries, from the first request to the disk on its target."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support import containers, devices, oracle, registries, repository
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
-#: What has to be whole before it can be converted goes through scratch.
+#: Variants that must be complete before they can be converted need scratch.
 SPOOLED = frozenset({"vdi", "vhd", "vhdx"})
 
 
-def brought(
+def push_and_import(
     guarded: registries.Registry, image: Image, target: Path, scratch: Path | None = None
 ) -> cdi_worker.Result:
     guarded.push("disk", image)
@@ -44,19 +44,21 @@ def scratch_for(variant: str, tmp_path: Path) -> Path | None:
 
 
 @pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_every_format_comes_to_a_file(
+def test_format_is_imported_to_a_file(
     guarded: registries.Registry, variant: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     target = tmp_path / "disk.img"
-    brought(guarded, containers.image_of(disks.image(variant)), target, scratch_for(variant, tmp_path))
+    push_and_import(
+        guarded, containers.image_of(disks.image(variant)), target, scratch_for(variant, tmp_path)
+    )
     oracle.same(target, disks.expected(variant))
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream", "vhdx"])
-def test_every_route_leads_to_a_device(
+def test_routes_work_to_a_device(
     guarded: registries.Registry, variant: str, disks: disks_module.Disks, block: Path, tmp_path: Path
 ) -> None:
-    brought(
+    push_and_import(
         guarded, containers.image_of(disks.image(variant), "+zstd"), block, scratch_for(variant, tmp_path)
     )
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
@@ -64,11 +66,11 @@ def test_every_route_leads_to_a_device(
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2"])
 @pytest.mark.parametrize("compression", ["gz", "xz", "zst"])
-def test_compressed_disks_inside_a_layer(
+def test_compressed_disk_inside_a_layer_is_imported(
     guarded: registries.Registry, variant: str, compression: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     target = tmp_path / "disk.img"
-    result = brought(guarded, containers.image_of(disks.wrapped(variant, compression), ""), target)
+    result = push_and_import(guarded, containers.image_of(disks.wrapped(variant, compression), ""), target)
     assert result.compressions == (compression,)
     oracle.same(target, disks.expected(variant))
 
@@ -82,7 +84,7 @@ def test_compressed_disks_inside_a_layer(
         ("qcow2-zstd", None, "qcow2"),
     ],
 )
-def test_artifacts(
+def test_artifact_is_imported(
     guarded: registries.Registry,
     variant: str,
     compression: str | None,
@@ -93,24 +95,24 @@ def test_artifacts(
     data = disks.wrapped(variant, compression).read_bytes()
     blob = containers.Blob(data, f"application/vnd.kubevirt.disk.{kind}")
     target = tmp_path / "disk.img"
-    brought(guarded, Image((blob,), containers.EMPTY_CONFIG), target)
+    push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), target)
     oracle.same(target, disks.expected(variant))
 
 
-def test_labels_come_along(guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_labels_are_reported(guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path) -> None:
     config = containers.config(env=("A=1", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT=u1"))
-    result = brought(
+    result = push_and_import(
         guarded, dataclasses.replace(containers.image_of(disks.raw()), config=config), tmp_path / "disk.img"
     )
     assert result.labels == {"instancetype.kubevirt.io/default": "u1"}
 
 
-# -- what must not become a disk -------------------------------------------------------------------
+# -- layers that must be refused -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 @pytest.mark.parametrize("harm", ["changed", "shorter", "second"])
-def test_nothing_is_left_of_a_wrong_layer(
+def test_wrong_layer_leaves_nothing(
     guarded: registries.Registry,
     harm: str,
     variant: str,
@@ -118,7 +120,7 @@ def test_nothing_is_left_of_a_wrong_layer(
     block: Path,
     tmp_path: Path,
 ) -> None:
-    """The harm is behind the disk: all of that has been written when it shows."""
+    """The damage is behind the disk: all of it has been written when the error is found."""
     more = [Entry("disk/second", b"2")] if harm == "second" else [Entry("etc/x", harm.encode() * 2000)]
     disk = disks.image(variant).read_bytes()
     blob = containers.layer(*containers.disk(disk), *more, compression="")
@@ -130,11 +132,11 @@ def test_nothing_is_left_of_a_wrong_layer(
     guarded.stored(blob.digest).write_bytes(data[:-512] if harm == "shorter" else data)
     expected = errors.Refused if harm == "second" else errors.DigestMismatch
     with pytest.raises(expected):
-        brought(guarded, image, block, scratch_for(variant, tmp_path))
+        push_and_import(guarded, image, block, scratch_for(variant, tmp_path))
     oracle.unusable(block)
 
 
-def test_a_changed_byte_of_the_disk(
+def test_changed_byte_of_the_disk_is_refused(
     guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     blob = containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression="")
@@ -145,7 +147,7 @@ def test_a_changed_byte_of_the_disk(
     guarded.stored(blob.digest).write_bytes(data)
     target = tmp_path / "disk.img"
     with pytest.raises(errors.DigestMismatch):
-        brought(guarded, image, target)
+        push_and_import(guarded, image, target)
     oracle.unusable(target)
     assert not list(tmp_path.glob("*.part*"))
 
@@ -162,17 +164,17 @@ def cli(guarded: registries.Registry, *arguments: str, **env: str) -> subprocess
     )
 
 
-def test_inspect_and_digest(guarded: registries.Registry, disks: disks_module.Disks) -> None:
+def test_inspect_reports_format_and_digest(guarded: registries.Registry, disks: disks_module.Disks) -> None:
     image = containers.image_of(disks.image("qcow2"))
     digest = guarded.push("look", image)
     reference = guarded.reference("look")
-    told = cli(guarded, "inspect", reference, "--json", "--user", registries.USER)
-    assert told.returncode == 0, told.stderr
-    seen = json.loads(told.stdout)
-    assert (seen["format"], seen["digest"], seen["disk"]) == ("qcow2", digest, "/disk/disk.img")
-    assert seen["platforms"] == [f"linux/{containers.MACHINE}"]
-    assert [item["digest"] for item in seen["layers"]] == [blob.digest for blob in image.layers]
-    assert seen["virtualSize"] == disks.raw().stat().st_size
+    output = cli(guarded, "inspect", reference, "--json", "--user", registries.USER)
+    assert output.returncode == 0, output.stderr
+    report = json.loads(output.stdout)
+    assert (report["format"], report["digest"], report["disk"]) == ("qcow2", digest, "/disk/disk.img")
+    assert report["platforms"] == [f"linux/{containers.MACHINE}"]
+    assert [item["digest"] for item in report["layers"]] == [blob.digest for blob in image.layers]
+    assert report["virtualSize"] == disks.raw().stat().st_size
     table = cli(guarded, "inspect", reference, "--user", registries.USER)
     assert f"mediaType={image.layers[0].media_type}" in table.stdout
     printed = cli(guarded, "digest", reference, "--user", registries.USER)

@@ -1,4 +1,4 @@
-"""Imports from registries that throttle and break, and that end before their time."""
+"""Imports from registries that throttle and fail, and imports that are ended early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANIFEST = "/v2/r/manifests/latest"
 def serve(
     server: misbehave.Server, image: Image, *turns: tuple[misbehave.Page, int], last: misbehave.Page
 ) -> None:
-    """Serve an image whose only layer takes turns."""
+    """Serve an image whose only layer has the given responses in turn."""
     server.serve(MANIFEST, misbehave.Page(image.manifest.data))
     config, layer = image.config_blob, image.layers[0]
     server.serve(f"/v2/r/blobs/{config.digest}", misbehave.Page(config.data))
@@ -43,7 +43,7 @@ def from_server(server: misbehave.Server, target: Path) -> cdi_worker.Request:
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("variant", ["raw", "qcow2-zlib"])
-def test_resets_and_throttling_are_outlasted(
+def test_resets_and_throttling_are_retried(
     variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     image = Image((containers.layer(*containers.disk(disks.image(variant).read_bytes()), compression=""),))
@@ -59,9 +59,7 @@ def test_resets_and_throttling_are_outlasted(
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("variant", ["raw", "qcow2"])
-def test_a_layer_is_fetched_once(
-    variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path
-) -> None:
+def test_layer_is_fetched_once(variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path) -> None:
     image = Image((containers.layer(*containers.disk(disks.image(variant).read_bytes()), compression=""),))
     layer = image.layers[0]
     with misbehave.Server() as server:
@@ -70,7 +68,7 @@ def test_a_layer_is_fetched_once(
         assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + 1000
 
 
-def test_progress_is_told_on_the_way(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_progress_is_reported_during_the_import(disks: disks_module.Disks, tmp_path: Path) -> None:
     image = containers.image_of(disks.raw("dense"))
     (layer,) = (blob for blob in image.layers if len(blob.data) > MIB)
     shown = meters.Percents()
@@ -85,7 +83,7 @@ def test_progress_is_told_on_the_way(disks: disks_module.Disks, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["manifest", "config"])
-def test_cancelling_the_first_look(what: str, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_cancel_ends_the_first_request(what: str, disks: disks_module.Disks, tmp_path: Path) -> None:
     image = Image((containers.layer(*containers.disk(disks.raw().read_bytes())),))
     path = {"manifest": MANIFEST, "config": f"/v2/r/blobs/{image.config_blob.digest}"}[what]
     data = {"manifest": image.manifest.data, "config": image.config_blob.data}[what]
@@ -100,7 +98,7 @@ def test_cancelling_the_first_look(what: str, disks: disks_module.Disks, tmp_pat
         assert time.monotonic() - begun < 10
 
 
-def test_cancelling(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_cancel_ends_the_import(disks: disks_module.Disks, tmp_path: Path) -> None:
     image = Image((containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression=""),))
     good = misbehave.Page(image.layers[0].data)
     target = tmp_path / "disk.img"
@@ -117,7 +115,7 @@ def test_cancelling(disks: disks_module.Disks, tmp_path: Path) -> None:
 
 
 def pod(directory: Path, data: Path, **env: str) -> tuple[list[str], dict[str, str], Path]:
-    """Return how a controller starts the worker, and where the message goes."""
+    """Return the command and environment of a controller, and the path of the message."""
     message = directory / "message"
     argv = [
         sys.executable, "-m", "cdi_worker", "-v=1", f"--data-dir={data}", f"--block-device={directory}/none",
@@ -126,7 +124,9 @@ def pod(directory: Path, data: Path, **env: str) -> tuple[list[str], dict[str, s
     return argv, {"PATH": "/usr/bin:/bin", "IMPORTER_SOURCE": "registry", **env}, message
 
 
-def test_as_a_pod(guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_pod_imports_from_a_registry(
+    guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     config = containers.config(env=("KUBEVIRT_IO_A=b",))
     guarded.push("pod", dataclasses.replace(containers.image_of(disks.image("raw")), config=config))
     data, certificates = tmp_path / "data", tmp_path / "certs"
@@ -166,7 +166,7 @@ def test_as_a_pod(guarded: registries.Registry, disks: disks_module.Disks, tmp_p
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_run_again_after_the_end_of_the_worker(
+def test_killed_worker_can_be_run_again(
     how: signal.Signals, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
@@ -195,10 +195,10 @@ def test_run_again_after_the_end_of_the_worker(
     oracle.same(data / "disk.img", tmp_path / "expected")
 
 
-def test_looking_fetches_only_the_head(tmp_path: Path) -> None:
+def test_inspect_fetches_only_the_head(tmp_path: Path) -> None:
     disk = random.Random(9).randbytes(8 << 20)
     image = Image((containers.layer(*containers.disk(disk)),))
     with misbehave.Server() as server:
         serve(server, image, last=misbehave.Page(image.layers[0].data))
         cdi_worker.inspect(from_server(server, tmp_path / "disk.img"))
-        assert sum(seen.sent for seen in server.requests) < 1 << 20
+        assert sum(request.sent for request in server.requests) < 1 << 20

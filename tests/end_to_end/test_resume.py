@@ -1,4 +1,4 @@
-"""A killed worker goes on where it was; a changed source, or another job, starts over."""
+"""A killed worker resumes; a changed source or another job starts over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import devices, misbehave, processes
 
 MIB = 1 << 20
 SIZE = 24 * MIB
-#: A whole disk of noise: nothing compresses, nothing is a hole.
+#: A disk full of noise: nothing compresses, and there are no holes.
 DATA = random.Random(7).randbytes(SIZE)
 OPTIONS = fetch.Options(connections=2, chunk=MIB, no_progress=20)
 
@@ -53,7 +53,7 @@ def image(tmp_path: Path, form: str) -> bytes:
     return (tmp_path / "image").read_bytes()
 
 
-def wanted(url: str, target: Path, scratch: Path | None = None) -> cdi_worker.Request:
+def import_request(url: str, target: Path, scratch: Path | None = None) -> cdi_worker.Request:
     return cdi_worker.Request(
         source="http",
         location=cdi_worker.Location(url),
@@ -79,7 +79,7 @@ def kill_midway(server: misbehave.Server, url: str, target: Path, scratch: Path 
 
 
 def set_midway(server: misbehave.Server) -> threading.Event:
-    """Return a cancel that is set when a good part of ``/disk`` has come."""
+    """Return a cancel that is set when a large part of ``/disk`` has been sent."""
     cancel = threading.Event()
 
     def watch() -> None:
@@ -99,7 +99,7 @@ SLOW = {"drip": (256 << 10, 0.03)}
 
 
 @pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk"])
-def test_kill_and_go_on(server: misbehave.Server, target: Path, tmp_path: Path, form: str) -> None:
+def test_killed_worker_resumes(server: misbehave.Server, target: Path, tmp_path: Path, form: str) -> None:
     page = misbehave.Page(image(tmp_path, form))
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
     kill_midway(server, url, target, None, signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_kill_and_go_on(server: misbehave.Server, target: Path, tmp_path: Path, 
         assert not target.exists()
     sent = server.sent("/disk")
     server.serve("/disk", page)
-    result = cdi_worker.run(wanted(url, target))
+    result = cdi_worker.run(import_request(url, target))
     assert result.resumed >= 3 * MIB
     assert server.sent("/disk") - sent <= len(page.body) - 3 * MIB
     assert target.read_bytes()[:SIZE] == DATA
@@ -117,14 +117,14 @@ def test_kill_and_go_on(server: misbehave.Server, target: Path, tmp_path: Path, 
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith("disk.img")] == ["disk.img"]
 
 
-def test_kill_and_go_on_through_scratch(server: misbehave.Server, tmp_path: Path) -> None:
+def test_killed_worker_resumes_in_scratch(server: misbehave.Server, tmp_path: Path) -> None:
     page = misbehave.Page(image(tmp_path, "vhdx"))
     checksum = f"sha256:{hashlib.sha256(page.body).hexdigest()}"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     target = tmp_path / "disk.img"
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    request = dataclasses.replace(wanted(url, target, scratch), checksum=checksum)
+    request = dataclasses.replace(import_request(url, target, scratch), checksum=checksum)
     cancel = set_midway(server)
     with pytest.raises(errors.Cancelled):
         cdi_worker.run(request, cancel=cancel)
@@ -138,7 +138,7 @@ def test_kill_and_go_on_through_scratch(server: misbehave.Server, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_changed_source_starts_over(
+def test_changed_source_starts_over(
     server: misbehave.Server, target: Path, tmp_path: Path, number: int
 ) -> None:
     page = misbehave.Page(DATA)
@@ -146,51 +146,49 @@ def test_a_changed_source_starts_over(
     kill_midway(server, url, target, None, number)
     other = random.Random(8).randbytes(SIZE)
     server.serve("/disk", misbehave.Page(other, etag='"two"'))
-    result = cdi_worker.run(wanted(url, target))
+    result = cdi_worker.run(import_request(url, target))
     assert result.resumed == 0
     assert target.read_bytes()[:SIZE] == other
 
 
-def test_no_identity_starts_over(server: misbehave.Server, target: Path) -> None:
+def test_source_without_identity_starts_over(server: misbehave.Server, target: Path) -> None:
     page = misbehave.Page(DATA, etag=None, modified=None)
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
     kill_midway(server, url, target, None, signal.SIGKILL)
     server.serve("/disk", page)
-    assert cdi_worker.run(wanted(url, target)).resumed == 0
+    assert cdi_worker.run(import_request(url, target)).resumed == 0
     assert target.read_bytes()[:SIZE] == DATA
 
 
-def test_cancel_leaves_nothing_usable_and_the_rest_is_fetched_later(
-    server: misbehave.Server, target: Path
-) -> None:
+def test_cancelled_import_is_resumed(server: misbehave.Server, target: Path) -> None:
     page = misbehave.Page(DATA)
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
     cancel = set_midway(server)
     with pytest.raises(errors.Cancelled):
-        cdi_worker.run(wanted(url, target), cancel=cancel)
+        cdi_worker.run(import_request(url, target), cancel=cancel)
     assert server.sent("/disk") < SIZE
     assert target.is_block_device() or not target.exists()
     server.serve("/disk", page)
-    assert cdi_worker.run(wanted(url, target)).resumed > 0
+    assert cdi_worker.run(import_request(url, target)).resumed > 0
     assert target.read_bytes()[:SIZE] == DATA
 
 
-def test_a_failure_that_retrying_cannot_mend_leaves_nothing(server: misbehave.Server, tmp_path: Path) -> None:
+def test_permanent_error_leaves_nothing(server: misbehave.Server, tmp_path: Path) -> None:
     page = misbehave.Page(DATA)
     url = server.serve("/disk", (page, 6), dataclasses.replace(page, status=403))
     target = tmp_path / "disk.img"
     with pytest.raises(errors.Withdrawn, match="403"):
-        cdi_worker.run(wanted(url, target))
+        cdi_worker.run(import_request(url, target))
     assert not list(tmp_path.glob("disk.img*"))
 
 
 @pytest.mark.parametrize("every", [1, 64 << 10, MIB - 1, MIB, MIB + 1])
-def test_resets_at_every_offset(server: misbehave.Server, tmp_path: Path, every: int) -> None:
-    """A sweep: each request breaks off after ``every`` bytes, in raw by ranges and in an ordered stream."""
+def test_resets_at_every_offset_are_survived(server: misbehave.Server, tmp_path: Path, every: int) -> None:
+    """Each request is cut after ``every`` bytes, for a raw disk by ranges and for an ordered stream."""
     body = DATA[: 24 if every == 1 else 3 * MIB]
     body += bytes(-len(body) % 512)
     page = misbehave.Page(body, cut=every)
     url = server.serve("/disk", page)
     target = tmp_path / "disk.img"
-    cdi_worker.run(wanted(url, target))
+    cdi_worker.run(import_request(url, target))
     assert target.read_bytes() == body

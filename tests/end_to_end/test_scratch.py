@@ -1,4 +1,4 @@
-"""Images that come in order and cannot be placed in one pass, or not in memory alone."""
+"""Streamed images that cannot be placed in one pass, or not in memory alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def more_than_memory(folder: Path) -> bytes:
-    """Write a disk; return a qcow2 image of it whose tables follow more data than is kept in memory."""
+    """Write a disk; return a qcow2 image of it with the tables behind more data than is kept in memory."""
     with (folder / "expected").open("wb") as raw:
         for number in range(80):
             raw.write(struct.pack(">Q", number) * (MIB // 8))
@@ -23,7 +23,7 @@ def more_than_memory(folder: Path) -> bytes:
 
 
 def more_than_one_pass(folder: Path) -> bytes:
-    """Write a disk; return a vmdk image of it with a marker of a kind that only other programs may know."""
+    """Write a disk; return a VMDK image of it with a marker that only other programs may know."""
     content = random.Random(5).randbytes(2 * MIB)
     (folder / "expected").write_bytes(content)
     image = bytearray(vmdk_stream.streamed(content))
@@ -39,7 +39,7 @@ def converted(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("make", [more_than_memory, more_than_one_pass])
-def test_scratch_is_asked_for_and_then_used(
+def test_scratch_is_requested_and_used(
     server: misbehave.Server, pod: worker.Pod, tmp_path: Path, make: Callable[[Path], bytes]
 ) -> None:
     image = make(tmp_path)

@@ -1,4 +1,4 @@
-"""A server that keeps silent holds nothing up: neither a cancel nor a failure of the storage."""
+"""A silent server delays neither a cancel nor an error of the storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import devices, misbehave, processes, worker
 
 MIB = 1 << 20
 NOISE = random.Random(7).randbytes(16 * MIB)
-#: Seconds until the end: less than the shortest time-out, which is that of a connect.
+#: Seconds until the end: less than the shortest timeout, that of a connect.
 SOON = 10.0
 
 
@@ -34,10 +34,10 @@ def within(seconds: float) -> Iterator[None]:
 
 @pytest.fixture(params=["accepts no connection", "answers no handshake", "answers no request"])
 def silent(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Give the address of a server that says nothing at all."""
+    """Yield the address of a server that never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as stack:
         if request.param == "accepts no connection":
-            # The kernel drops what asks for one while its queue is full.
+            # The kernel drops connection requests while its queue is full.
             for _ in range(2):
                 filling = stack.enter_context(socket.socket())
                 filling.setblocking(False)
@@ -47,21 +47,21 @@ def silent(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}/disk"
 
 
-def wanted(url: str, target: Path, *, direct: bool = False) -> cdi_worker.Request:
+def request(url: str, target: Path, *, direct: bool = False) -> cdi_worker.Request:
     return cdi_worker.Request(
         source="http", location=cdi_worker.Location(url), target=str(target), direct=direct
     )
 
 
-def test_cancel_before_the_first_answer(silent: str, tmp_path: Path) -> None:
+def test_cancel_before_the_first_response_ends_the_import(silent: str, tmp_path: Path) -> None:
     cancel = threading.Event()
     threading.Timer(0.5, cancel.set).start()
     with within(SOON), pytest.raises(errors.Cancelled):
-        cdi_worker.run(wanted(silent, tmp_path / "disk.img"), cancel=cancel)
+        cdi_worker.run(request(silent, tmp_path / "disk.img"), cancel=cancel)
     assert not list(tmp_path.iterdir())
 
 
-def test_sigterm_before_the_first_answer(silent: str, tmp_path: Path) -> None:
+def test_sigterm_before_the_first_response_ends_the_worker(silent: str, tmp_path: Path) -> None:
     with worker.started("-v=1", "import", silent, tmp_path / "disk.img") as process:
         assert process.stderr is not None
         assert "request source=" in process.stderr.readline()
@@ -72,13 +72,15 @@ def test_sigterm_before_the_first_answer(silent: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
-def test_cancel_before_a_later_answer(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+def test_cancel_before_a_later_response_ends_the_import(
+    server: misbehave.Server, tmp_path: Path, ranges: bool
+) -> None:
     page = misbehave.Page(NOISE, ranges=ranges, cut=MIB)
     url = server.serve("/disk", (page, 1), misbehave.Page(silent=True))
     cancel = threading.Event()
     threading.Timer(1, cancel.set).start()
     with within(SOON), pytest.raises(errors.Cancelled):
-        cdi_worker.run(wanted(url, tmp_path / "disk.img"), cancel=cancel)
+        cdi_worker.run(request(url, tmp_path / "disk.img"), cancel=cancel)
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +93,7 @@ def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.parametrize("form", ["raw", "raw.gz", "raw.xz", "qcow2", "qcow2.gz", "qcow2.xz"])
 @pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
-def test_a_failing_write_is_told_at_once(
+def test_failing_write_is_reported_at_once(
     server: misbehave.Server, tmp_path: Path, qcow2: bytes, form: str, ranges: bool
 ) -> None:
     image = qcow2 if form.startswith("qcow2") else NOISE
@@ -105,4 +107,4 @@ def test_a_failing_write_is_told_at_once(
         within(SOON),
         pytest.raises(errors.TargetError, match="write"),
     ):
-        cdi_worker.run(wanted(url, device, direct=True))
+        cdi_worker.run(request(url, device, direct=True))

@@ -31,12 +31,12 @@ def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Estate]:
 
 @pytest.fixture(params=["file", "block512", "block4096"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give a new file, or a device full of 0xFF."""
+    """Yield a new file, or a device filled with 0xFF."""
     with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
         yield path
 
 
-def test_every_stage_is_what_the_snapshot_holds(estate: vmware.Estate, target: Path) -> None:
+def test_stages_of_a_migration_reproduce_each_snapshot(estate: vmware.Estate, target: Path) -> None:
     for stage in range(vmware_stages.STAGES):
         result = cdi_worker.run(vmware_stages.wanted(estate, target, stage))
         assert result.plan.route == ("update" if stage else "extents")
@@ -45,7 +45,7 @@ def test_every_stage_is_what_the_snapshot_holds(estate: vmware.Estate, target: P
     assert result.vddk_info == {"Version": "8.0.1", "Host": "esx12.test.local"}
 
 
-def test_a_delta_by_change_id_of_a_snapshot_that_is_gone(tmp_path: Path, target: Path) -> None:
+def test_delta_by_change_id_of_a_deleted_snapshot(tmp_path: Path, target: Path) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     estate.gone = {0, 1}
     with estate.running():
@@ -55,7 +55,7 @@ def test_a_delta_by_change_id_of_a_snapshot_that_is_gone(tmp_path: Path, target:
         vmware_stages.check(estate, target, 3)
 
 
-def test_the_first_stage_grows_the_disk_and_deltas_leave_it(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_first_stage_grows_the_disk_and_deltas_do_not(estate: vmware.Estate, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     for stage in range(2):
         request = vmware_stages.wanted(estate, target, stage)
@@ -68,7 +68,7 @@ def test_the_first_stage_grows_the_disk_and_deltas_leave_it(estate: vmware.Estat
     ("there", "reason"),
     [(None, "no disk of an earlier stage"), (vmware_stages.SIZE - 512, "is larger than the reported")],
 )
-def test_a_delta_wants_the_last_stage(
+def test_delta_needs_the_previous_stage(
     estate: vmware.Estate, tmp_path: Path, there: int | None, reason: str
 ) -> None:
     target = tmp_path / "disk.img"
@@ -78,7 +78,7 @@ def test_a_delta_wants_the_last_stage(
         cdi_worker.run(vmware_stages.wanted(estate, target, 1))
 
 
-def test_allocation_that_vddk_does_not_know(tmp_path: Path, target: Path) -> None:
+def test_disk_without_known_allocation_is_copied(tmp_path: Path, target: Path) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     estate.settings["fail"] = "qab"
     with estate.running():
@@ -87,7 +87,7 @@ def test_allocation_that_vddk_does_not_know(tmp_path: Path, target: Path) -> Non
             vmware_stages.check(estate, target, stage)
 
 
-def test_a_disk_without_snapshot(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_disk_without_snapshot_is_copied(estate: vmware.Estate, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     cdi_worker.run(
         vmware_stages.wanted(estate, target, 0, current="", backing_file=estate.file(vmware_stages.STAGES))
@@ -95,8 +95,8 @@ def test_a_disk_without_snapshot(estate: vmware.Estate, tmp_path: Path) -> None:
     vmware_stages.check(estate, target, vmware_stages.STAGES)
 
 
-def test_short_reads_but_many_at_once(tmp_path: Path) -> None:
-    """2 MiB each, which a vCenter bears; as many as fill the memory of longer ones, on all connections."""
+def test_vcenter_gets_many_short_reads(tmp_path: Path) -> None:
+    """Reads of 2 MiB, which a vCenter handles; as many as use the memory of longer ones."""
     estate = vmware.Estate(tmp_path / "estate", 96 * vmware_stages.MiB)
     estate.take((0, vmware_stages.noise(1, 80 * vmware_stages.MiB)))
     estate.settings["delay"] = 300_000
@@ -111,10 +111,10 @@ def test_short_reads_but_many_at_once(tmp_path: Path) -> None:
             assert int(call.rpartition("+")[2]) * 512 <= 2 * vmware_stages.MiB
     assert 6 < most <= 12
     calls = [call.split()[0] for call in estate.said()]
-    assert calls.count("Open") == 3 + 1  # one more tells what is allocated
+    assert calls.count("Open") == 3 + 1  # one more for the allocated areas
 
 
-def test_longer_reads_from_a_host_by_itself(tmp_path: Path) -> None:
+def test_esxi_host_gets_longer_reads(tmp_path: Path) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     target = tmp_path / "disk.img"
     with estate.running("-esx"):
@@ -127,16 +127,16 @@ def test_longer_reads_from_a_host_by_itself(tmp_path: Path) -> None:
     )
 
 
-# -- long lists, large disks -----------------------------------------------------------------------
+# -- many areas, large disks -----------------------------------------------------------------------
 
 
-def test_thousands_of_areas_and_lost_sessions(tmp_path: Path) -> None:
+def test_thousands_of_areas_and_lost_sessions_are_handled(tmp_path: Path) -> None:
     size = 320 * vmware_stages.MiB
     estate = vmware.Estate(tmp_path / "estate", size)
     estate.take((0, vmware_stages.noise(1, vmware_stages.MiB)))
-    places = [*range(0, size - vmware.BLOCK, 2 * vmware.BLOCK)]
-    estate.take(*((place, vmware_stages.noise(place, 512)) for place in places))
-    assert len(places) > 2000
+    offsets = [*range(0, size - vmware.BLOCK, 2 * vmware.BLOCK)]
+    estate.take(*((offset, vmware_stages.noise(offset, 512)) for offset in offsets))
+    assert len(offsets) > 2000
     estate.answers = 1
     target = tmp_path / "disk.img"
     with estate.running():
@@ -145,7 +145,7 @@ def test_thousands_of_areas_and_lost_sessions(tmp_path: Path) -> None:
             vmware_stages.check(estate, target, stage)
 
 
-def test_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
+def test_disk_larger_than_32_bits_is_copied(tmp_path: Path) -> None:
     size = 9 * vmware_stages.GiB
     edge = 4 * vmware_stages.GiB
     estate = vmware.Estate(tmp_path / "estate", size)
@@ -170,7 +170,7 @@ def test_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
 
 
 def sparsely_same(target: Path, expected: Path) -> None:
-    """Compare what is data in either of two files that are almost all holes."""
+    """Compare the data of two files that are almost all holes."""
     assert target.stat().st_size == expected.stat().st_size
     with target.open("rb") as have, expected.open("rb") as want:
         for holder in (have, want):
@@ -186,7 +186,7 @@ def sparsely_same(target: Path, expected: Path) -> None:
                 )
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def sparsely_same(target: Path, expected: Path) -> None:
         (0, {"snapshot": "snapshot-7"}, "the host has no such disk or snapshot"),
     ],
 )
-def test_what_the_library_says_is_passed_on(
+def test_message_of_the_library_is_reported(
     tmp_path: Path, stage: int, settings: dict[str, str], reason: str
 ) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
@@ -221,19 +221,19 @@ def test_what_the_library_says_is_passed_on(
         vmware_stages.check(estate, target, stage)
 
 
-def test_no_library(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_missing_library_is_reported(estate: vmware.Estate, tmp_path: Path) -> None:
     with pytest.raises(errors.SourceError, match=f"no VDDK library in {tmp_path}"):
         cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
 
 
-def test_a_library_that_cannot_be_loaded(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_unloadable_library_is_reported(estate: vmware.Estate, tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libvixDiskLib.so.8").write_bytes(b"not ELF")
     with pytest.raises(errors.SourceError, match="the VDDK library cannot be loaded"):
         cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
 
 
-def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+def test_all_missing_fields_are_reported_at_once(tmp_path: Path) -> None:
     location = cdi_worker.Location("https://localhost")
     with pytest.raises(errors.RequestError, match=r"IMPORTER_UUID.*IMPORTER_BACKING_FILE"):
         cdi_worker.run(
@@ -244,7 +244,7 @@ def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
 # -- as a pod --------------------------------------------------------------------------------------
 
 
-def test_a_pod_migrates(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_pod_migrates_a_disk(estate: vmware.Estate, tmp_path: Path) -> None:
     message, nothing = tmp_path / "message", tmp_path / "none"
     config = tmp_path / "vddk-config"
     config.write_text("vixDiskLib.nfcAio.Session.BufCount=4\n")
@@ -269,10 +269,10 @@ def test_a_pod_migrates(estate: vmware.Estate, tmp_path: Path) -> None:
         done = subprocess.run(
             argv, cwd=repository.ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
         )
-        told = message.read_text()
-        assert done.returncode == 0, told + done.stderr
-        assert json.loads(told)["vddkInfo"] == {"Version": "8.0.1", "Host": "esx12.test.local"}
-        assert vmware.PASSWORD not in told + done.stderr
+        text = message.read_text()
+        assert done.returncode == 0, text + done.stderr
+        assert json.loads(text)["vddkInfo"] == {"Version": "8.0.1", "Host": "esx12.test.local"}
+        assert vmware.PASSWORD not in text + done.stderr
         assert "power=poweredOn" in done.stderr
         vmware_stages.check(estate, tmp_path / "disk.img", stage)
     assert any(line.endswith(f"config={config}") for line in estate.said())

@@ -1,4 +1,4 @@
-"""Stages of a migration from VMware that are stopped, killed or fail for a while."""
+"""Stages of a migration from VMware that are stopped, killed or fail temporarily."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytest.importorskip("pyVmomi")
 
 @pytest.fixture(params=["file", "block512", "block4096"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give a new file, or a device full of 0xFF."""
+    """Yield a new file, or a device filled with 0xFF."""
     with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
         yield path
 
 
-def test_a_stage_is_stopped_in_the_middle(tmp_path: Path) -> None:
+def test_cancel_stops_a_stage(tmp_path: Path) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     estate.settings["delay"] = 500_000
     target, cancel = tmp_path / "disk.img", threading.Event()
@@ -43,7 +43,7 @@ def test_a_stage_is_stopped_in_the_middle(tmp_path: Path) -> None:
         oracle.unusable(target)
 
 
-def test_an_error_that_passes_is_outlasted(tmp_path: Path) -> None:
+def test_temporary_error_is_retried(tmp_path: Path) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     estate.settings |= {"fail": "read@2050", "delay": "20000"}
     target = tmp_path / "disk.img"
@@ -80,7 +80,7 @@ def arguments(estate: vmware.Estate, target: Path, stage: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("target", "later"), [("file", 0.0), ("block512", 0.15)], indirect=["target"])
-def test_a_kill_at_any_stage_costs_nothing_but_time(tmp_path: Path, target: Path, later: float) -> None:
+def test_killed_stages_can_be_run_again(tmp_path: Path, target: Path, later: float) -> None:
     estate = vmware_stages.migration(tmp_path / "estate")
     with estate.running():
         for stage in range(vmware_stages.STAGES):
@@ -96,7 +96,7 @@ def test_a_kill_at_any_stage_costs_nothing_but_time(tmp_path: Path, target: Path
             vmware_stages.check(estate, target, stage)
 
 
-def test_a_killed_copy_goes_on(tmp_path: Path) -> None:
+def test_killed_copy_is_resumed(tmp_path: Path) -> None:
     data = 48 * vmware_stages.MiB
     estate = vmware.Estate(tmp_path / "estate", 64 * vmware_stages.MiB)
     estate.take((4 * vmware_stages.MiB, vmware_stages.noise(1, data)))
@@ -106,7 +106,7 @@ def test_a_killed_copy_goes_on(tmp_path: Path) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", STAGE, *arguments(estate, target, 0)], cwd=repository.ROOT
         ) as first:
-            # The journal follows the last byte.
+            # The journal is behind the last byte.
             processes.wait_for(lambda: part.exists() and part.stat().st_size > estate.size, "a journal")
             first.kill()
         slow(estate, 0)

@@ -1,9 +1,9 @@
-"""Coverage-guided search for input that breaks a parser: nothing but ``errors.Error`` may come out.
+"""Coverage-guided fuzzing of the parsers: they may raise ``errors.Error`` and nothing else.
 
     make fuzz TARGET=formats SECONDS=600
 
-What is worth keeping stays in build/fuzz; an empty corpus is first filled with small good files. The
-first byte of an input chooses the parser.
+The corpus is kept in build/fuzz; an empty one is first filled with small valid files. The first byte of an
+input selects the parser.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _LIMIT = 1 << 24
 
 def _image(name: str, data: bytes) -> None:
     if name == "vhdx":
-        # The region table and the metadata, without what is between them.
+        # The region table and the metadata, without the bytes between them.
         data = data[:64].ljust(192 << 10, b"\0") + data[64:]
     if name == "vhd":
         data = _with_vhd_sums(data)
-    seen = {"read": lambda offset, length: data[offset : offset + length], "size": len(data)}
+    reader = {"read": lambda offset, length: data[offset : offset + length], "size": len(data)}
     safety.check(name, data[:262144], allow_backing="base")
-    safety.check(name, data[:262144], **seen)
-    safety.check_length(name, **seen)
+    safety.check(name, data[:262144], **reader)
+    safety.check_length(name, **reader)
 
 
 def _with_vhd_sums(data: bytes) -> bytes:
@@ -101,7 +101,7 @@ def _one(data: bytes) -> None:
 
 
 def _seed(corpus: pathlib.Path) -> None:
-    """Write one good input for each parser."""
+    """Write one valid input for each parser."""
     with tempfile.TemporaryDirectory() as directory:
         made = disks.Disks(pathlib.Path(directory))
         seeds = [b"<html>", made.tar().read_bytes()[:60_000]]
@@ -116,9 +116,9 @@ def _seed(corpus: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    place = pathlib.Path(sys.argv[1])
-    place.mkdir(exist_ok=True)
-    if not any(place.iterdir()):
-        _seed(place)
+    corpus_directory = pathlib.Path(sys.argv[1])
+    corpus_directory.mkdir(exist_ok=True)
+    if not any(corpus_directory.iterdir()):
+        _seed(corpus_directory)
     atheris.Setup(sys.argv, _one)
     atheris.Fuzz()

@@ -1,9 +1,9 @@
-"""Fuzz the readers of qcow2 and vmdk: qemu-img's bytes or a clean error, whatever the file holds.
+"""Fuzz the readers of qcow2 and VMDK: any file is read as qemu-img reads it, or is a clean error.
 
     make fuzz TARGET=qcow2 SECONDS=600
 
-What is worth keeping stays in build/fuzz; an empty corpus is first filled with small images of many
-kinds. A disk that both ways of reading accept has to be the same, and the same as QEMU's.
+The corpus is kept in build/fuzz; an empty one is first filled with small images of many kinds. A disk that
+both readers accept must be the same, and the same as QEMU's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VMDK_STEPS = [
 
 
 class Form(NamedTuple):
-    """``seeds``: make images at a path, one after the other; ``sound``: mend what only QEMU minds."""
+    """``seeds``: writes images to a path, one after the other; ``sound``: repairs what only QEMU checks."""
 
     seeds: Callable[[Path], Iterator[None]]
     words: Callable[[bytes], list[int]]
@@ -75,7 +75,7 @@ def _vmdk(path: Path) -> Iterator[None]:
 
 
 def _sound(data: bytes) -> bytes:
-    """Give an image a descriptor that QEMU finds a CID in, and no redundant directory to read."""
+    """Give an image a descriptor with a CID for QEMU, and no redundant directory."""
     if len(data) < header.DESCRIPTOR.stop:
         return data
     changed = bytearray(data)
@@ -90,8 +90,8 @@ FORMS = {
 }
 
 
-def ranged(data: bytes, form: str) -> bytes:
-    """Return the disk, read as from random ranges."""
+def read_by_ranges(data: bytes, form: str) -> bytes:
+    """Return the disk, read by ranges."""
 
     def read(offset: int, length: int) -> bytes:
         assert 0 <= offset <= offset + length <= len(data)
@@ -123,7 +123,7 @@ def _content(image: mapped.Image, piece: pieces.Piece, body: bytes, offset: int)
 
 
 def one_input(data: bytes, form: str) -> None:
-    """Read one file both ways and by QEMU."""
+    """Read one file by both readers and by QEMU."""
     found = set()
     try:
         if placing.follower(data, form).virtual_size > LARGEST:
@@ -131,14 +131,14 @@ def one_input(data: bytes, form: str) -> None:
     except errors.ImageError:
         return
     with contextlib.suppress(errors.ImageError):
-        found.add(ranged(data, form))
+        found.add(read_by_ranges(data, form))
     with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
         found.add(placing.passed(data, 2 << 20, recent=2, form=form))
     qcow2_images.check(found, data, form)
 
 
 def mutated(data: bytes, size: int, seed: int, form: Form) -> bytes:
-    """Change words of header and tables, now and then anything."""
+    """Change words of the header and the tables, and sometimes any byte."""
     dice = random.Random(seed)
     if len(data) < 1024 or dice.random() < 0.2:
         return form.sound(atheris.Mutate(data, size))

@@ -1,4 +1,4 @@
-"""A journal is believed only when it is whole, ours and of the same bytes."""
+"""A journal is used only if it is complete, ours, and for the same source."""
 
 from __future__ import annotations
 
@@ -18,126 +18,126 @@ TOTAL = 64 * MiB
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Location:
     path: str
     offset: int = 0
     withheld: int = 0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def location(tmp_path: Path) -> Location:
     path = tmp_path / "notes"
     path.write_bytes(b"\xff" * (4096 + 2 * journal.SLOT))
-    return Place(str(path), offset=4096)
+    return Location(str(path), offset=4096)
 
 
-def nothing() -> None:
-    """Stand for a sync of data that has nothing to do."""
+def no_sync() -> None:
+    """Sync nothing."""
 
 
-def saved(place: Place, *done: tuple[int, int], identity: str = "etag") -> journal.Journal:
-    kept = journal.Journal.open(place, identity, TOTAL)
+def save(location: Location, *done: tuple[int, int], identity: str = "etag") -> journal.Journal:
+    opened = journal.Journal.open(location, identity, TOTAL)
     for start, end in done:
-        kept.done(start, end)
-    kept.save(nothing)
-    return kept
+        opened.done(start, end)
+    opened.save(no_sync)
+    return opened
 
 
-def test_what_was_saved_comes_back(place: Place) -> None:
-    saved(place, (0, MiB), (3 * MiB, 4 * MiB))
-    again = journal.Journal.open(place, "etag", TOTAL)
+def test_saved_ranges_are_loaded(location: Location) -> None:
+    save(location, (0, MiB), (3 * MiB, 4 * MiB))
+    again = journal.Journal.open(location, "etag", TOTAL)
     assert again.covered == 2 * MiB
     assert again.missing(0, TOTAL) == [(MiB, 3 * MiB), (4 * MiB, TOTAL)]
-    saved(place, (MiB, 3 * MiB))
-    assert journal.Journal.open(place, "etag", TOTAL).missing(0, TOTAL) == [(4 * MiB, TOTAL)]
+    save(location, (MiB, 3 * MiB))
+    assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == [(4 * MiB, TOTAL)]
 
 
 @pytest.mark.parametrize(("identity", "total"), [("other", TOTAL), ("etag", TOTAL + 1), ("", TOTAL)])
-def test_another_identity_or_size_starts_over(place: Place, identity: str, total: int) -> None:
-    saved(place, (0, MiB))
-    assert journal.Journal.open(place, identity, total).covered == 0
+def test_another_identity_or_size_starts_over(location: Location, identity: str, total: int) -> None:
+    save(location, (0, MiB))
+    assert journal.Journal.open(location, identity, total).covered == 0
 
 
-def test_it_begins_with_nothing(place: Place, tmp_path: Path) -> None:
-    assert journal.Journal.open(place, "etag", TOTAL).covered == 0
-    assert journal.Journal.open(Place(str(tmp_path / "missing")), "etag", TOTAL).covered == 0
-    assert journal.Journal.open(Place(str(tmp_path)), "etag", TOTAL).covered == 0
+def test_new_journal_is_empty(location: Location, tmp_path: Path) -> None:
+    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+    assert journal.Journal.open(Location(str(tmp_path / "missing")), "etag", TOTAL).covered == 0
+    assert journal.Journal.open(Location(str(tmp_path)), "etag", TOTAL).covered == 0
 
 
-def test_without_a_place_nothing_is_remembered() -> None:
-    kept = journal.Journal.open(None, "etag", TOTAL)
-    kept.done(0, MiB)
-    kept.save(nothing)
-    assert kept.missing(0, 2 * MiB) == [(MiB, 2 * MiB)]
+def test_journal_without_location_remembers_nothing() -> None:
+    opened = journal.Journal.open(None, "etag", TOTAL)
+    opened.done(0, MiB)
+    opened.save(no_sync)
+    assert opened.missing(0, 2 * MiB) == [(MiB, 2 * MiB)]
 
 
-def test_what_is_withheld_is_never_done(place: Place) -> None:
-    kept = journal.Journal.open(dataclasses.replace(place, withheld=MiB), "etag", TOTAL)
-    kept.done(0, 2 * MiB)
-    assert kept.missing(0, 2 * MiB) == [(0, MiB)]
+def test_withheld_start_is_never_done(location: Location) -> None:
+    opened = journal.Journal.open(dataclasses.replace(location, withheld=MiB), "etag", TOTAL)
+    opened.done(0, 2 * MiB)
+    assert opened.missing(0, 2 * MiB) == [(0, MiB)]
 
 
-def test_data_is_synced_before_it_is_claimed(place: Place) -> None:
-    kept = journal.Journal.open(place, "etag", TOTAL)
-    kept.done(0, MiB)
+def test_data_is_synced_before_the_journal(location: Location) -> None:
+    opened = journal.Journal.open(location, "etag", TOTAL)
+    opened.done(0, MiB)
 
     def flush() -> None:
-        assert journal.Journal.open(place, "etag", TOTAL).covered == 0
-        kept.done(MiB, 2 * MiB)  # by another thread, after the sync has begun
+        assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+        opened.done(MiB, 2 * MiB)  # by another thread, after the sync has started
 
-    kept.save(flush)
-    assert journal.Journal.open(place, "etag", TOTAL).covered == MiB
+    opened.save(flush)
+    assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
 
 
-def test_a_failed_sync_claims_nothing(place: Place) -> None:
-    kept = journal.Journal.open(place, "etag", TOTAL)
-    kept.done(0, MiB)
+def test_failed_sync_saves_nothing(location: Location) -> None:
+    opened = journal.Journal.open(location, "etag", TOTAL)
+    opened.done(0, MiB)
 
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        kept.save(fail)
-    assert journal.Journal.open(place, "etag", TOTAL).covered == 0
+        opened.save(fail)
+    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
 
 
-def test_a_checkpoint_saves_when_it_is_time(place: Place) -> None:
-    kept = journal.Journal.open(place, "etag", TOTAL, seconds=3600)
-    kept.done(0, MiB)
-    kept.checkpoint(nothing)
-    assert journal.Journal.open(place, "etag", TOTAL).covered == 0
-    kept = journal.Journal.open(place, "etag", TOTAL, seconds=0)
-    kept.done(0, MiB)
-    kept.checkpoint(nothing)
-    assert journal.Journal.open(place, "etag", TOTAL).covered == MiB
+def test_checkpoint_saves_after_its_interval(location: Location) -> None:
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=3600)
+    opened.done(0, MiB)
+    opened.checkpoint(no_sync)
+    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=0)
+    opened.done(0, MiB)
+    opened.checkpoint(no_sync)
+    assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
 
 
-def test_a_torn_write_leaves_the_older_state(place: Place) -> None:
-    kept = saved(place, (0, MiB))
-    before = Path(place.path).read_bytes()
-    kept.done(2 * MiB, 3 * MiB)
-    kept.save(nothing)
-    after = Path(place.path).read_bytes()
+def test_torn_write_keeps_the_older_state(location: Location) -> None:
+    opened = save(location, (0, MiB))
+    before = Path(location.path).read_bytes()
+    opened.done(2 * MiB, 3 * MiB)
+    opened.save(no_sync)
+    after = Path(location.path).read_bytes()
     changed = [at for at, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    seen = []
+    covered = []
     for torn in (*range(changed[0], changed[0] + 300), changed[-1] + 1):
-        Path(place.path).write_bytes(after[:torn] + before[torn:])
-        seen.append(journal.Journal.open(place, "etag", TOTAL).covered)
-    assert set(seen) == {MiB, 2 * MiB}
-    assert seen == sorted(seen)
+        Path(location.path).write_bytes(after[:torn] + before[torn:])
+        covered.append(journal.Journal.open(location, "etag", TOTAL).covered)
+    assert set(covered) == {MiB, 2 * MiB}
+    assert covered == sorted(covered)
 
 
-def test_any_flipped_bit_is_noticed(place: Place) -> None:
-    saved(place, (0, MiB))
-    content = bytearray(Path(place.path).read_bytes())
-    text = slice(place.offset + journal.SLOT, place.offset + journal.SLOT + 250)
+def test_flipped_bit_is_detected(location: Location) -> None:
+    save(location, (0, MiB))
+    content = bytearray(Path(location.path).read_bytes())
+    text = slice(location.offset + journal.SLOT, location.offset + journal.SLOT + 250)
     chance = random.Random(1)
     for _ in range(300):
         at = chance.randrange(text.start, text.stop)
         damaged = bytearray(content)
         damaged[at] ^= 1 << chance.randrange(8)
-        Path(place.path).write_bytes(damaged)
-        found = journal.Journal.open(place, "etag", TOTAL)
+        Path(location.path).write_bytes(damaged)
+        found = journal.Journal.open(location, "etag", TOTAL)
         assert found.covered in (0, MiB)
         assert found.missing(MiB, TOTAL) == [(MiB, TOTAL)]
 
@@ -154,74 +154,74 @@ def test_any_flipped_bit_is_noticed(place: Place) -> None:
         b'{"identity":"%s","total":%d,"sequence":1,"done":7}',
     ],
 )
-def test_nonsense_with_a_right_checksum_is_ignored(place: Place, body: bytes) -> None:
+def test_invalid_body_with_valid_checksum_is_ignored(location: Location, body: bytes) -> None:
     if b"%s" in body:
         body %= (hashlib.sha256(b"etag").hexdigest().encode(), TOTAL)
     slot = b"cdi-worker journal 1 %08x %06d\n%s" % (zlib.crc32(body), len(body), body)
-    Path(place.path).write_bytes(bytes(place.offset) + slot)
-    assert journal.Journal.open(place, "etag", TOTAL).covered == 0
+    Path(location.path).write_bytes(bytes(location.offset) + slot)
+    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
 
 
-def test_too_many_ranges_forget_the_shortest(place: Place) -> None:
-    many = journal.Journal.open(place, "etag", 1 << 50)
+def test_shortest_of_too_many_ranges_are_forgotten(location: Location) -> None:
+    many = journal.Journal.open(location, "etag", 1 << 50)
     for start in range(0, 60_000_000, 1000):
         many.done((1 << 49) + start, (1 << 49) + start + 500)
     many.done(0, MiB)
-    many.save(nothing)
-    again = journal.Journal.open(place, "etag", 1 << 50)
+    many.save(no_sync)
+    again = journal.Journal.open(location, "etag", 1 << 50)
     assert 0 < again.covered < many.covered
     assert again.missing(0, MiB) == []
 
 
-def test_a_link_is_not_followed(place: Place, tmp_path: Path) -> None:
-    saved(place, (0, MiB))
+def test_link_is_not_followed(location: Location, tmp_path: Path) -> None:
+    save(location, (0, MiB))
     link = tmp_path / "link"
-    link.symlink_to(place.path)
-    planted = dataclasses.replace(place, path=str(link))
+    link.symlink_to(location.path)
+    planted = dataclasses.replace(location, path=str(link))
     assert journal.Journal.open(planted, "etag", TOTAL).covered == 0
 
 
-def test_what_is_forgotten_is_to_do_again(place: Place) -> None:
-    kept = saved(place, (0, MiB))
-    kept.forget()
-    assert kept.missing(0, TOTAL) == [(0, TOTAL)]
+def test_forgotten_range_is_missing(location: Location) -> None:
+    opened = save(location, (0, MiB))
+    opened.forget()
+    assert opened.missing(0, TOTAL) == [(0, TOTAL)]
 
 
-def test_no_journal_is_no_failure(place: Place) -> None:
-    kept = journal.Journal.open(place, "etag", TOTAL)
-    Path(place.path).unlink()
-    kept.done(0, MiB)
-    kept.save(nothing)
-    kept.save(nothing)
-    assert kept.covered == MiB
-    assert not Path(place.path).exists()
+def test_missing_journal_file_is_ignored(location: Location) -> None:
+    opened = journal.Journal.open(location, "etag", TOTAL)
+    Path(location.path).unlink()
+    opened.done(0, MiB)
+    opened.save(no_sync)
+    opened.save(no_sync)
+    assert opened.covered == MiB
+    assert not Path(location.path).exists()
 
 
-def test_it_looks_like_nothing_that_boots(place: Place) -> None:
-    saved(place, *((start, start + MiB) for start in range(0, TOTAL, 2 * MiB)))
-    written = Path(place.path).read_bytes()[place.offset : place.offset + 2 * journal.SLOT]
+def test_journal_does_not_look_bootable(location: Location) -> None:
+    save(location, *((start, start + MiB) for start in range(0, TOTAL, 2 * MiB)))
+    written = Path(location.path).read_bytes()[location.offset : location.offset + 2 * journal.SLOT]
     assert written.replace(b"\xff", b"").isascii()
 
 
-def test_several_threads(place: Place) -> None:
-    kept = journal.Journal.open(place, "etag", TOTAL, seconds=0)
+def test_several_threads_can_use_a_journal(location: Location) -> None:
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=0)
 
     def work(first: int) -> None:
         for start in range(first * MiB, TOTAL, 4 * MiB):
-            kept.done(start, start + MiB)
-            kept.checkpoint(nothing)
+            opened.done(start, start + MiB)
+            opened.checkpoint(no_sync)
 
     crew = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in crew:
         thread.start()
     for thread in crew:
         thread.join()
-    kept.save(nothing)
-    assert journal.Journal.open(place, "etag", TOTAL).missing(0, TOTAL) == []
+    opened.save(no_sync)
+    assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == []
 
 
 def test_memory_is_bounded() -> None:
-    """Of a disk stored in no order the longest ranges are remembered."""
+    """For a disk written in random order, the longest ranges are kept."""
     notes = journal.Journal(None, "", 1 << 40)
     for number in range(journal.MOST + 1):
         notes.done(number * 100, number * 100 + 1 + number % 2)

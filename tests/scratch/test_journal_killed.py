@@ -1,4 +1,4 @@
-"""A transfer that is killed goes on where its journal says."""
+"""A killed transfer resumes as its journal says."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with target.open(path, len(content), target.Options(mode=mode)) as disk:
 
 
 @pytest.mark.parametrize("kind", ["file", "block512", "block4096"])
-def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
+def test_killed_transfer_resumes(tmp_path: Path, kind: str) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(4 * MiB + 300 * 512))
     with devices.target(kind, tmp_path, 8 * MiB) as path:
@@ -48,7 +48,7 @@ def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path, kind: str) -> No
 
 
 def unusable(path: Path) -> None:
-    """Check that a disk with a journal in it is none to firmware and kernels."""
+    """Check that firmware and kernels would not accept a disk with a journal in it."""
     if not path.is_block_device():
         oracle.unusable(path)
         return
@@ -72,7 +72,7 @@ def kill_until_done(path: Path, source: Path) -> None:
         with killed.stdin, killed.stdout:
             for line in killed.stdout:
                 written += 65536
-                # It waits to be told to go on: a kill never comes after its end.
+                # The process waits for a signal to continue, so it is never killed after its end.
                 if int(line) >= MiB and lives < 5 and random.random() < 0.2:
                     killed.kill()
                     break

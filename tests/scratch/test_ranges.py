@@ -15,7 +15,7 @@ SOME = st.lists(
 
 
 @given(SOME, st.integers(0, 60), st.integers(0, 60))
-def test_it_is_the_set_of_its_bytes(added: list[tuple[int, int]], start: int, end: int) -> None:
+def test_ranges_are_the_set_of_their_bytes(added: list[tuple[int, int]], start: int, end: int) -> None:
     kept = journal.Ranges(added)
     expected = {byte for run in added for byte in range(*run)}
     listed = list(kept)
@@ -27,6 +27,6 @@ def test_it_is_the_set_of_its_bytes(added: list[tuple[int, int]], start: int, en
     assert all(first < last for first, last in missing)
 
 
-def test_neighbours_become_one() -> None:
+def test_adjacent_ranges_are_merged() -> None:
     kept = journal.Ranges([(0, 4), (8, 12), (4, 8)])
     assert list(kept) == [(0, 12)]

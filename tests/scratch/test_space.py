@@ -1,4 +1,4 @@
-"""Scratch is told, used and left as it was found."""
+"""Scratch space is measured, used, and left as it was found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import devices
 MiB = 1 << 20
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_spill_is_removed(tmp_path: Path) -> None:
     with space.Scratch(tmp_path, "job") as scratch:
         Path(scratch.path("spool")).write_bytes(b"x")
         assert len(os.listdir(tmp_path)) == 1
@@ -22,7 +22,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_left_overs_are_removed_before_anything_is_written(tmp_path: Path) -> None:
+def test_leftovers_are_removed_first(tmp_path: Path) -> None:
     with space.Scratch(tmp_path, "job") as scratch:
         Path(scratch.path("spool")).write_bytes(b"x")
         scratch.keep()
@@ -30,7 +30,7 @@ def test_left_overs_are_removed_before_anything_is_written(tmp_path: Path) -> No
         assert not Path(scratch.path("spool")).exists()
 
 
-def test_the_same_job_goes_on_and_another_is_not_disturbed(tmp_path: Path) -> None:
+def test_same_job_resumes_and_another_is_kept(tmp_path: Path) -> None:
     with space.Scratch(tmp_path, "job") as scratch:
         Path(scratch.path("spool")).write_bytes(b"x")
         scratch.keep()
@@ -40,7 +40,7 @@ def test_the_same_job_goes_on_and_another_is_not_disturbed(tmp_path: Path) -> No
         assert Path(scratch.path("spool")).read_bytes() == b"x"
 
 
-def test_left_overs_count_as_free(tmp_path: Path) -> None:
+def test_leftovers_count_as_free_space(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point:
         before = space.facts(point, "job")
         with space.Scratch(point, "job") as scratch:
@@ -54,20 +54,20 @@ def test_left_overs_count_as_free(tmp_path: Path) -> None:
         assert other.available <= before.available - 5 * MiB
 
 
-def test_what_is_kept_for_root_is_not_available(tmp_path: Path) -> None:
+def test_space_reserved_for_root_is_not_available(tmp_path: Path) -> None:
     with devices.filesystem("ext4", tmp_path) as point:
         room = os.statvfs(point)
         assert room.f_bavail < room.f_bfree
         assert space.facts(point, "job") == space.ScratchFacts(room.f_bavail * room.f_frsize)
 
 
-def test_no_directory_no_scratch(tmp_path: Path) -> None:
+def test_missing_directory_means_no_scratch(tmp_path: Path) -> None:
     assert space.facts(None, "job") is None
     assert space.facts(tmp_path / "missing", "job") is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_what_another_planted_is_not_used(tmp_path: Path, resume: bool) -> None:
+def test_planted_file_is_not_used(tmp_path: Path, resume: bool) -> None:
     with space.Scratch(tmp_path, "job") as scratch:
         folder = scratch.folder
     victim = tmp_path / "victim"
@@ -84,6 +84,6 @@ def test_what_another_planted_is_not_used(tmp_path: Path, resume: bool) -> None:
     assert (victim / "precious").exists()
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError, match="no such file or directory"):
         space.Scratch(tmp_path / "missing", "job")

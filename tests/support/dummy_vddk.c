@@ -1,14 +1,14 @@
-/* A stand-in for VMware's libvixDiskLib, which may not be given away: raw files as disks, for the real vddk
- * plugin of nbdkit. What it shall do stands in a file "settings" beside its folder lib64, one NAME=VALUE a line:
+/* A stub of VMware's libvixDiskLib, which may not be redistributed: raw files as disks, for nbdkit's real vddk
+ * plugin. Its settings are in a file "settings" beside its folder lib64, one NAME=VALUE per line:
  *
  *   root=DIR             "[ds] vm/d.vmdk" is DIR/ds/vm/d.vmdk
- *   user= password= thumbprint= vm=   what a connection has to give; unchecked when missing
- *   snapshot=            what a connection has to name
+ *   user= password= thumbprint= vm=   what a connection must present; unchecked if missing
+ *   snapshot=            the snapshot that a connection must name
  *   log=FILE             one line for each call
  *   fail=connect|open|qab|read@SECTOR
  *   delay=MICROSECONDS   before each read
  *
- * The file is read for each connection, so what goes wrong can change on the way.
+ * The file is read for each connection, so the faults can change during a test.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -226,7 +226,7 @@ static VixError pull(struct handle *handle, uint64_t start, uint64_t count, unsi
     return VIX_OK;
 }
 
-/* The real one has several buffers on their way for each disk, too. */
+/* The real library has several buffers in flight for each disk, too. */
 struct request { struct handle *handle; uint64_t start, count; unsigned char *into; Completion *done; void *data; };
 
 static void *answer(void *given) {
@@ -266,7 +266,7 @@ PUBLIC VixError VixDiskLib_QueryAllocatedBlocks(void *opened, uint64_t start, ui
     struct blocks *list;
     note(&handle->now, "QueryAllocatedBlocks %llu+%llu", (unsigned long long)start, (unsigned long long)count);
     if (!strcmp(handle->now.fail, "qab") || chunk < MIN_CHUNK || start % chunk || count % chunk || end > handle->sectors)
-        return VIX_E_FAIL; /* the real one insists on this, too */
+        return VIX_E_FAIL; /* as the real library */
     if (!(list = malloc(sizeof *list + room * sizeof list->block[0]))) return VIX_E_FAIL;
     list->count = 0;
     end *= SECTOR;
