@@ -36,7 +36,7 @@ def mounted(directory: Path, files: dict[str, str]) -> Path:
 
 def check_done(pod: worker.Pod, done: worker.Done, disks: disks_module.Disks) -> None:
     assert done.status == 0, done.errors
-    assert pod.told == COMPLETE
+    assert pod.outcome == COMPLETE
     oracle.same(pod.disk, disks.raw())
 
 
@@ -145,7 +145,7 @@ def test_node_pull_imports_disk_and_labels(
         assert process.wait(30) == 0
     processes.wait_for(finished.exists, "the done file")
     labels = {"kubevirt.io/foo-bar": "1", "instancetype.kubevirt.io/default-preference": "fedora"}
-    assert pod.told == {**COMPLETE, "labels": labels}
+    assert pod.outcome == {**COMPLETE, "labels": labels}
     oracle.same(pod.disk, disks.raw())
 
 

@@ -234,7 +234,7 @@ def test_archive_with_wrong_checksum_is_not_unpacked(
     image = disks.tar("gz")
     env = {"IMPORTER_ENDPOINT": web.url(image), "IMPORTER_CONTENTTYPE": "archive"}
     assert pod.run(**env, IMPORTER_CHECKSUM=f"sha512:{'0' * 128}").status == 0
-    assert pod.told["message"].startswith("Unable to process data: checksum mismatch: expected sha512:000")
+    assert pod.outcome["message"].startswith("Unable to process data: checksum mismatch: expected sha512:000")
     assert [*pod.data.iterdir()] == []
     right = f"sha512:{disks_module.digest(image, 'sha512')}"
     assert pod.run(**env, IMPORTER_CHECKSUM=right).status == 0

@@ -184,7 +184,7 @@ def test_vddk_disk_is_imported(image: str, tmp_path: Path) -> None:
             IMPORTER_SECRET_KEY=vmware.PASSWORD,
         )
     assert done.returncode == 0, done.stderr
-    assert pod.output["vddkInfo"]["Version"]
+    assert pod.outcome["vddkInfo"]["Version"]
     oracle.same(pod.disk, estate.content(1))
 
 

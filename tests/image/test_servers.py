@@ -47,7 +47,7 @@ def test_node_pull_imports_disk(
             )
             assert server.wait(20) == 0
     assert done.returncode == 0, done.stderr
-    assert container.told["labels"] == {"kubevirt.io/foo-bar": "1"}
+    assert container.outcome["labels"] == {"kubevirt.io/foo-bar": "1"}
     oracle.same(container.disk, disks.expected("qcow2"))
 
 

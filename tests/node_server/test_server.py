@@ -184,7 +184,7 @@ def test_importer_pulls_disk_and_labels(
     )
     assert done.status == 0, done.errors
     assert server.wait(processes.PATIENCE) == 0
-    assert pod.told["labels"] == {
+    assert pod.outcome["labels"] == {
         "kubevirt.io/foo-bar": "1", "instancetype.kubevirt.io/default-preference": "fedora"
     }  # fmt: skip
     oracle.same(pod.disk, disks.expected("qcow2"))

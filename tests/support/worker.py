@@ -111,7 +111,7 @@ class Volumes:
         return self.log.read_text()
 
     @property
-    def told(self) -> dict[str, Any]:
+    def outcome(self) -> dict[str, Any]:
         """Return the termination message of the last run, parsed as JSON."""
         return dict(json.loads(self.message))
 

@@ -217,7 +217,7 @@ def test_a_pod_of_a_job_fails_where_a_controller_would_read_the_message(
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"}
     assert worker.run(*pod.arguments, env=env).status == 0
     assert worker.run(*pod.arguments, "--strict-exit-status", env=env).status == 5
-    assert "checksum mismatch" in pod.told["message"]
+    assert "checksum mismatch" in pod.outcome["message"]
 
 
 def test_standard_input() -> None:

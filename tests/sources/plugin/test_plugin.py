@@ -48,7 +48,7 @@ def test_a_pod_with_a_variable_of_the_plugin(site: Path, tmp_path: Path) -> None
     env = {"IMPORTER_SOURCE": "pattern", "IMPORTER_ENDPOINT": f"pattern:{SIZE}"}
     done = run(site, *pod.arguments, **env, IMPORTER_PATTERN_BYTE="7")
     assert done.status == 0, done.errors
-    assert pod.told["message"] == "Import Complete"
+    assert pod.outcome["message"] == "Import Complete"
     assert pod.disk.read_bytes() == b"\x07" * SIZE
     done = run(site, *pod.arguments, **env, IMPORTER_PATTERN_BYTE="700")
     assert done.status == 1
