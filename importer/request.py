@@ -95,7 +95,7 @@ def check(made: Request, faults: list[str] | None = None) -> None:
 
 def _source_faults(made: Request) -> Iterator[str]:
     kind = sources.find(made.source)
-    location = kind.own(made.location)
+    location = kind.accept(made.location)
     if made.is_archive and not kind.archives:
         yield f"source {made.source!r} cannot give an archive"
     yield from location.faults()

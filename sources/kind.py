@@ -34,7 +34,7 @@ class Kind(NamedTuple):
         """The fields of its locations, each with its default, by the dataclass's names."""
         return fields.table(self.location_type)
 
-    def own(self, location: base.Location) -> base.Location:
+    def accept(self, location: base.Location) -> base.Location:
         """Return ``location`` as this source's; one that says no more than every location may becomes one.
 
         Raises ``RequestError`` for the location of another source.
@@ -62,5 +62,5 @@ class Kind(NamedTuple):
 
     def open(self, location: base.Location, cancel: base.Cancel) -> base.Source:
         """Return the source of a location, not yet opened. Setting ``cancel`` ends its waits."""
-        made: base.Source = lazy.load(self.source)(self.own(location), cancel)
+        made: base.Source = lazy.load(self.source)(self.accept(location), cancel)
         return made

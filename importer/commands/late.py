@@ -48,7 +48,9 @@ class LateOption(click.Option):
 
 
 class Command(click.Command):
-    """A command about a source."""
+    """A command about a source. ``shown``: whose options its help shows."""
+
+    shown: tuple[str, ...] = ("own", "installed")
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         """Make the option of a field; None where this command has none."""
@@ -69,7 +71,7 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for search in ("own", "installed"):
+        for search in self.shown:
             self._extend(search)
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -110,6 +112,9 @@ class MountCommand(Command):
 
 class PodGroup(Command, click.Group):
     """The command without a sub-command, which runs a pod's role: mounts are where it is told."""
+
+    # To look for plug-ins takes longer than all else of this help.
+    shown = ("own",)
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         if not field.mount:

@@ -204,7 +204,7 @@ def importer(pod: Pod) -> Object:
         PREALLOCATION=boolean(pod.volume.preallocation),
         IMPORTER_CHECKSUM=source.checksum,
         INSECURE_TLS="true" if source.insecure else "",
-        **_own(source),
+        **_variables(source),
         **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
     )
     # The same for all pods of a Job, so that a pod resumes where the one before was killed.
@@ -216,7 +216,7 @@ def importer(pod: Pod) -> Object:
     return _staged(pod)
 
 
-def _own(source: datavolume.Source) -> dict[str, str]:
+def _variables(source: datavolume.Source) -> dict[str, str]:
     """Return the variables of the fields that only this source has (``sources.fields``)."""
     if source.node_pull:
         # The importer of a node pull does not see the registry.

@@ -52,14 +52,14 @@ def test_the_same_option_is_the_same_field() -> None:
 
 def test_a_plain_location_becomes_the_sources_own() -> None:
     access = base.Access(user="me")
-    made = sources.find("imageio").own(base.Location("https://x/", access))
+    made = sources.find("imageio").accept(base.Location("https://x/", access))
     assert made == ovirt.Imageio("https://x/", access)
-    assert sources.find("imageio").own(made) is made
+    assert sources.find("imageio").accept(made) is made
 
 
 def test_the_location_of_another_source_is_refused() -> None:
     with pytest.raises(errors.RequestError, match=r"source 's3' wants .*S3, not Imageio"):
-        sources.find("s3").own(ovirt.Imageio("https://x/", disk_id="d"))
+        sources.find("s3").accept(ovirt.Imageio("https://x/", disk_id="d"))
 
 
 def test_fill_leaves_defaults_and_refuses_a_stage_where_there_are_none() -> None:

@@ -22,7 +22,11 @@ def site(tmp_path: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cdi-worker-pattern\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[cdi_worker.sources]\npattern = cdi_worker_pattern:KIND\nzeros = cdi_worker_pattern.source:zeros\n"
+        """[cdi_worker.sources]
+pattern = cdi_worker_pattern:KIND
+zeros = cdi_worker_pattern.source:zeros
+broken = cdi_worker_pattern.nothing:KIND
+"""
     )
     return folder
 
@@ -90,3 +94,12 @@ def test_an_entry_point_may_name_a_plain_callable(site: Path, tmp_path: Path) ->
     done = run(site, "import", f"pattern:{SIZE}", target, "--source=zeros")
     assert done.status == 0, done.errors
     assert target.read_bytes() == bytes(SIZE)
+
+
+def test_a_plugin_that_cannot_be_loaded_is_named_and_stops_no_other(site: Path, tmp_path: Path) -> None:
+    words = "source 'broken': cdi_worker_pattern.nothing:KIND cannot be loaded: No module named"
+    done = run(site, "import", "--help")
+    assert (done.status, "--pattern-byte" in done.output, words in done.errors) == (0, True, True)
+    done = run(site, "import", "x", tmp_path / "disk.img", "--source=broken")
+    assert done.status == REQUEST
+    assert done.complaint.startswith(words)
