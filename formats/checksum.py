@@ -51,18 +51,10 @@ class Hash:
             )
 
 
-class HashingReader:
+class HashingReader(readers.Watched):
     """Hashes every byte that passes; to ``verify`` when the last one was read."""
 
     def __init__(self, reader: readers.Reader, checksum: Checksum) -> None:
-        self._reader = reader
-        self._hash = Hash(checksum)
-        self.verify = self._hash.verify
-
-    def readinto(self, into: memoryview, /) -> int:
-        count = self._reader.readinto(into)
-        self._hash.update(into[:count])
-        return count
-
-    def close(self) -> None:
-        self._reader.close()
+        hashed = Hash(checksum)
+        super().__init__(reader, hashed.update)
+        self.verify = hashed.verify

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Protocol
 
 from cdi_worker import errors
@@ -55,6 +56,22 @@ class Limited:
         if self._reader.readinto(memoryview(bytearray(1))):
             raise errors.TooLarge(virtual_size=self._limit + 1, available=self._limit)
         return 0
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Watched:
+    """Shows every byte that passes to ``see``."""
+
+    def __init__(self, reader: Reader, see: Callable[[memoryview], object]) -> None:
+        self._reader = reader
+        self._see = see
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self._see(into[:count])
+        return count
 
     def close(self) -> None:
         self._reader.close()

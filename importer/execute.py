@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from cdi_worker import errors, lazy, plan, request, sources
+from cdi_worker import engine, errors, lazy, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
 from cdi_worker.images.engine import cancelling, retry
@@ -101,13 +101,14 @@ def bring(
     """
     started = time.monotonic()
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
-    with opened(unopened, wanted, progress, cancel) as source, _reached():
+    reading = engine.Engine(wanted.fetch, progress.retry)
+    with opened(unopened, reading, wanted, progress, cancel) as source, _reached():
         folder = wanted.volume or wanted.target
         if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # What a killed attempt has left of an archive does not count against this one.
             staging.remove_left_over(folder)
-        found = survey_module.survey(source, wanted, cancel)
-        job = _carry_out(wanted, source, found, progress, cancel, accepted=accepted)
+        found = survey_module.survey(source, reading, wanted, cancel)
+        job = _carry_out(wanted, source, reading, found, progress, cancel=cancel, accepted=accepted)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -134,8 +135,10 @@ def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Insp
     cancel = cancel or threading.Event()
     request.check(wanted)
     source = sources.find(wanted.source).open(wanted.location, cancel)
-    with opened(source, wanted, progress_module.NullProgress(), cancel):
-        found = survey_module.survey(source, wanted, cancel)
+    silent = progress_module.NullProgress()
+    reading = engine.Engine(wanted.fetch, silent.retry)
+    with opened(source, reading, wanted, silent, cancel):
+        found = survey_module.survey(source, reading, wanted, cancel)
         made, obstacle = None, None
         try:
             made = found.plan(wanted)
@@ -148,6 +151,7 @@ def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Insp
 @contextlib.contextmanager
 def opened(
     source: base.Source,
+    reading: engine.Engine,
     wanted: request.Request,
     progress: progress_module.Progress,
     cancel: retry.Cancel,
@@ -157,7 +161,7 @@ def opened(
     over = threading.Event()
     threading.Thread(target=_interrupt, args=(source, cancel, over), name="cancel", daemon=True).start()
     try:
-        survey_module.contact(source, wanted, cancel, progress.retry)
+        survey_module.contact(source, reading, wanted, cancel, progress.retry)
         yield source
     finally:
         over.set()
@@ -184,37 +188,36 @@ def _interrupt(source: base.Source, cancel: retry.Cancel, over: threading.Event)
 def _carry_out(
     wanted: request.Request,
     source: base.Source,
+    reading: engine.Engine,
     found: survey_module.Survey,
     progress: progress_module.Progress,
-    cancel: cancelling.Stop,
     *,
+    cancel: cancelling.Stop,
     accepted: Callable[[], object],
 ) -> job_module.Job:
     """Run the planned route; once more in order if the source does not keep to its ranges."""
-    for ranges in (True, False) if found.offer.ranges else (False,):
-        made = found.plan(wanted, ranges=ranges)
+    while True:
+        made = found.plan(wanted, ranges=reading.seeks(source))
         log.info("plan %s", made.describe())
         job = job_module.Job(
             wanted=wanted,
             source=source,
+            engine=reading,
             content=found.content,
             plan=made,
             limit=found.space.available,
             progress=progress,
             cancel=cancel,
-            ranges=ranges,
             accepted=accepted,
         )
         try:
             ROUTES[made.route](job)
             return job
         except errors.NoRanges as err:
-            if not ranges:
-                raise
+            reading.do_without_ranges(err)
             log.warning("falling back to one ordered stream reason=%s", err)
             progress.retry(err)
             cancel.clear()
-    raise AssertionError
 
 
 def load() -> None:

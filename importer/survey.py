@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable
 from fractions import Fraction
 
-from cdi_worker import errors, plan, request, units
+from cdi_worker import engine, errors, plan, request, units
 from cdi_worker.formats import detect, readers, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
-from cdi_worker.images.engine import fetch, retry
+from cdi_worker.images.engine import retry
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
 
@@ -42,13 +42,20 @@ class Survey:
 
 def contact(
     source: base.Source,
+    reading: engine.Engine,
     wanted: request.Request,
     cancel: retry.Cancel,
     retried: Callable[[errors.Transient], None],
 ) -> None:
     """Open ``source``, trying again for a while what trying again can mend."""
+    source.engine = reading
+    begin = functools.partial(retry.patiently, source.__enter__, wanted.connect_patience, cancel, retried)
     try:
-        retry.patiently(source.__enter__, wanted.connect_patience, cancel, retried)
+        try:
+            begin()
+        except errors.NoRanges as err:
+            reading.do_without_ranges(err)
+            begin()
     except errors.SourceError as err:
         if cancel.is_set():
             # A wait that was interrupted looks like any other failure.
@@ -58,22 +65,24 @@ def contact(
         raise
 
 
-def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -> Survey:
+def survey(
+    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: retry.Cancel
+) -> Survey:
     """Look at the opened ``source`` and at where it shall go, without changing anything."""
-    ranges = source.ranges()
     content = plan.Content(format="raw", virtual_size=0)
     if not source.blank:
         try:
-            content = examine(source, ranges, wanted, cancel)
+            content = examine(source, reading, wanted, cancel)
         except errors.NoRanges as err:
             log.warning("no ranges after all reason=%s", err)
-            ranges = None
-            content = examine(source, None, wanted, cancel)
-    extents = ranges is not None and source.extents() is not None
+            reading.do_without_ranges(err)
+            content = examine(source, reading, wanted, cancel)
+    ranges = reading.seeks(source)
+    extents = ranges and source.extents() is not None
     offer = plan.Offer(
         size=source.size,
         identity=source.identity,
-        ranges=ranges is not None,
+        ranges=ranges,
         extents=extents,
         runs=source.runs() is not None,
         once=source.once,
@@ -83,19 +92,18 @@ def survey(source: base.Source, wanted: request.Request, cancel: retry.Cancel) -
 
 
 def examine(
-    source: base.Source, ranges: base.RandomReader | None, wanted: request.Request, cancel: retry.Cancel
+    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: retry.Cancel
 ) -> plan.Content:
     """Tell what the source's bytes are, and check what can be seen now for what is unsafe."""
     read: views.Read | None = None
-    if ranges is not None and source.size:
-        fetcher = fetch.Fetcher(ranges, source.size, wanted.fetch, cancel=cancel, known=source.known)
+    if reading.seeks(source) and source.size:
         # What is checked here is what the routes read.
-        read = source.known.remembering(fetcher.read)
+        read = source.known.remembering(reading.fetcher(source, cancel).read)
     if source.format is not None:
         return _declared(source, source.format, read, wanted)
     seen = layers.look(source.head)
     if seen.format == layers.UNKNOWN:
-        look = functools.partial(_longer_head, source, read)
+        look = functools.partial(_longer_head, source, read, cancel)
         seen = layers.look(retry.patiently(look, wanted.connect_patience, cancel))
     found = plan.Content(seen.format, seen.compressions, head=seen.head)
     if wanted.is_archive or seen.format not in detect.DISKS:
@@ -177,9 +185,9 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 
 
-def _longer_head(source: base.Source, read: views.Read | None) -> bytes:
+def _longer_head(source: base.Source, read: views.Read | None, cancel: retry.Cancel) -> bytes:
     """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
     if read is not None:
         return read(0, min(BZ2_BLOCK, source.size or 0))
-    with contextlib.closing(source.stream()) as reader:
+    with contextlib.closing(source.ordered(cancel)) as reader:
         return readers.sample(reader, BZ2_BLOCK)

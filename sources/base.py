@@ -121,6 +121,38 @@ class Location:
         return False
 
 
+class Engine(Protocol):
+    """Reads sources, whatever breaks on the way."""
+
+    def ordered(
+        self,
+        source: Source,
+        cancel: Cancel,
+        *,
+        start: int = 0,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> Reader:
+        """Return the bytes as served, in order, from ``start``, which is within ``source.head`` or its end.
+
+        In parallel ranges if it has any. ``advance`` is called with the number of bytes as they arrive.
+        """
+
+
+class Plain:
+    """Reads a source as it comes: for one that is opened outside of an import."""
+
+    def ordered(
+        self,
+        source: Source,
+        cancel: Cancel,
+        *,
+        start: int = 0,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> Reader:
+        """See ``Engine``."""
+        return source.stream(start)
+
+
 class Source:
     """Where bytes come from.
 
@@ -144,6 +176,8 @@ class Source:
     once: bool = False
     #: Whether the disk is blank: there are no bytes to read, and the request gives the size.
     blank: bool = False
+    #: Reads this source, and others that it consists of (layers of an image). Set before it is opened.
+    engine: Engine = Plain()
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
 
@@ -167,6 +201,10 @@ class Source:
         Raises ``errors.NoRanges`` for an offset the source cannot go to.
         """
         raise errors.SourceError(reason=f"{self.name}: has no ordered stream")
+
+    def ordered(self, cancel: Cancel, advance: Callable[[int], None] = lambda _: None) -> Reader:
+        """Return the bytes of ``stream``, read by ``engine``, in order. ``advance``: see ``Engine``."""
+        return self.engine.ordered(self, cancel, advance=advance)
 
     def unwrapped(self, served: Reader) -> Reader:
         """Remove the protocol's own framing from ``served``, a reader of what ``stream`` returns.

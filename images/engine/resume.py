@@ -27,7 +27,8 @@ class Resuming:
     Where the server cannot go to an offset (``errors.NoRanges``) the stream is read again from its
     beginning and what was already delivered is skipped. A running CRC of the delivered bytes tells
     whether the second reading is of the same bytes: without an identity nothing else does.
-    ``size``: the expected length in bytes, None if unknown.
+    ``size``: the expected length in bytes, None if unknown. ``delivered``: the beginning, which the caller
+    has already; it gets what follows.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Resuming:
         name: str,
         no_progress: float,
         cancel: retry.Cancel,
+        delivered: bytes = b"",
         advance: Callable[[int], None] = lambda _: None,
         retried: Callable[[errors.Transient], None] = lambda _: None,
     ) -> None:
@@ -50,9 +52,9 @@ class Resuming:
         self._retried = retried
         self._reader: Reader | None = None
         self._closed = False
-        self._crc = 0
+        self._crc = isal_zlib.crc32(delivered)
         self._fruitless = 0
-        self.position = 0
+        self.position = len(delivered)
 
     def readinto(self, into: memoryview, /) -> int:
         while not self._closed:

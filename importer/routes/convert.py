@@ -27,7 +27,7 @@ def convert(job: Job) -> None:
     # The survey has checked all else, and the fetcher gives qemu-img the bytes that were checked. The tables
     # may be long, and what qemu-img opens does not depend on them.
     safety.check_length(job.content.format, fetcher.read, fetcher.size)
-    parallel = job.fetching.connections
+    parallel = fetcher.options.connections
     with server.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
         image = qemu_img.exported(export.socket, job.content.format)
         _convert(job, image, _fitting_size(job, image), "transfer")
@@ -66,7 +66,7 @@ def download(job: Job, path: str) -> int:
     """Bring the bytes below all compressions to ``path`` in scratch; return how many they are."""
     size = job.source.size
     job.progress.phase("spool", size)
-    if job.ranges and job.source.ranges() and size and not job.content.compressions:
+    if job.engine.seeks(job.source) and size and not job.content.compressions:
         with job.resumable(path, size, size, target.Options()) as (out, noted):
             job.fetch_into(out, noted, [fetch.Range(0, size)])
             out.commit()

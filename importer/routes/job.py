@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from cdi_worker import errors, plan, progress, request
+from cdi_worker import engine, errors, plan, progress, request
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
-from cdi_worker.images.engine import ahead, cancelling, fetch, resume
+from cdi_worker.images.engine import ahead, cancelling, fetch
 from cdi_worker.images.target import copy
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Job:
-    """``ranges``: whether the source may be read at random; ``limit``: the largest disk that fits.
+    """``engine``: reads the source; ``limit``: the largest disk that fits.
 
     ``accepted``: called once, when all bytes are there, verified, and known to be safe and to fit.
 
@@ -34,12 +34,12 @@ class Job:
 
     wanted: request.Request
     source: base.Source
+    engine: engine.Engine
     content: plan.Content
     plan: plan.Plan
     limit: int
     progress: progress.Progress
     cancel: cancelling.Stop
-    ranges: bool = True
     accepted: Callable[[], object] = lambda: None
     read: int = 0
     size: int = 0
@@ -69,19 +69,8 @@ class Job:
         self.progress.read(count)
 
     def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
-        """Return the engine over the source's ranges."""
-        ranges = self.source.ranges()
-        if ranges is None or self.source.size is None:
-            raise errors.NoRanges(url=self.source.name, reason="no ranges offered")
-        return fetch.Fetcher(
-            ranges,
-            self.source.size,
-            self.fetching,
-            cancel=self.cancel,
-            known=self.source.known,
-            advance=advance,
-            retried=self.progress.retry,
-        )
+        """Return what reads the source's ranges in parallel."""
+        return self.engine.fetcher(self.source, self.cancel, advance)
 
     def check_stage(self) -> None:
         """Refuse a delta whose earlier stage is not on the target, before anything is done with it."""
@@ -142,18 +131,6 @@ class Job:
 
         self.progress.advance(noted.covered)
         fetcher.each(parts(), place)
-
-    @property
-    def fetching(self) -> fetch.Options:
-        """Return how hard to fetch: where reads have to be shorter, as many more of them at once."""
-        asked = self.wanted.fetch
-        parts = max(1, asked.chunk // (self.source.longest_read or asked.chunk))
-        return dataclasses.replace(
-            asked,
-            chunk=asked.chunk // parts,
-            connections=asked.connections * parts,
-            window=asked.window * parts,
-        )
 
     @property
     def options(self) -> target.Options:
@@ -226,27 +203,11 @@ class Job:
         return xz.Reader(packed, give_up=self.cancel.set)
 
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
-        if self.ranges and self.source.ranges() is not None and self.source.size is not None:
-            return self.fetcher(advance).stream()
-        if self.source.once:
-            reader: base.Reader = _Once(self.source, advance)
-        else:
-            reader = self._resuming(advance)
-        if not self.content.compressions and not self.wanted.is_archive:
-            # These have a thread each to read and to write.
+        reader = self.source.ordered(self.cancel, advance)
+        if self.engine.seeks(self.source) or not (self.content.compressions or self.wanted.is_archive):
+            # These have threads of their own to read.
             return reader
         return ahead.Reader(reader, self.cancel, self.cancel.set)
-
-    def _resuming(self, advance: Callable[[int], None]) -> base.Reader:
-        return resume.Resuming(
-            self.source.stream,
-            self.source.size,
-            name=self.source.name,
-            no_progress=self.wanted.fetch.no_progress,
-            cancel=self.cancel,
-            advance=advance,
-            retried=self.progress.retry,
-        )
 
     def _check_same(self, head: bytes) -> None:
         """Refuse a stream that does not begin with what the first look has seen, and safety has checked."""
@@ -254,25 +215,3 @@ class Job:
         if not head.startswith(seen):
             before, now = (f"crc {zlib.crc32(data):08x}" for data in (seen, head[: len(seen)]))
             raise errors.SourceChanged(url=self.source.name, what="beginning", before=before, now=now)
-
-
-class _Once:
-    """Reads a source that cannot be read again. Counts the bytes, and verifies the declared size."""
-
-    def __init__(self, source: base.Source, count: Callable[[int], None]) -> None:
-        self._source = source
-        self._reader = source.stream()
-        self._count = count
-        self._at = 0
-
-    def readinto(self, into: memoryview, /) -> int:
-        count = self._reader.readinto(into)
-        self._at += count
-        self._count(count)
-        if not count and len(into) and self._at < (self._source.size or 0):
-            reason = f"ended at byte {self._at} of {self._source.size}"
-            raise errors.TransferFailed(url=self._source.name, offset=self._at, reason=reason)
-        return count
-
-    def close(self) -> None:
-        self._reader.close()

@@ -11,7 +11,7 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch, retry
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.registry import auth, blobs, documents, locations
 from cdi_worker.sources.registry import reference as oci_reference
@@ -77,11 +77,16 @@ class Registry:
     """One repository of a registry, by its API."""
 
     def __init__(
-        self, reference: oci_reference.Reference, location: locations.Registry, cancel: base.Cancel
+        self,
+        reference: oci_reference.Reference,
+        location: locations.Registry,
+        cancel: base.Cancel,
+        engine: base.Engine,
     ) -> None:
         self.reference = reference
         self.name = str(reference)
         self._cancel = cancel
+        self._engine = engine
         shown = auth.credentials(location.access, location.auth_file, reference)
         # The credentials are for who asks by a challenge, not for every request.
         self.access = dataclasses.replace(location.access, user="", password="")
@@ -126,26 +131,15 @@ class Registry:
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return the bytes of a blob in order, verified at their end."""
-        opened = self._open(descriptor, self._cancel)
-        options = fetch.Options(connections=self.access.connections, no_progress=self.access.patience)
+        stop = cancelling.Stop(self._cancel)
+        return blobs.Verified(descriptor, self.name, self._open(descriptor), self._engine, stop)
 
-        def rest(position: int) -> blobs.Ordered:
-            return blobs.Ordered(
-                opened,
-                position,
-                reopen=lambda stop: self._open(descriptor, stop),
-                options=options,
-                cancel=self._cancel,
-            )
-
-        return blobs.Verified(descriptor, self.name, opened.head, rest)
-
-    def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
+    def _open(self, descriptor: documents.Descriptor) -> Blob:
         def attempt() -> Blob:
             place = self._place("blobs", descriptor.digest)
             return Blob(place.url, self.access, place).__enter__()
 
-        blob = retry.patiently(attempt, self.access.patience, cancel)
+        blob = retry.patiently(attempt, self.access.patience, self._cancel)
         if blob.size not in {None, descriptor.size}:
             expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
             raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)

@@ -9,8 +9,11 @@ import contextlib
 import os
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
 from cdi_worker.sources.registry import reference as oci_reference
 
@@ -25,8 +28,12 @@ LONGEST_NAME = 255
 class Archive:
     """The blobs of an archive, by digest."""
 
-    def __init__(self, reference: oci_reference.ArchiveReference) -> None:
+    def __init__(
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
+    ) -> None:
         self.reference = reference
+        self._cancel = cancel
+        self._engine = engine
         self.name = str(reference)
         self._places: dict[str, tuple[int, int]] = {}
         try:
@@ -82,15 +89,13 @@ class Archive:
             expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
-        head = blobs.read_all(self._slice(offset, min(size, HEAD_SIZE)), HEAD_SIZE, self.name)
-        return blobs.Verified(descriptor, self.name, head, lambda at: self._slice(offset + at, size - at))
+        part = _Part(self._file.fileno(), offset, size, self.name)
+        return blobs.Verified(descriptor, self.name, part, self._engine, cancelling.Stop(self._cancel))
 
     def _read(self, name: str) -> bytes:
         offset, size = self._place(name)
-        return blobs.read_all(self._slice(offset, size), documents.LARGEST_MANIFEST, self.name)
-
-    def _slice(self, offset: int, size: int) -> _Slice:
-        return _Slice(self._file.fileno(), offset, size, self.name)
+        part = _Part(self._file.fileno(), offset, size, self.name)
+        return blobs.read_all(part.stream(), documents.LARGEST_MANIFEST, self.name)
 
     def _place(self, name: str) -> tuple[int, int]:
         if name not in self._places:
@@ -124,8 +129,26 @@ def _is_named(item: documents.Descriptor, tag: str) -> bool:
     return name == tag or name.endswith(f":{tag}")
 
 
+class _Part(base.Source):
+    """A part of a file; the file stays its owner's."""
+
+    def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
+        self.name = name
+        self.size = size
+        self._fd = fd
+        self._offset = offset
+        head = memoryview(bytearray(min(size, HEAD_SIZE)))
+        self.head = bytes(head[: readers.fill(self.stream(), head)])
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        return _Slice(self._fd, self._offset + offset, (self.size or 0) - offset, self.name)
+
+    def interrupt(self) -> None:
+        """Files do not keep anybody waiting."""
+
+
 class _Slice:
-    """A part of a file as a reader; the file stays its owner's."""
+    """The rest of a part of a file."""
 
     def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
         self._fd = fd

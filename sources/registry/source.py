@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 from cdi_worker import errors
@@ -22,7 +22,7 @@ def source(location: locations.Registry, cancel: base.Cancel) -> RegistrySource:
 
 def digest(location: base.Location, cancel: base.Cancel) -> str:
     """Return the digest of the manifest or index that the endpoint names, for who watches a tag."""
-    store = _open(cast("locations.Registry", location), cancel)
+    store = _open(cast("locations.Registry", location), cancel, base.Plain())
     try:
         return store.digest()
     finally:
@@ -49,7 +49,7 @@ class RegistrySource(base.Source):
 
     def __enter__(self) -> Self:
         try:
-            self._store = _open(self._location, self._cancel)
+            self._store = _open(self._location, self._cancel, self.engine)
             self._image = resolve(self._store, self._location.architecture)
             self._disk = layer.find(self._store, self._image.manifest, self._reference.choice)
         except BaseException:
@@ -74,15 +74,15 @@ class RegistrySource(base.Source):
         if self._store is not None:
             self._store.close()
 
-    def stream(self, offset: int = 0) -> base.Reader:
-        """Return the disk's bytes from 0: a blob has to pass as a whole to be verified."""
-        if offset or self._disk is None:
-            raise errors.NoRanges(url=self.name, reason="its bytes are verified in order")
+    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
+        """Return the disk's bytes. The engine reads its blob, which has to pass as a whole to be verified."""
+        if self._disk is None:
+            raise errors.SourceError(reason=f"{self.name}: is not open")
         if not self._fresh:
             self._disk.close()
             self._disk = self._disk.again()
         self._fresh = False
-        return _Stream(self._disk)
+        return _Stream(self._disk, advance)
 
     def verify(self) -> None:
         """Read on to the end of the blob: its digest is right, and a layer has no second disk."""
@@ -113,21 +113,24 @@ class RegistrySource(base.Source):
 class _Stream:
     """The disk as a reader. Closing it leaves the disk open: ``verify`` still has to read its blob's end."""
 
-    def __init__(self, disk: layer.Disk) -> None:
+    def __init__(self, disk: layer.Disk, advance: Callable[[int], None]) -> None:
         self._disk = disk
+        self._advance = advance
 
     def readinto(self, into: memoryview, /) -> int:
-        return self._disk.readinto(into)
+        count = self._disk.readinto(into)
+        self._advance(count)
+        return count
 
     def close(self) -> None:
         """Leave the disk to the source."""
 
 
-def _open(location: locations.Registry, cancel: base.Cancel) -> layer.Store:
+def _open(location: locations.Registry, cancel: base.Cancel, engine: base.Engine) -> layer.Store:
     reference = oci_reference.parse(location.endpoint)
     if isinstance(reference, oci_reference.ArchiveReference):
-        return archive.Archive(reference)
-    return api.Registry(reference, location, cancel)
+        return archive.Archive(reference, cancel, engine)
+    return api.Registry(reference, location, cancel, engine)
 
 
 #: An index may name indexes; nobody goes deeper for a good reason.

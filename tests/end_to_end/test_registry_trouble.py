@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors
+from cdi_worker import errors, progress
 from tests.support import containers, meters, misbehave, oracle, processes, registries, repository
 from tests.support import disks as disks_module
 from tests.support.containers import Image
@@ -66,6 +66,46 @@ def test_layer_is_fetched_once(variant: str, ranges: bool, disks: disks_module.D
         serve(server, image, last=misbehave.Page(layer.data, ranges=ranges))
         cdi_worker.run(from_server(server, tmp_path / "disk.img"))
         assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + 1000
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_ranges_that_stop_working(above: bool, disks: disks_module.Disks, tmp_path: Path) -> None:
+    """The blob, of the disk or of a layer above it, is read once more, in order."""
+    noise = containers.layer(
+        containers.Entry("etc/noise", random.Random(1).randbytes(3 << 20)), compression=""
+    )
+    layer = containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression="")
+    image = Image((layer, noise) if above else (layer,))
+    broken = image.layers[-1]
+    target = tmp_path / "disk.img"
+    told: list[errors.Error] = []
+
+    class Told(progress.NullProgress):
+        def retry(self, failure: errors.Error) -> None:
+            told.append(failure)
+
+    with misbehave.Server() as server:
+        serve(server, image, last=misbehave.Page(layer.data))
+        good = misbehave.Page(broken.data)
+        server.serve(f"/v2/r/blobs/{broken.digest}", (good, 2), dataclasses.replace(good, ranges=False))
+        cdi_worker.run(from_server(server, target), Told())
+    oracle.same(target, disks.expected("raw", "dense"))
+    assert above or any(isinstance(failure, errors.NoRanges) for failure in told)
+
+
+def test_retries_are_reported(disks: disks_module.Disks, tmp_path: Path) -> None:
+    image = Image((containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression=""),))
+    good = misbehave.Page(image.layers[0].data)
+    told: list[errors.Error] = []
+
+    class Told(progress.NullProgress):
+        def retry(self, failure: errors.Error) -> None:
+            told.append(failure)
+
+    with misbehave.Server() as server:
+        serve(server, image, (good, 1), (dataclasses.replace(good, status=503), 1), last=good)
+        cdi_worker.run(from_server(server, tmp_path / "disk.img"), Told())
+    assert told
 
 
 def test_progress_is_reported_during_the_import(disks: disks_module.Disks, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 
+from cdi_worker import engine
+from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
@@ -16,14 +18,21 @@ LARGE = random.Random(2).randbytes(3 << 20)
 OTHER = b"other" * 1000
 
 
+def source(location: locations.Registry, cancel: threading.Event | None = None) -> registry.RegistrySource:
+    """Return the source, read by an engine as in an import."""
+    made = registry.source(location, cancel or threading.Event())
+    made.engine = engine.Engine(fetch.Options(), lambda _: None)
+    return made
+
+
 def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
     """Return the source for ``endpoint``; ``more`` are further fields of its location."""
-    return registry.source(locations.Registry(endpoint, guarded.access(), **more), threading.Event())
+    return source(locations.Registry(endpoint, guarded.access(), **more))
 
 
 def read(source: base.Source) -> bytes:
     """Read and verify the disk, as an import does."""
-    data = reading.drained(source.stream())
+    data = reading.drained(source.ordered(threading.Event()))
     source.verify()
     return data
 

@@ -16,7 +16,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
-from tests.support import containers, processes, reading, registries, tls, worker
+from tests.support import containers, processes, pulled, reading, registries, tls, worker
 from tests.support.containers import Entry, Image
 
 DISK = random.Random(1).randbytes(2 << 20)
@@ -26,8 +26,8 @@ SECOND = Image((containers.titled(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
 
 
 def read(endpoint: str, **more: str) -> bytes:
-    with registry.source(locations.Registry(endpoint, **more), threading.Event()) as source:
-        data = reading.drained(source.stream())
+    with pulled.source(locations.Registry(endpoint, **more)) as source:
+        data = reading.drained(source.ordered(threading.Event()))
         source.verify()
         return data
 

@@ -20,9 +20,8 @@ from cdi_worker import errors
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import auth, locations
 from cdi_worker.sources.registry import reference as oci_reference
-from cdi_worker.sources.registry import source as registry
 from cdi_worker.sources.registry.auth import Credentials
-from tests.support import containers, misbehave, proxy, reading, registries, tls
+from tests.support import containers, misbehave, proxy, pulled, reading, registries, tls
 
 IMAGE = containers.Image((containers.layer(*containers.disk(b"disk" * 1000)),))
 LATE = 2.6
@@ -171,8 +170,8 @@ def by_token(
 
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
-    with registry.source(locations.Registry(endpoint, access, **more), threading.Event()) as source:
-        data = reading.drained(source.stream())
+    with pulled.source(locations.Registry(endpoint, access, **more)) as source:
+        data = reading.drained(source.ordered(threading.Event()))
         source.verify()
     return len(data)
 
@@ -226,10 +225,10 @@ def test_a_token_that_expires_while_reading(authority: tls.Authority, tmp_path: 
     with by_token(authority, tmp_path, lifetime=2) as (served, tokens):
         served.push("team/large", image)
         location = locations.Registry(served.reference("team/large"), served.access())
-        with registry.source(location, threading.Event()) as source:
+        with pulled.source(location) as source:
             before = len(tokens.issued)
             threading.Event().wait(LATE)
-            reader, into, done = source.stream(), memoryview(bytearray(len(data))), 0
+            reader, into, done = source.ordered(threading.Event()), memoryview(bytearray(len(data))), 0
             while done < len(data):
                 done += reader.readinto(into[done : done + 100_000])
             source.verify()

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
-import gc
-import os
 import random
 import threading
 import time
 
 import pytest
 
-from cdi_worker import errors
+from cdi_worker import engine, errors
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import ahead, cancelling, fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
 from cdi_worker.sources.web import http
-from tests.support import misbehave, processes, reading
+from tests.support import misbehave, reading
 
 DATA = random.Random(1).randbytes(3 << 20)
 OPTIONS = fetch.Options(connections=3, chunk=256 << 10, window=4, no_progress=2)
@@ -28,13 +25,35 @@ def descriptor(data: bytes, algorithm: str = "sha256") -> documents.Descriptor:
     return documents.Descriptor("", documents.digest(data, algorithm), len(data))
 
 
+class Part(base.Source):
+    """A blob in memory of which ``head`` bytes came with the first contact."""
+
+    def __init__(self, data: bytes, head: int) -> None:
+        self.size = len(data)
+        self.head = data[:head]
+        self.opened = False
+        self._data = data
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        self.opened = True
+        return self.reader(self._data[offset:])
+
+    def reader(self, data: bytes) -> base.Reader:
+        return readers.Bytes(data)
+
+    def interrupt(self) -> None: ...
+
+
+def verified_part(stated: bytes, part: base.Source, algorithm: str = "sha256") -> blobs.Verified:
+    stop = cancelling.Stop(threading.Event())
+    return blobs.Verified(descriptor(stated, algorithm), "x", part, base.Plain(), stop)
+
+
 def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "sha256") -> blobs.Verified:
-    return blobs.Verified(
-        descriptor(stated, algorithm), "x", served[:head], lambda at: readers.Bytes(served[at:])
-    )
+    return verified_part(stated, Part(served, head), algorithm)
 
 
-@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, blobs.PIECE, len(DATA)])
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, ahead.CHUNK, len(DATA)])
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
 def test_verified(size: int, algorithm: str) -> None:
     reader = verified(DATA[:size], DATA[:size], algorithm=algorithm)
@@ -56,8 +75,10 @@ def test_not_what_the_digest_names(size: int, change: str) -> None:
 
 
 def test_the_rest_is_not_opened_for_the_head() -> None:
-    reader = blobs.Verified(descriptor(DATA), "x", DATA[:5000], lambda _: pytest.fail("opened"))
+    part = Part(DATA, 5000)
+    reader = verified_part(DATA, part)
     assert content_of(reader, 5000) == DATA[:5000]
+    assert not part.opened
     reader.close()
 
 
@@ -74,31 +95,15 @@ def test_failures_cross_the_thread() -> None:
         def readinto(self, into: memoryview, /) -> int:
             raise errors.TransferFailed(url="x", offset=1, reason="gone")
 
-    reader = blobs.Verified(descriptor(DATA), "x", b"", lambda _: Failing(b""))
+    class FailingPart(Part):
+        def reader(self, data: bytes) -> base.Reader:
+            return Failing(b"")
+
+    reader = verified_part(DATA, FailingPart(DATA, 0))
     for _ in range(2):
         with pytest.raises(errors.TransferFailed, match="gone"):
             reader.readinto(memoryview(bytearray(10)))
     reader.close()
-
-
-def test_closing_waits_for_no_answer() -> None:
-    """A read that cannot be ended, as the making of a connection, must not hold up a cancel."""
-    over = threading.Event()
-
-    class Deaf(readers.Bytes):
-        def readinto(self, into: memoryview, /) -> int:
-            over.wait(60)
-            return 0
-
-    reader = blobs.Verified(descriptor(DATA), "x", b"", lambda _: Deaf(b""))
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        read = pool.submit(reading.drained, reader)
-        time.sleep(0.1)
-        began = time.monotonic()
-        reader.close()
-        assert time.monotonic() - began < 5
-        over.set()
-        assert isinstance(read.exception(), errors.DigestMismatch)
 
 
 def test_read_all_is_bounded() -> None:
@@ -110,54 +115,48 @@ def test_read_all_is_bounded() -> None:
 # -- over the wire ------------------------------------------------------------------------------
 
 
-def ordered(url: str, position: int = 0, cancel: threading.Event | None = None) -> blobs.Ordered:
-    def reopen(_stop: base.Cancel) -> http.HttpSource:
-        return http.HttpSource(url, base.Access()).__enter__()
-
-    return blobs.Ordered(
-        reopen(threading.Event()),
-        position,
-        reopen=reopen,
-        options=OPTIONS,
-        cancel=cancel or threading.Event(),
-    )
+def blob_at(url: str, cancel: threading.Event | None = None) -> blobs.Verified:
+    """Open the blob, read by an import's engine."""
+    opened = http.HttpSource(url, base.Access()).__enter__()
+    stop = cancelling.Stop(cancel or threading.Event())
+    reading_it = engine.Engine(OPTIONS, lambda _: None)
+    return blobs.Verified(descriptor(DATA), "x", opened, reading_it, stop)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("position", [0, 100_000])
-def test_ordered(ranges: bool, position: int) -> None:
+def test_ordered(ranges: bool) -> None:
     with misbehave.Server() as server:
-        reader = ordered(server.serve("/blob", misbehave.Page(DATA, ranges=ranges)), position)
-        assert reading.drained(reader) == DATA[position:]
+        reader = blob_at(server.serve("/blob", misbehave.Page(DATA, ranges=ranges)))
+        assert reading.drained(reader) == DATA
         reader.close()
         assert (len(server.gets("/blob")) > 3) == ranges
+        assert server.sent("/blob") == len(DATA)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_resets(ranges: bool) -> None:
     good = misbehave.Page(DATA, ranges=ranges)
-    torn = misbehave.Page(DATA, ranges=ranges, cut=1_000_000 if not ranges else 300_000)
+    torn = misbehave.Page(DATA, ranges=ranges, cut=1_000_000 if not ranges else 200_000)
     with misbehave.Server() as server:
-        reader = ordered(server.serve("/blob", (good, 1), (torn, 3), good), 1000)
-        assert reading.drained(reader) == DATA[1000:]
+        reader = blob_at(server.serve("/blob", (good, 1), (torn, 3), good))
+        assert reading.drained(reader) == DATA
         reader.close()
 
 
-def test_ranges_that_stop_to_work() -> None:
+@pytest.mark.parametrize("ranges", [True, False])
+def test_closing_ends_a_stalled_read(ranges: bool) -> None:
     with misbehave.Server() as server:
-        good = misbehave.Page(DATA)
-        reader = ordered(server.serve("/blob", (good, 4), misbehave.Page(DATA, ranges=False)), 1000)
-        assert reading.drained(reader) == DATA[1000:]
-        reader.close()
-
-
-def test_closing_ends_a_stalled_read() -> None:
-    with misbehave.Server() as server:
-        page = misbehave.Page(DATA, stall=300_000)
-        reader = ordered(server.serve("/blob", (misbehave.Page(DATA), 1), page))
-        whole = blobs.Verified(descriptor(DATA), "x", b"", lambda _: reader)
-        assert whole.readinto(memoryview(bytearray(10))) == 10
-        whole.close()
+        page = misbehave.Page(DATA, ranges=ranges, stall=100_000 if ranges else 400_000)
+        reader = blob_at(server.serve("/blob", (misbehave.Page(DATA, ranges=ranges), 1), page))
+        if not ranges:
+            reader = blob_at(server.url("/blob"))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            read = pool.submit(reading.drained, reader)
+            time.sleep(0.3)
+            began = time.monotonic()
+            reader.close()
+            assert isinstance(read.exception(10), errors.Error)
+            assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -165,30 +164,9 @@ def test_cancel(ranges: bool) -> None:
     cancel = threading.Event()
     with misbehave.Server() as server:
         page = misbehave.Page(DATA, ranges=ranges, drip=(10_000, 0.01))
-        reader = ordered(server.serve("/blob", page), cancel=cancel)
-        assert reader.readinto(memoryview(bytearray(10)))
+        reader = blob_at(server.serve("/blob", page), cancel)
+        assert content_of(reader, len(reader.head) + 10)
         cancel.set()
         with pytest.raises(errors.Cancelled):
             reading.drained(reader)
         reader.close()
-
-
-def test_closed_while_it_is_opened_again_it_leaves_nothing_open() -> None:
-    page = misbehave.Page(DATA)
-    gc.collect()  # what earlier tests have left, whose end would hide one that stays
-    before = len(os.listdir("/proc/self/fd"))
-
-    def reopen(_stop: base.Cancel) -> http.HttpSource:
-        opened = http.HttpSource(url, base.Access()).__enter__()
-        closing = threading.Thread(target=ordered.close)
-        closing.start()
-        closing.join()
-        return opened
-
-    with misbehave.Server() as server:
-        url = server.serve("/blob", (page, 1), dataclasses.replace(page, ranges=False))
-        blob = http.HttpSource(url, base.Access()).__enter__()
-        ordered = blobs.Ordered(blob, 0, reopen=reopen, options=OPTIONS, cancel=threading.Event())
-        with pytest.raises(errors.Cancelled):
-            ordered.readinto(memoryview(bytearray(1000)))
-    processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "all is closed")

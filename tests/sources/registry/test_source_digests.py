@@ -74,9 +74,9 @@ def test_missing_blobs(guarded: registries.Registry) -> None:
 def test_an_unknown_authority(guarded: registries.Registry) -> None:
     location = locations.Registry(guarded.reference("r"), guarded.access(ca_files=()))
     with pytest.raises(errors.Unreachable, match="certificate verify failed"):
-        registry.source(location, threading.Event()).__enter__()
+        pulled.source(location).__enter__()
     guarded.push("r", Image((containers.layer(*containers.disk(pulled.DISK)),)))
     insecure = dataclasses.replace(location.access, insecure=True)
     location = dataclasses.replace(location, access=insecure)
-    with registry.source(location, threading.Event()) as source:
+    with pulled.source(location) as source:
         assert pulled.read(source) == pulled.DISK

@@ -13,7 +13,7 @@ from cdi_worker import errors
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import documents, locations
 from cdi_worker.sources.registry import source as registry
-from tests.support import containers, misbehave, reading
+from tests.support import containers, misbehave, pulled, reading
 from tests.support.containers import Image
 
 DISK = random.Random(1).randbytes(3 << 20)
@@ -50,8 +50,8 @@ def endpoint(server: misbehave.Server, target: str = "") -> str:
 
 def pull(server: misbehave.Server, access: base.Access | None = None, target: str = "") -> bytes:
     location = locations.Registry(endpoint(server, target), access or base.Access(insecure=True))
-    with registry.source(location, threading.Event()) as source:
-        data = reading.drained(source.stream())
+    with pulled.source(location) as source:
+        data = reading.drained(source.ordered(threading.Event()))
         source.verify()
     return data
 
@@ -248,4 +248,4 @@ def test_cancel_while_waiting(server: misbehave.Server) -> None:
         location = locations.Registry(endpoint(server), base.Access(insecure=True))
         threading.Timer(0.2, cancel.set).start()
         with pytest.raises(errors.Cancelled):
-            registry.source(location, cancel).__enter__()
+            pulled.source(location, cancel).__enter__()

@@ -1,0 +1,110 @@
+"""The engine of one import: whatever its sources consist of is read through it, so that retries, parallel
+ranges and resuming exist once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from cdi_worker import errors
+from cdi_worker.images.engine import fetch, resume, retry
+from cdi_worker.sources import base
+
+
+class Engine:
+    """Reads sources at random, or in order (``sources.base.Engine``).
+
+    ``retried`` is called with what failed and is tried again.
+    """
+
+    def __init__(self, options: fetch.Options, retried: Callable[[errors.Transient], None]) -> None:
+        self._options = options
+        self._retried = retried
+        self._ranges = True
+        self._used = False
+
+    def seeks(self, source: base.Source) -> bool:
+        """Tell whether a source is read by ranges."""
+        return self._ranges and source.ranges() is not None and source.size is not None
+
+    def do_without_ranges(self, failure: errors.NoRanges) -> None:
+        """Read in order from now on. Raises ``failure`` if that is what was done."""
+        if not self._ranges or not self._used:
+            raise failure
+        self._ranges = False
+
+    def fetcher(
+        self, source: base.Source, cancel: retry.Cancel, advance: Callable[[int], None] = lambda _: None
+    ) -> fetch.Fetcher:
+        """Return what reads the ranges of a source in parallel."""
+        ranges = source.ranges()
+        if not self.seeks(source) or ranges is None:
+            raise errors.NoRanges(url=source.name, reason="no ranges offered")
+        self._used = True
+        return fetch.Fetcher(
+            ranges,
+            source.size or 0,
+            self._tuned(source),
+            cancel=cancel,
+            known=source.known,
+            advance=advance,
+            retried=self._retried,
+        )
+
+    def ordered(
+        self,
+        source: base.Source,
+        cancel: retry.Cancel,
+        *,
+        start: int = 0,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> base.Reader:
+        """See ``sources.base.Engine``."""
+        if self.seeks(source):
+            return self.fetcher(source, cancel, advance).stream(start)
+        if source.once:
+            return _Once(source, advance)
+        return resume.Resuming(
+            source.stream,
+            source.size,
+            name=source.name,
+            no_progress=self._options.no_progress,
+            cancel=cancel,
+            delivered=source.head[:start],
+            advance=advance,
+            retried=self._retried,
+        )
+
+    def _tuned(self, source: base.Source) -> fetch.Options:
+        """Return how hard to fetch: where reads have to be shorter, as many more of them at once."""
+        asked = self._options
+        parts = max(1, asked.chunk // (source.longest_read or asked.chunk))
+        return dataclasses.replace(
+            asked,
+            chunk=asked.chunk // parts,
+            connections=asked.connections * parts,
+            window=asked.window * parts,
+        )
+
+
+class _Once:
+    """Reads a source that cannot be read again. Counts the bytes, and verifies the declared size."""
+
+    def __init__(self, source: base.Source, count: Callable[[int], None]) -> None:
+        self._source = source
+        self._reader = source.stream()
+        self._count = count
+        self._at = 0
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self._at += count
+        self._count(count)
+        if not count and len(into) and self._at < (self._source.size or 0):
+            reason = f"ended at byte {self._at} of {self._source.size}"
+            raise errors.TransferFailed(url=self._source.name, offset=self._at, reason=reason)
+        return count
+
+    def close(self) -> None:
+        self._reader.close()
