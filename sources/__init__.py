@@ -39,6 +39,7 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
         try:
             found = point.load()
         except Exception as err:
+            # The code of a third party fails as it likes; the others have to work all the same.
             what = f"source {point.name!r}: {point.value} cannot be loaded: {err}"
             if name:
                 raise errors.RequestError(what) from err
