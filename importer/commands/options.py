@@ -139,12 +139,12 @@ def _add(command: Callable[..., Any], options: tuple[Decorator, ...]) -> Callabl
 def make_request(
     address: str, target: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> request.Request:
-    """Return the request of a command line; faults are raised together as ``RequestError``."""
+    """Return the request of a command line, which ``execute`` checks."""
     kind = source_kind(address, given["kind"])
     is_archive = given["content_type"] == "archive"
     if target and not is_archive and Path(target).is_dir():
         target = f"{target}/disk.img"
-    made = request.Request(
+    return request.Request(
         source=kind.name,
         location=make_location(kind, address, given, env),
         target=target,
@@ -158,8 +158,6 @@ def make_request(
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
         fetch=fetch.Options(connections=given["connections"], no_progress=given["stall"]),
     )
-    request.check(made)
-    return made
 
 
 def source_kind(address: str, name: str | None) -> sources.kind.Kind:

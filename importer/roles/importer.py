@@ -13,7 +13,11 @@ from cdi_worker.sources import base, fields
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
-    """Return the request that the environment makes; raises ``RequestError`` with all its faults."""
+    """Return the request that the environment makes.
+
+    Raises ``RequestError`` for a malformed environment, with all faults of the request too. One of a
+    well-formed environment is left to ``execute.run``, which checks it.
+    """
     reading = contract.Reading(env)
     source = env.get("IMPORTER_SOURCE", "")
     content_type = env.get("IMPORTER_CONTENTTYPE") or "kubevirt"
@@ -35,7 +39,8 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         checksum=env.get("IMPORTER_CHECKSUM") or None,
         owner_uid=env.get("OWNER_UID", ""),
     )
-    request.check(made, reading.faults)
+    if reading.faults:
+        request.check(made, reading.faults)
     return made
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors, sources
+from cdi_worker import contract, errors, request, sources
 from cdi_worker.roles import importer
 
 
@@ -41,9 +41,16 @@ def test_role(env: dict[str, str], role: str | None) -> None:
     assert contract.role(env) == role
 
 
+def read(env: dict[str, str], paths: contract.Paths) -> request.Request:
+    """Return the request of an environment, checked as an import does."""
+    made = importer.read(env, paths)
+    request.check(made)
+    return made
+
+
 def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    made = importer.read(
+    made = read(
         {
             **HTTP,
             "IMPORTER_CONTENTTYPE": "",
@@ -116,7 +123,7 @@ def test_each_source_reads_its_own_variables(
 ) -> None:
     others = {"IMPORTER_PULL_METHOD": "push", "IMPORTER_DISK_ID": "x", "IMPORTER_BACKING_FILE": "x"}
     others |= {"IMPORTER_UUID": "x"}
-    made = importer.read(
+    made = read(
         {**HTTP, **others, **env, "IMPORTER_SOURCE": source, "IMPORTER_BACKING_FILE": "f"} | env, paths
     )
     assert {name: getattr(made.location, name) for name in fields} == fields
@@ -125,7 +132,7 @@ def test_each_source_reads_its_own_variables(
 
 def test_a_source_without_stages_refuses_a_delta(paths: contract.Paths) -> None:
     with pytest.raises(errors.Unsupported, match="source 'http' knows no difference"):
-        importer.read({**HTTP, **STAGE}, paths)
+        read({**HTTP, **STAGE}, paths)
 
 
 def test_the_mounts_of_a_pod() -> None:
@@ -143,7 +150,7 @@ def test_the_mounts_of_a_pod() -> None:
 
 def test_all_faults_at_once(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError) as caught:
-        importer.read(
+        read(
             {
                 "IMPORTER_SOURCE": "http",
                 "IMPORTER_CONTENTTYPE": "iso",
@@ -174,51 +181,51 @@ def test_all_faults_at_once(paths: contract.Paths) -> None:
 @pytest.mark.parametrize("value", ["TRUE", "1", "", "no"])
 def test_preallocation_is_true_or_false(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
-        importer.read({**HTTP, "PREALLOCATION": value}, paths)
+        read({**HTTP, "PREALLOCATION": value}, paths)
 
 
 @pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "1e-2", "0,06"])
 def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
-        importer.read({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
+        read({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
 
 
 def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
     env = {**HTTP, "IMPORTER_SOURCE": "imageio", "IMPORTER_DISK_ID": "d"}
     with pytest.raises(errors.RequestError, match="previous checkpoint without a current one"):
-        importer.read({**env, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
+        read({**env, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
 
 
 def test_blank_archive(paths: contract.Paths) -> None:
     env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="source 'none' cannot give an archive"):
-        importer.read(env, paths)
+        read(env, paths)
 
 
 @pytest.mark.parametrize("source", ["registry", "imageio", "s3", "gcs", "vddk"])
 def test_sources_without_archives(paths: contract.Paths, source: str) -> None:
     env = {**HTTP, "IMPORTER_SOURCE": source, "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="archive"):
-        importer.read(env, paths)
+        read(env, paths)
 
 
 def test_archives_go_to_the_volume_itself(paths: contract.Paths) -> None:
-    assert importer.read({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
+    assert read({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
 
 
 def test_a_device_that_is_there_is_the_target(paths: contract.Paths) -> None:
     Path(paths.block).touch()
-    assert importer.read(HTTP, paths).target == paths.block
+    assert read(HTTP, paths).target == paths.block
 
 
 def test_node_pull_needs_its_files(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError, match=r"IMPORTER_READY_FILE.*IMPORTER_DONE_FILE"):
-        importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
+        read({**HTTP, "IMPORTER_PULL_METHOD": "node"}, paths)
     files = {"IMPORTER_READY_FILE": "/r", "IMPORTER_DONE_FILE": "/d"}
-    location = importer.read({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths).location
+    location = read({**HTTP, "IMPORTER_PULL_METHOD": "node", **files}, paths).location
     assert (location.pull_method, location.ready_file, location.done_file) == ("node", "/r", "/d")
     for method in ({}, {"IMPORTER_PULL_METHOD": "pod"}):
-        assert importer.read({**HTTP, **method, **files}, paths).location.pull_method == "pod"
+        assert read({**HTTP, **method, **files}, paths).location.pull_method == "pod"
 
 
 def mounted_secret(directory: Path, name: str, text: bytes) -> None:
@@ -235,7 +242,7 @@ def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) ->
     mounted_secret(Path(paths.extra_headers, "one"), "token", b"Authorization: Bearer x\n")
     mounted_secret(Path(paths.extra_headers, "two"), "other", b"X-Two:2")
     env = {**HTTP, "IMPORTER_EXTRA_HEADER_10": "X-Ten: 10", "IMPORTER_EXTRA_HEADER_2": "X-B: a: b"}
-    assert importer.read(env, paths).location.access.headers == (
+    assert read(env, paths).location.access.headers == (
         ("X-B", "a: b"),
         ("X-Ten", "10"),
         ("Authorization", "Bearer x"),
@@ -247,7 +254,7 @@ def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) ->
 def test_malformed_secret_header(paths: contract.Paths, text: bytes) -> None:
     mounted_secret(Path(paths.extra_headers), "key", text)
     with pytest.raises(errors.RequestError, match="key: malformed extra header"):
-        importer.read(HTTP, paths)
+        read(HTTP, paths)
 
 
 def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) -> None:
@@ -279,7 +286,7 @@ def test_certificates_of_a_registry_have_their_endings(paths: contract.Paths, tm
         (tmp_path / "certs" / name).write_bytes(PEM)
     env = {"IMPORTER_ENDPOINT": "docker://host/disk", "IMPORTER_CERT_DIR": str(tmp_path / "certs")}
     for source, count in (("registry", 2), ("http", 4)):
-        made = importer.read({**env, "IMPORTER_SOURCE": source}, paths)
+        made = read({**env, "IMPORTER_SOURCE": source}, paths)
         files = made.location.access.ca_files
         assert [Path(path).name for path in files] == ["a.crt", "b.pem", "client.cert", "client.key"][:count]
 
@@ -296,7 +303,7 @@ def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> Non
     config = tmp_path / "config"
     mounts = {"--vddk-libdir": "/library", "--vddk-config": str(config)}
     paths = contract.Paths(data=str(tmp_path), mounts=mounts)
-    assert importer.read(env, paths).location.vddk_config == ""
+    assert read(env, paths).location.vddk_config == ""
     config.touch()
-    location = importer.read(env, paths).location
+    location = read(env, paths).location
     assert (location.vddk_libdir, location.vddk_config) == ("/library", str(config))
