@@ -219,7 +219,9 @@ def test_the_emulator_of_the_environment_is_used() -> None:
     paths = contract.Paths(data="/nowhere")
     for host in ("http://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9/"):
         env = {"IMPORTER_SOURCE": "gcs", "IMPORTER_ENDPOINT": "gs://b/o o", "STORAGE_EMULATOR_HOST": host}
-        assert importer.read(env, paths).location.endpoint == "http://127.0.0.1:9/b/o%20o"
+        location = importer.read(env, paths).location
+        assert isinstance(location, locations.Gcs)
+        assert location.address == "http://127.0.0.1:9/b/o%20o"
 
 
 def test_no_limit_is_on_the_whole_of_a_transfer(server: misbehave.Server) -> None:
