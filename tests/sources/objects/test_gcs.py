@@ -15,6 +15,7 @@ import pytest
 from cdi_worker import contract, errors
 from cdi_worker.roles import importer
 from cdi_worker.sources import base
+from cdi_worker.sources.objects import locations
 from cdi_worker.sources.web import session
 from tests.support import gcs_objects, misbehave, objectservers, proxy, reading, tls
 
