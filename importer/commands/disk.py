@@ -126,5 +126,5 @@ def upload(
 
     token = options.read_secret(token_file)
     with output.progress(style, as_json=False) as shown:
-        upload_file.send(upload_file.Wanted(file, url, token=token, **given), shown, obj.cancel)
+        upload_file.send(upload_file.Settings(file, url, token=token, **given), shown, obj.cancel)
     return 0

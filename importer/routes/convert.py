@@ -1,4 +1,4 @@
-"""The routes CONVERT and SPOOL: qemu-img reads the image."""
+"""The routes CONVERT, SPOOL and MERGE: qemu-img reads the image."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cdi_worker.scratch import space
 
 
 def convert(job: Job) -> None:
-    """CONVERT: qemu-img reads the source at random through an NBD export of ours.
+    """CONVERT: qemu-img reads the source at random through our NBD export.
 
-    The export is fed by the engine, so that identity, credentials and retries are the same as on any
-    other route; a client of qemu's or nbdkit's own knows none of these rules.
+    The export reads through the fetch engine, so that identity, credentials and retries are the same as on
+    any other route; qemu's and nbdkit's own clients have none of these rules.
     """
     fetcher = job.fetcher(job.count)
-    # The survey has checked all else, and the fetcher gives qemu-img the bytes that were checked. The tables
-    # may be long, and what qemu-img opens does not depend on them.
+    # The survey has checked everything else, and the fetcher returns to qemu-img the bytes that were checked.
+    # These tables may be too long to keep, and no file that qemu-img opens depends on them.
     safety.check_length(job.content.format, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
     with server.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
@@ -34,7 +34,7 @@ def convert(job: Job) -> None:
 
 
 def spool(job: Job) -> None:
-    """SPOOL: the whole image into scratch, checked there, converted from there."""
+    """SPOOL: download the image into scratch, check it there, and convert it from there."""
     with scratch(job) as kept:
         path = kept.path("image")
         size = download(job, path)
@@ -52,7 +52,7 @@ def spool(job: Job) -> None:
 
 @contextlib.contextmanager
 def scratch(job: Job) -> Iterator[space.Scratch]:
-    """Yield room in scratch, left to the next attempt by a failure that trying again can mend."""
+    """Yield scratch space; after a retryable failure its files are kept for the next attempt."""
     with space.Scratch(job.wanted.scratch or "", job.wanted.target, resume=True) as kept:
         try:
             yield kept
@@ -63,7 +63,7 @@ def scratch(job: Job) -> Iterator[space.Scratch]:
 
 
 def download(job: Job, path: str) -> int:
-    """Bring the bytes below all compressions to ``path`` in scratch; return how many they are."""
+    """Download and decompress the source to ``path`` in scratch; return the number of bytes."""
     size = job.source.size
     job.progress.phase("spool", size)
     if job.engine.seeks(job.source) and size and not job.content.compressions:
@@ -80,7 +80,7 @@ def download(job: Job, path: str) -> int:
                     reader, out, limit=available, cancel=job.cancel, give_up=job.cancel.set
                 )
         except errors.TooLarge as err:
-            # Of the volume's size nothing is known here: it is scratch that has to be larger.
+            # The limit here is scratch space, not the target's.
             needs = f"more than {available}"
             raise errors.ScratchTooSmall(size=needs, available=available) from err
         out.commit()
@@ -88,7 +88,7 @@ def download(job: Job, path: str) -> int:
 
 
 def _verify(job: Job, path: str) -> None:
-    """Verify the checksum of what came in any order, and perhaps in several attempts."""
+    """Verify the checksum of a file that was fetched in any order, perhaps in several attempts."""
     if job.wanted.checksum is not None:
         with open(path, "rb", buffering=0) as stream:
             hashing = checksum.HashingReader(stream, checksum.parse(job.wanted.checksum))
@@ -118,7 +118,7 @@ def _convert(job: Job, image: qemu_img.Node, size: int, phase: str) -> None:
         writing = qemu_img.Writing(
             start=out.withheld,
             fresh=out.is_fresh,
-            # Past the page cache it took half of the time and a third of the CPU.
+            # Bypassing the page cache took half of the time and a third of the CPU.
             direct=target.facts(job.wanted.target).direct,
             sparse=not job.wanted.preallocation,
         )
@@ -127,21 +127,21 @@ def _convert(job: Job, image: qemu_img.Node, size: int, phase: str) -> None:
 
 
 def reader(fd: int) -> views.Read:
-    """Return what reads from an open file."""
+    """Return a function that reads from the open file ``fd``."""
     return lambda offset, length: os.pread(fd, length, offset)
 
 
 def merge(job: Job) -> None:
-    """MERGE: a qcow2 delta into scratch, checked there, committed onto the disk that is there.
+    """MERGE: download a qcow2 delta into scratch, check it there, and commit it onto the target's disk.
 
-    The disk is not one until the commit has ended. One that was interrupted, however, is done again
-    from its start: it writes the same bytes to the same places, whatever it had written before.
+    The disk is not usable until the commit has ended. After an interruption the commit is run again from its
+    start and writes the same bytes to the same offsets.
     """
     job.check_stage()
     with scratch(job) as kept:
         path = kept.path("delta")
         size = download(job, path)
-        # The transfer ends here: the disk at the other end is not held while this one is written.
+        # Ends the transfer, so that the source's disk is not locked during the commit.
         job.source.verify()
         _check_delta(job, path, size)
         job.accept()

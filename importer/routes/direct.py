@@ -1,4 +1,4 @@
-"""The routes of disks that come as they are: each brings one the way that the plan says."""
+"""The routes BLANK, STREAM, EXTENTS and UPDATE: raw disks, written without conversion."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cdi_worker.routes.job import Job
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 
-#: Zeros asked for between two words about progress.
+#: Bytes zeroed between two progress updates.
 ZERO_STEP = 64 << 20
 
 
 def blank(job: Job) -> None:
-    """BLANK: create, or zero where every byte shall be written."""
+    """BLANK: create an empty disk; with preallocation, write every byte."""
     size = job.plan.virtual_size or 0
     job.size = size
     if not job.wanted.preallocation and target.facts(job.wanted.target).kind == "block":
@@ -32,7 +32,7 @@ def blank(job: Job) -> None:
 
 
 def stream(job: Job) -> None:
-    """STREAM: a raw disk, by ranges in any order or as one ordered stream."""
+    """STREAM: copy a raw disk, by ranges in any order or as one ordered stream."""
     if job.plan.random:
         _stream_ranges(job)
     else:
@@ -40,7 +40,7 @@ def stream(job: Job) -> None:
 
 
 def extents(job: Job) -> None:
-    """EXTENTS: only what the source knows to be data moves, by ranges in any order or as one stream."""
+    """EXTENTS: copy only the source's data extents, by ranges in any order or as one ordered stream."""
     if job.plan.random:
         _extents_ranges(job)
     else:
@@ -82,14 +82,14 @@ def _stream_ordered(job: Job) -> None:
     job.progress.phase("transfer", job.source.size)
     with job.open_target(None) as out:
         with job.plain() as reader:
-            # Whether the last sector is the disk's or the footer of a fixed VHD shows at the end.
+            # The last sector of a raw stream may be the footer of a fixed VHD; that is known only at the end.
             disk = reader if job.source.format else vhd.WithoutFooter(reader)
             size = copy.copy_ordered(disk, out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set)
         job.commit(out, size)
 
 
 def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterator[fetch.Range]:
-    """Yield the data to fetch; what is not data is zeroed on the way."""
+    """Yield the ranges of the data extents; zero the other extents on ``out`` as they are met."""
     for extent in extents:
         if extent.zero:
             out.zero(extent.offset, extent.length)
@@ -99,9 +99,9 @@ def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterat
 
 
 def update(job: Job) -> None:
-    """UPDATE: only the areas that the source knows to have changed; what is zero in them is zeroed.
+    """UPDATE: copy the areas that the source reports as changed; zero extents in them are zeroed.
 
-    After a kill all of it is done again: the same bytes at the same places, nothing to remember.
+    Not resumed: a second attempt writes the same bytes to the same offsets, so no journal is needed.
     """
     job.check_stage()
     size = job.plan.virtual_size or 0

@@ -1,4 +1,4 @@
-"""One import under way: what its route needs, opened in one place."""
+"""A running import: opens the readers, the target and the journal for its route."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Job:
-    """``engine``: reads the source; ``limit``: the largest disk that fits.
+    """A running import.
 
-    ``accepted``: called once, when all bytes are there, verified, and known to be safe and to fit.
+    ``engine``: reads the source. ``limit``: bytes of the largest disk that fits. ``accepted``: called once,
+    when all bytes have been received, verified, and found to be safe and to fit.
 
-    The outcome, in bytes: ``read`` came from the source, ``size`` is the disk's, ``resumed`` is what
-    an earlier attempt had already put in place.
+    Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt.
     """
 
     wanted: request.Request
@@ -48,54 +48,55 @@ class Job:
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def accept(self) -> None:
-        """Report, once, that only processing is left: an ``-async`` upload may be answered."""
+        """Call ``accepted``, once: only processing is left, so an ``-async`` upload may be answered."""
         if not self._is_accepted:
             self._is_accepted = True
             self.accepted()
 
     def arrived(self, count: int) -> None:
-        """Count bytes of the source that count as progress too."""
+        """Count bytes read from the source that are also progress of the phase."""
         self.count(count)
         self.progress.advance(count)
 
     def wrote(self, count: int) -> None:
-        """Count bytes of what is made, where its size is not known before."""
+        """Count bytes written, where the size is not known before."""
         self.size += count
 
     def count(self, count: int) -> None:
-        """Count bytes of the source where progress is measured in something else."""
+        """Count bytes read from the source where progress counts other bytes. Thread-safe."""
         with self._counting:
             self.read += count
         self.progress.read(count)
 
     def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
-        """Return what reads the source's ranges in parallel."""
+        """Return a fetcher, which reads the source's ranges in parallel."""
         return self.engine.fetcher(self.source, self.cancel, advance)
 
     def check_stage(self) -> None:
-        """Refuse a delta whose earlier stage is not on the target, before anything is done with it."""
+        """Raise ``TargetError`` if the earlier stage's disk is missing, ``TooLarge`` if it is too small."""
         path, size = self.wanted.target, self.plan.virtual_size or 0
         present = target.facts(path).size
         if not present:
             raise errors.TargetError(
-                path=path, reason="no disk of an earlier stage, which the delta would change"
+                path=path,
+                reason="no disk of an earlier stage to apply the delta to; run the first stage again",
             )
         if size > present:
-            # Where a disk is grown is the first stage.
+            # Only the first stage grows a disk (contract, Checkpoints).
             raise errors.TooLarge(virtual_size=size, available=present)
 
     def open_target(self, size: int | None) -> target.Target:
-        """Open the target for a disk of ``size`` bytes, None while unknown; nothing is gone on with."""
+        """Open the target for a new disk of ``size`` bytes, None if unknown; nothing is resumed."""
         return target.open(self.wanted.target, size, self.options)
 
     @contextlib.contextmanager
     def resumable(
         self, path: str, size: int, total: int, options: target.Options
     ) -> Iterator[tuple[target.Target, journal.Journal]]:
-        """Yield a place for ``size`` bytes and the journal of what an earlier attempt has put there.
+        """Open ``path`` for ``size`` bytes, and the journal of the ranges an earlier attempt wrote there.
 
-        ``total``: bytes of the source, or of the disk, whose ranges the journal counts. A failure
-        that trying again can mend leaves both for the next attempt.
+        ``total``: bytes that the journal covers, of the source or of the disk. After a retryable failure
+        both are kept for the next attempt.
         """
         slots = target.journal_slots(path, size) if self.source.identity else None
         interval = self.wanted.journal_interval
@@ -115,7 +116,7 @@ class Job:
                 raise
 
     def fetch_into(self, out: target.Target, noted: journal.Journal, ranges: Iterable[fetch.Range]) -> None:
-        """Fetch ``ranges`` in any order, those that the journal misses, to the same offsets of ``out``."""
+        """Fetch the parts of ``ranges`` not in the journal, in any order, to the same offsets of ``out``."""
 
         def place(offset: int, data: memoryview) -> None:
             copy.place(out, offset, data)
@@ -134,13 +135,16 @@ class Job:
 
     @property
     def options(self) -> target.Options:
-        """Return how the target is to be written."""
+        """Return the options of the target."""
         return target.Options(
             preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.cancel
         )
 
     def _key(self) -> str:
-        """Name the bytes and this very job: its owner's UID is what no earlier user of a device knows."""
+        """Return the journal's key: the bytes and the job.
+
+        It contains the owner's UID, which no earlier user of the same device knows.
+        """
         return "\n".join(
             (
                 self.source.name,
@@ -152,7 +156,7 @@ class Job:
         )
 
     def commit(self, opened: target.Target, size: int) -> None:
-        """Make a disk of ``size`` bytes usable: all of it has come and was verified."""
+        """Verify the source and make the completely written disk of ``size`` bytes usable."""
         self.source.verify()
         self.accept()
         self.progress.phase("sync", None)
@@ -161,7 +165,7 @@ class Job:
 
     @contextlib.contextmanager
     def served(self, advance: Callable[[int], None]) -> Iterator[base.Reader]:
-        """Yield the bytes as served, in order; the checksum is verified when the block ends well."""
+        """Yield a reader of the bytes as served; when the block ends without error, verify the checksum."""
         with contextlib.closing(self._ordered(advance)) as reader:
             if self.wanted.checksum is None:
                 yield reader
@@ -174,7 +178,7 @@ class Job:
 
     @contextlib.contextmanager
     def plain(self, limit: int | None = None) -> Iterator[base.Reader]:
-        """Yield the bytes below all compressions, at most ``limit``; read to the end on leaving."""
+        """Yield a reader of the decompressed bytes, at most ``limit``; when the block ends, read the rest."""
         with self.served(self.arrived) as served:
             if self.source.format is None:
                 content, reader = layers.open(served, limit=limit, tool=self._xz)
@@ -189,7 +193,7 @@ class Job:
 
     @contextlib.contextmanager
     def runs(self) -> Iterator[Iterator[base.Run]]:
-        """Yield the runs of the disk from a stream that marks them. A run is valid until the next."""
+        """Yield the runs (data or zeros) of a stream that marks them. A run is valid until the next."""
         decode = self.source.runs()
         if decode is None:
             raise errors.SourceError(reason=f"{self.source.name}: the stream does not mark holes")
@@ -197,7 +201,7 @@ class Job:
             yield iter(decode(served, ahead.buffers))
 
     def _xz(self, packed: base.Reader) -> base.Reader:
-        # Starting programs is a library of its own.
+        # Imported when used: only xz starts a program (start-up time).
         from cdi_worker.images.tools import xz
 
         return xz.Reader(packed, give_up=self.cancel.set)
@@ -205,13 +209,13 @@ class Job:
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
         reader = self.source.ordered(self.cancel, advance)
         if self.engine.seeks(self.source) or not (self.content.compressions or self.wanted.is_archive):
-            # These have threads of their own to read.
+            # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
             return reader
         return ahead.Reader(reader, self.cancel, self.cancel.set)
 
     def _check_same(self, head: bytes) -> None:
-        """Refuse a stream that does not begin with what the first look has seen, and safety has checked."""
-        seen = self.content.head[: detect.HEAD]
-        if not head.startswith(seen):
-            before, now = (f"crc {zlib.crc32(data):08x}" for data in (seen, head[: len(seen)]))
+        """Raise ``SourceChanged`` if the stream does not begin with the bytes that were checked."""
+        checked = self.content.head[: detect.HEAD]
+        if not head.startswith(checked):
+            before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
             raise errors.SourceChanged(url=self.source.name, what="beginning", before=before, now=now)

@@ -1,4 +1,4 @@
-"""The route PLACE: formats of which our own reader knows where each piece of the disk belongs."""
+"""The route PLACE: our own format readers write each cluster to its offset, without scratch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def place_mapped(job: Job) -> None:
-    """PLACE: our own reader of the format puts each piece of the disk where it belongs."""
+    """PLACE: write each cluster to its offset; a stream that must be read twice falls back to SPOOL."""
     if job.plan.random:
         _place_ranges(job)
         return
@@ -26,13 +26,13 @@ def place_mapped(job: Job) -> None:
         if not job.wanted.scratch:
             raise
         if job.source.once:
-            advice = "which this source does not allow; convert it first: qemu-img convert -O qcow2"
+            advice = "but this source can be read only once; convert it first: qemu-img convert -O qcow2"
             raise errors.Unsupported(
-                reason=f"it has to be read twice ({err.fields['reason']}), {advice}"
+                reason=f"it must be read twice ({err.fields['reason']}), {advice}"
             ) from err
         log.info("spool reason=%r", str(err))
         job.cancel.clear()
-        # A whole other route, seldom taken.
+        # Imported when used: rarely needed (start-up time).
         from cdi_worker.routes import convert
 
         convert.spool(job)

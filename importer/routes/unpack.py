@@ -1,4 +1,4 @@
-"""The routes UNPACK and EXTRACT: archives."""
+"""The routes UNPACK and EXTRACT: tar archives."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from cdi_worker.sources import base
 
 log = logging.getLogger(__name__)
 
-#: The disk is the first entry whose name contains this (contract, Clone source).
+#: Part of the name of the disk's entry; the first match is the disk (contract, Clone source).
 DISK = "disk.img"
 
 
 def unpack_archive(job: Job) -> None:
-    """UNPACK: a tar archive into a staging folder, moved into place when it is whole and verified."""
+    """UNPACK: unpack a tar archive into a staging folder; move it into place when complete and verified."""
     if job.wanted.volume:
-        # Not before it is known to be an archive. There may be no room for it and an earlier one.
+        # There may be no room for the old and the new content. Not done earlier: only now the source is known
+        # to be an archive.
         staging.empty(job.wanted.volume)
         job.limit = survey.room(job.wanted).available
     job.progress.phase("transfer", job.source.size)
@@ -38,7 +39,7 @@ def unpack_archive(job: Job) -> None:
 
 
 def extract_disk(job: Job) -> None:
-    """EXTRACT: write the disk in a file system's clone to a device. Other entries are only checked."""
+    """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
     job.progress.phase("transfer", job.source.size)
     with contextlib.ExitStack() as stack:
         out: target.Target | None = None

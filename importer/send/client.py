@@ -1,4 +1,4 @@
-"""The client's side of an upload: requests to an upload server, with bodies that never end early."""
+"""HTTP client of an upload server: a request body is sent until it ends or the server closes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cdi_worker.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
 
-#: Seconds to connect, and for a piece of a body to be taken.
+#: Seconds to connect, and to send one piece of a body.
 CONNECT, SEND = 20.0, 180.0
-#: Seconds between two looks at whether to stop.
+#: Seconds between two checks of ``cancel``.
 TURN = 0.2
 _ANSWER = 64 << 10
-#: A piece that is sent together with what frames it.
+#: Bytes of a piece below which it is copied into one TLS record with its chunk header.
 _SHORT = 4096
 
 Headers = Mapping[str, str]
@@ -32,14 +32,14 @@ Headers = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said; ``text`` is at most 64 KiB."""
+    """The server's response; ``text`` is at most 64 KiB."""
 
     status: int
     headers: Mapping[str, str]
     text: str
 
     def header(self, name: str) -> str:
-        """Return a header, whatever its letter case; empty without it."""
+        """Return a header by its name in any letter case; empty without it."""
         return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
 
     @property
@@ -47,24 +47,24 @@ class Answer:
         return 200 <= self.status < 300
 
     def reason(self) -> str:
-        """Return it as one line for people."""
-        said = " ".join(self.text.split())[:1000]
-        return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if said else ''}{said}"
+        """Return the status and the text as one line of a message."""
+        text = " ".join(self.text.split())[:1000]
+        return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if text else ''}{text}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """What is sent. ``length`` in bytes, None: in chunks until ``pieces`` end."""
+    """A request body. ``length`` in bytes; None: sent in chunks until ``pieces`` end."""
 
     pieces: Iterable[bytes | memoryview]
     length: int | None = None
 
 
 class Client:
-    """Makes requests to one server, each on a connection of its own.
+    """Makes requests to one server, each on a new connection.
 
-    ``headers`` go with every request. Setting ``cancel`` ends what is under way. Raises
-    ``errors.Transient`` for what trying again may mend, ``errors.Unreachable`` and ``Cancelled``.
+    ``headers`` are sent with every request. Setting ``cancel`` ends a running request. Raises
+    ``errors.Transient`` for failures that may be retried, ``errors.Unreachable`` and ``Cancelled``.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Client:
         self._headers = dict(headers or {})
 
     def ask(self, method: str, path: str, headers: Headers | None = None, body: Body | None = None) -> Answer:
-        """Make one request and return the answer, whatever its status is."""
+        """Make one request and return the answer of any status."""
         with self._connected() as connection:
             return self._ask(connection, method, path, {**self._headers, **(headers or {})}, body)
 
@@ -103,7 +103,7 @@ class Client:
         connection.endheaders()
         if body is not None:
             self._send(connection, body)
-        # How long a disk takes to be converted and synced, nobody knows; TCP tells of a dead server.
+        # No timeout: converting and syncing a disk may take hours. TCP keep-alive detects a dead server.
         connection.sock.settimeout(None)
         response = connection.getresponse()
         return Answer(
@@ -119,24 +119,24 @@ class Client:
                 self._check()
                 connection.send(piece)
         except (ConnectionError, ssl.SSLError) as err:
-            # A server that refuses says why before it closes.
+            # A server that refuses the body closes early, after an answer with the reason.
             log.debug("send error=%s", err)
 
     def _send_chunks(
         self, connection: http.client.HTTPConnection, pieces: Iterable[bytes | memoryview]
     ) -> None:
-        # Every call is a record of TLS, and wakes the other end.
-        behind = b""
+        # Each call makes a TLS record and wakes the receiver, so framing is not sent on its own after data.
+        previous_end = b""
         for piece in pieces:
             self._check()
-            frame = b"%s%x\r\n" % (behind, len(piece))
+            frame = b"%s%x\r\n" % (previous_end, len(piece))
             if len(piece) < _SHORT:
                 connection.send(frame + piece)
             else:
                 connection.send(frame)
                 connection.send(piece)
-            behind = b"\r\n"
-        connection.send(behind + b"0\r\n\r\n")
+            previous_end = b"\r\n"
+        connection.send(previous_end + b"0\r\n\r\n")
 
     def _check(self) -> None:
         if self._cancel.is_set():
@@ -150,7 +150,7 @@ class Client:
         def connect() -> None:
             connection.connect()
             if over.is_set():
-                # Nobody has waited for it.
+                # The caller was cancelled while this thread was connecting.
                 connection.close()
 
         try:
@@ -189,18 +189,18 @@ class Client:
 
 
 def _parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
-    """Return the parts of an http(s) URL, and its port. An error does not repeat it: it may hold secrets."""
+    """Return the parts of an http(s) URL and its port. Errors omit the URL: it may contain secrets."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in {"http", "https"} and parts.hostname:
             return parts, parts.port
-    raise errors.RequestError("the address to upload to is no http(s)://host[:port]/path")
+    raise errors.RequestError("malformed upload URL; expected http(s)://host[:port]/path")
 
 
 def context(authority: str, certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """Return the TLS of a client from PEM texts. An empty authority trusts the system's.
+    """Return a client's TLS context from PEM texts. Without an authority, the system's CAs are trusted.
 
-    Raises ``errors.RequestError`` when they are none.
+    Raises ``errors.RequestError`` for malformed PEM texts.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -212,13 +212,13 @@ def context(authority: str, certificate: str = "", key: str = "") -> ssl.SSLCont
         if certificate:
             upload_tls.load_texts(made, certificate, key)
     except (ssl.SSLError, OSError) as err:
-        raise errors.RequestError(f"certificates of the client: {err}") from err
+        raise errors.RequestError(f"client certificate, key or CA: {err}") from err
     return made
 
 
 def _reason(err: Exception) -> str:
     if isinstance(err, http.client.RemoteDisconnected):
-        return "the server has closed the connection without an answer"
+        return "the server closed the connection without an answer"
     if isinstance(err, OSError) and err.errno and not isinstance(err, ssl.SSLError):
         return os.strerror(err.errno).lower() if err.errno > 0 else str(err)
     return str(err) or type(err).__name__

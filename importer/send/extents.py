@@ -1,4 +1,4 @@
-"""What a clone source sends to a target of ours: extents, and from any offset again."""
+"""Our own clone stream as the clone source sends it: extents, resumable from any offset."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from cdi_worker.images import directio, volume
 from cdi_worker.images.tools import gnu_tar
 from cdi_worker.send import sender
 
-#: How far apart the places are that a stream can begin again from, and how many are kept: more than can be
-#: on the way between two machines.
+#: Bytes between two marks that a stream can resume from, and how many marks are kept: 1 GiB, more than can be
+#: in flight between two machines.
 STEP = 16 << 20
 KEPT = 64
-#: Steps without compression until it is tried again, and of how many records one is compressed then.
+#: Steps without compression until it is tried again; a trial compresses one of ``TRIED`` records.
 PAUSE = 32
 TRIED = 4
-#: The longest run of zeros told at once: progress shall be seen.
+#: The longest run of zeros in one record, so that progress is shown within a long hole.
 LONGEST_ZERO = 1 << 30
 
 Chunks = Generator["bytes | memoryview", None, None]
 
 
 class Mark(NamedTuple):
-    """A place to begin again: bytes sent before it, bytes of the device before it, the state there."""
+    """A point to resume from: bytes of the stream and of the device before it, and the encoder's state."""
 
     sent: int
     offset: int
@@ -37,10 +37,10 @@ class Mark(NamedTuple):
 
 
 class Pays:
-    """Does compression take less time than it saves? Asked at each step, of what went before.
+    """Decides at each step whether compression takes less time than it saves, from the steps before.
 
-    Until there is an answer, one record of TRIED is compressed: on a fast network each costs more than it
-    saves.
+    Until enough was measured, only one record of ``TRIED`` is compressed: on a fast network compression costs
+    more than it saves.
     """
 
     def __init__(self) -> None:
@@ -49,24 +49,24 @@ class Pays:
         self._clear()
 
     def encoded(self, length: int, packed: int, seconds: float) -> None:
-        """Count data and how much was made of it."""
+        """Count ``length`` bytes that compression made ``packed`` bytes."""
         self._seen += length
         self._saved += length - packed
         self._packing += seconds
 
     def sent(self, count: int, seconds: float) -> None:
-        """Count bytes that were sent, however long the other end made them wait."""
+        """Count bytes sent, and the time that sending took, including waits for the receiver."""
         self._sent += count
         self._sending += seconds
 
     def decide(self) -> int:
-        """Tell which records to compress in the next step: every so many, 0: none."""
+        """Return n, to compress every n-th record of the next step; 0: none."""
         if not self._every:
             self._steps += 1
             self._every = TRIED if self._steps >= PAUSE else 0
             self._clear()
         elif self._seen >= STEP:
-            # Without it, the bytes saved would have been sent in this time.
+            # At the measured rate, sending the saved bytes would take saved * sending / sent seconds.
             pays = self._packing * self._sent < self._saved * self._sending
             self._every, self._steps = int(pays), 0
             self._clear()
@@ -78,24 +78,24 @@ class Pays:
 
 
 class Device(sender.Stream):
-    """A block device; ``length`` is None: how much is sent is known at the end."""
+    """A block device as a stream; ``length`` is None: holes and compression make it unpredictable."""
 
     length = None
 
     def __init__(self, device: volume.Volume, shown: progress.Progress) -> None:
         self._device = device
         self._shown = shown
-        self._told = 0
-        #: Bytes of the device between two places that the stream can begin again from.
+        self._reported = 0
+        #: Bytes of the device between two marks; see ``STEP``.
         self.step = STEP
         self._pays = Pays()
         self._marks = collections.deque([Mark(len(clone.MAGIC), 0, clone.Encoder(TRIED))], KEPT)
         self._first = self._marks[0]
 
     def chunks(self, offset: int) -> Chunks:
-        """Yield what follows ``offset``; see ``send.sender.Stream``."""
+        """Yield the stream from ``offset`` on; see ``send.sender.Stream``."""
         while self._marks and self._marks[-1].sent > offset:
-            # What was not received may be sent in another way.
+            # Bytes that were not received may be encoded differently this time.
             self._marks.pop()
         if not self._marks:
             self._marks.append(self._first)
@@ -128,7 +128,7 @@ class Device(sender.Stream):
                 count = sum(map(len, records))
                 self._pays.sent(count, time.perf_counter() - started)
                 sent += count
-            self._tell(part.offset + part.length)
+            self._report(part.offset + part.length)
         if zeros:
             yield encoder.zeros(zeros)
         yield encoder.end()
@@ -139,14 +139,17 @@ class Device(sender.Stream):
         self._pays.encoded(len(data), sum(map(len, record)), time.perf_counter() - started)
         return record
 
-    def _tell(self, end: int) -> None:
-        if end > self._told:
-            self._shown.advance(end - self._told)
-            self._told = end
+    def _report(self, end: int) -> None:
+        if end > self._reported:
+            self._shown.advance(end - self._reported)
+            self._reported = end
 
 
 class Directory(sender.Stream):
-    """A file system, as a tar. It begins again from its first byte: the digest tells if it has changed."""
+    """A file system as a tar stream.
+
+    It is resumed by reading it again from its first byte; the digest at the end detects a change.
+    """
 
     length = None
 
@@ -154,10 +157,10 @@ class Directory(sender.Stream):
         self._path = path
         self._shown = shown
         self._sparse = sparse
-        self._told = 0
+        self._reported = 0
 
     def chunks(self, offset: int) -> Chunks:
-        """Yield what follows ``offset``; see ``send.sender.Stream``."""
+        """Yield the stream from ``offset`` on; see ``send.sender.Stream``."""
         yield from _after(itertools.chain([clone.MAGIC], self._records()), offset)
 
     def _records(self) -> Chunks:
@@ -171,14 +174,14 @@ class Directory(sender.Stream):
                 else:
                     yield from encoder.data(data)
                 total += count
-                if total > self._told:
-                    self._shown.advance(total - self._told)
-                    self._told = total
+                if total > self._reported:
+                    self._shown.advance(total - self._reported)
+                    self._reported = total
         yield encoder.end()
 
 
 def _after(parts: Iterable[bytes | memoryview], skip: int) -> Chunks:
-    """Pass over the first ``skip`` bytes."""
+    """Yield ``parts`` without their first ``skip`` bytes."""
     for part in parts:
         if skip < len(part):
             yield memoryview(part)[skip:]

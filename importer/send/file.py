@@ -1,4 +1,4 @@
-"""The command ``upload``: a file to an upload server, perhaps through CDI's upload proxy."""
+"""The command ``upload``: send a file to an upload server, directly or through CDI's upload proxy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cdi_worker.upload import headers as upload_headers
 
 log = logging.getLogger(__name__)
 
-#: Where CDI's upload server and its proxy take uploads.
+#: The path of uploads on CDI's upload server and its proxy.
 USUAL_PATH = "/v1beta1/upload"
 PIECE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to upload where. ``stall``: seconds without progress until it is given up."""
+class Settings:
+    """Settings of an upload. ``stall``: seconds without progress after which it fails."""
 
     path: str
     url: str
@@ -47,14 +47,14 @@ class File(upload_sender.Stream):
     def __init__(self, path: str, shown: progress.Progress) -> None:
         self.path = path
         self._shown = shown
-        self._told = 0
+        self._reported = 0
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.length = os.lseek(self._fd, 0, os.SEEK_END)
             found = os.fstat(self._fd)
         except OSError as err:
             raise errors.Unreachable(url=path, reason=errors.words(err)) from err
-        #: The same bytes, as far as the file system knows.
+        #: Equal for equal bytes, as far as the file system can show.
         self.fingerprint = f"{found.st_dev} {found.st_ino} {found.st_mtime_ns} {self.length}"
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class File(upload_sender.Stream):
         os.close(self._fd)
 
     def chunks(self, offset: int) -> Generator[memoryview, None, None]:
-        """Yield what follows ``offset``; the buffer is used again."""
+        """Yield the file from ``offset`` on, each piece in the same buffer."""
         buffer = memoryview(bytearray(PIECE))
         while offset < self.length:
             try:
@@ -76,26 +76,26 @@ class File(upload_sender.Stream):
                 raise errors.SourceChanged(url=self.path, what="size", before=self.length, now=offset)
             yield buffer[:count]
             offset += count
-            if offset > self._told:
-                self._shown.advance(offset - self._told)
-                self._told = offset
+            if offset > self._reported:
+                self._shown.advance(offset - self._reported)
+                self._reported = offset
 
 
-def send(wanted: Wanted, shown: progress.Progress, cancel: retry.Cancel) -> None:
+def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> None:
     """Upload, and return when the disk is on storage. Raises ``errors.Error``."""
-    headers = {"Authorization": f"Bearer {wanted.token}"} if wanted.token else {}
-    client = upload_client.Client(address(wanted.url), _tls(wanted), cancel, headers)
-    promised = checksum.parse(wanted.checksum) if wanted.checksum else None
-    more = {upload_headers.CHECKSUM: wanted.checksum} if wanted.checksum else {}
-    with File(wanted.path, shown) as file:
+    headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+    client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)
+    promised = checksum.parse(settings.checksum) if settings.checksum else None
+    more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
+    with File(settings.path, shown) as file:
         shown.phase("transfer", file.length)
         sender = upload_sender.Sender(
             client,
             f"{client.path}-resumable",
             cancel,
-            wanted.stall,
-            # One that is to be verified, or of something else, is another upload.
-            fingerprint=f"{file.fingerprint} {wanted.checksum.lower()}".rstrip(),
+            settings.stall,
+            # The checksum belongs to it: an upload with another checksum must not be resumed.
+            fingerprint=f"{file.fingerprint} {settings.checksum.lower()}".rstrip(),
             headers=more,
             retried=shown.retry,
         )
@@ -103,7 +103,7 @@ def send(wanted: Wanted, shown: progress.Progress, cancel: retry.Cancel) -> None
         if offset is not None or sender.begin(file.length):
             sender.send(file, offset or 0)
         else:
-            log.info("one request: the server offers no other way url=%r", client.url)
+            log.info("not resumable: the server accepts one request only url=%r", client.url)
             pieces = file.chunks(0) if promised is None else _verified(file, promised)
             body = upload_client.Body(pieces, file.length)
             answer = client.ask("POST", client.path, more, body)
@@ -113,7 +113,7 @@ def send(wanted: Wanted, shown: progress.Progress, cancel: retry.Cancel) -> None
 
 
 def _verified(file: File, promised: checksum.Checksum) -> Iterator[memoryview]:
-    """Yield the file, but its end only if it is what was promised: CDI's servers compare no checksums."""
+    """Yield the file, its last piece only if the checksum matches: CDI's own servers do not verify it."""
     digest, left = checksum.Hash(promised), file.length
     for piece in file.chunks(0):
         digest.update(piece)
@@ -124,20 +124,20 @@ def _verified(file: File, promised: checksum.Checksum) -> Iterator[memoryview]:
 
 
 def address(url: str) -> str:
-    """Return ``url`` with the usual path where it has none."""
+    """Return ``url`` with the path ``USUAL_PATH`` if it has none."""
     bare = url.rstrip("/")
     return bare if bare.count("/") > 2 else bare + USUAL_PATH
 
 
-def _tls(wanted: Wanted) -> ssl.SSLContext:
+def _tls(settings: Settings) -> ssl.SSLContext:
     def text(path: str) -> str:
         try:
             return pathlib.Path(path).read_text(encoding="ascii") if path else ""
         except (OSError, UnicodeDecodeError) as err:
-            raise errors.RequestError(f"{path}: unreadable certificate or key") from err
+            raise errors.RequestError(f"{path}: cannot read the certificate or key") from err
 
-    made = upload_client.context(text(wanted.ca_file), text(wanted.certificate), text(wanted.key))
-    if wanted.insecure:
+    made = upload_client.context(text(settings.ca_file), text(settings.certificate), text(settings.key))
+    if settings.insecure:
         made.check_hostname = False
         made.verify_mode = ssl.CERT_NONE
     return made

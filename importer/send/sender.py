@@ -1,4 +1,4 @@
-"""A body sent in as many requests as it takes (``upload.resumable`` is the other end)."""
+"""Client of resumable uploads, in as many requests as needed (server: ``upload.resumable``)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from cdi_worker.send import client as upload_client
 
 log = logging.getLogger(__name__)
 
-SAYS = {"Tus-Resumable": "1.0.0"}
+HEADERS = {"Tus-Resumable": "1.0.0"}
 CONTENT = {"Content-Type": "application/offset+octet-stream"}
-#: What names the bytes, in ``Upload-Metadata``.
+#: The key in ``Upload-Metadata`` that identifies the bytes.
 FINGERPRINT = "fingerprint"
-#: How often an upload starts over whose server has been started anew.
+#: How often an upload starts over because the server has restarted.
 RESTARTS = 5
-#: What a server answers that knows nothing of this way.
+#: Statuses of servers that do not support resumable uploads.
 UNKNOWN = frozenset({400, 404, 405, 501})
 
 
 class Stream(abc.ABC):
-    """Bytes that can be made again from any offset. ``length``: None: as many as come."""
+    """Bytes that can be produced again from any offset. ``length`` in bytes, None if unknown."""
 
     length: int | None
 
     @abc.abstractmethod
     def chunks(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:
-        """Yield what follows ``offset``, each piece valid until the next."""
+        """Yield the bytes from ``offset`` on; each piece is valid until the next."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sender:
-    """``path``: of the collection. ``patience``: seconds without progress until it is given up.
+    """Sends one stream to ``path``, the tus collection; fails after ``patience`` seconds without progress.
 
-    ``headers`` go with the request that begins. ``retried`` is told of every failure that another request
-    may mend. ``fingerprint`` names the bytes, empty: nobody asks for them again.
+    ``headers`` are sent with the request that creates the upload. ``retried`` is called with each failure
+    that is retried. ``fingerprint`` identifies the bytes for a later run; without it no run resumes the
+    upload.
     """
 
     client: upload_client.Client
@@ -52,12 +53,12 @@ class Sender:
     fingerprint: str = ""
 
     def begin(self, length: int | None) -> bool:
-        """Make an upload on the server; False: the server offers none in this way."""
+        """Create the upload on the server; return whether the server supports resumable uploads."""
         more = {"Upload-Defer-Length": "1"} if length is None else {"Upload-Length": str(length)}
         if self.fingerprint:
             more["Upload-Metadata"] = self._metadata
-        headers = {**SAYS, **more, **self.headers}
-        # One that nobody has heard the answer of is dropped for the next.
+        headers = {**HEADERS, **more, **self.headers}
+        # Safe to repeat: the server drops an upload whose answer was lost when the next one is created.
         answer = retry.patiently(
             lambda: self.client.ask("POST", self.path, headers), self.patience, self.cancel
         )
@@ -67,53 +68,55 @@ class Sender:
         return True
 
     def left_over(self, length: int) -> int | None:
-        """Return how much of this very upload the server has from an earlier run, None if nothing."""
-        answer = self.client.ask("HEAD", self.path, SAYS)
-        same = answer.header("Upload-Metadata") == self._metadata
-        return _offset(answer) if same and answer.header("Upload-Length") == str(length) else None
+        """Return how many bytes of this upload the server has from an earlier run, None if it has none."""
+        answer = self.client.ask("HEAD", self.path, HEADERS)
+        is_same = answer.header("Upload-Metadata") == self._metadata
+        return _offset(answer) if is_same and answer.header("Upload-Length") == str(length) else None
 
     def send(self, stream: Stream, offset: int = 0) -> None:
-        """Send everything; return when the disk is on the other's storage. Raises ``errors.Error``."""
+        """Send ``stream`` and return when the server has the disk on storage. Raises ``errors.Error``."""
         patience = retry.Patience(self.patience, self.cancel)
         restarts = 0
         while not self._attempt(stream, offset, patience):
-            now = self._where(patience)
+            now = self._received(patience)
             if now is None:
                 restarts += 1
                 if restarts > RESTARTS or not self.begin(stream.length):
-                    raise errors.UploadFailed(url=self.client.url, reason="the server has lost the upload")
+                    raise errors.UploadFailed(
+                        url=self.client.url, reason="the server lost the upload; run it again"
+                    )
                 now = 0
             elif now > offset:
                 patience.progress()
-            log.info("upload goes on offset=%d", now)
+            log.info("upload resumed offset=%d", now)
             offset = now
 
     def _attempt(self, stream: Stream, offset: int, patience: retry.Patience) -> bool:
-        """Send what follows ``offset`` in one request; False: there is more to send."""
-        headers = {**SAYS, **CONTENT, "Upload-Offset": str(offset)}
+        """Send the stream from ``offset`` on in one request; return whether the upload is complete."""
+        headers = {**HEADERS, **CONTENT, "Upload-Offset": str(offset)}
         length = None if stream.length is None else stream.length - offset
         try:
-            # A request that breaks leaves its stream half-way, perhaps with a program behind it.
+            # A failed request leaves the generator open, and with it perhaps a running tar.
             with contextlib.closing(stream.chunks(offset)) as pieces:
                 body = upload_client.Body(pieces, length)
                 answer = self.client.ask("PATCH", self.path, headers, body)
         except errors.Transient as err:
-            log.info("upload broken reason=%s", err)
+            log.info("upload interrupted reason=%s", err)
             self.retried(err)
             patience.wait(err, offset)
             return False
         if answer.status in {404, 409} or (answer.status == 400 and answer.header("Upload-Offset")):
-            # Not all that was sent has arrived, or the server is another one now.
+            # The server received only a part, or has restarted and lost the upload.
             patience.wait(errors.Transient(url=self.client.url, reason=answer.reason()), offset)
             return False
         _check(self.client, answer)
         return True
 
-    def _where(self, patience: retry.Patience) -> int | None:
-        """Ask, until it answers, how much the server has; None: it knows nothing of the upload."""
+    def _received(self, patience: retry.Patience) -> int | None:
+        """Return how many bytes the server has, retrying until it answers; None: it has no such upload."""
         while True:
             try:
-                return _offset(self.client.ask("HEAD", self.path, SAYS))
+                return _offset(self.client.ask("HEAD", self.path, HEADERS))
             except errors.Transient as err:
                 patience.wait(err, 0)
 

@@ -1,4 +1,4 @@
-"""The role of the clone source: what a volume holds goes to the upload server of another."""
+"""The clone source role: send a volume's content to the upload server of another volume."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ MODES = {"block": headers.BLOCK, "filesystem": headers.FILESYSTEM}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """``kind``: the content type; ``place``: the device or directory; the PEM texts do not show.
+    """Settings of a clone source.
 
-    ``no_progress``: seconds until a broken connection is given up.
+    ``kind``: the content type. ``path``: the device or directory. ``no_progress``: seconds without progress
+    after which the clone fails.
     """
 
     url: str
@@ -46,7 +47,7 @@ class Settings:
 
 
 def read(env: Mapping[str, str]) -> Settings:
-    """Return the settings; raises ``RequestError`` with all faults of the environment."""
+    """Return the settings. Raises ``RequestError`` that lists all faults of the environment."""
     reading = contract.Reading(env)
     names = ("UPLOAD_URL", "MOUNT_POINT", "CLIENT_KEY", "CLIENT_CERT", "SERVER_CA_CERT")
     reading.faults += [f"{name} is not set" for name in names if not env.get(name)]
@@ -71,13 +72,13 @@ def read(env: Mapping[str, str]) -> Settings:
 def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
-    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as told:
-        send(settings, progress.Several(progress.Lines(sys.stderr), told), cancel)
+    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter:
+        send(settings, progress.Several(progress.Lines(sys.stderr), meter), cancel)
     return report.cloned(preallocated=settings.preallocation)
 
 
 def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> None:
-    """Send the volume, and return when the other end has it on storage. Raises ``errors.Error``."""
+    """Send the volume and return when the server has it on storage. Raises ``errors.Error``."""
     tls = upload_client.context(settings.authority, settings.certificate, settings.key)
     client = upload_client.Client(settings.url, tls, cancel)
     shown.phase("connect", None)
@@ -92,7 +93,7 @@ def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> 
 
 
 def send_frames(settings: Settings, client: upload_client.Client, shown: progress.Progress) -> None:
-    """Send what every upload server of CDI takes, in one request."""
+    """Send the volume in CDI's clone format, in one request."""
     with plain(settings, shown) as pieces:
         body = upload_client.Body(snappy.frames(pieces))
         answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
@@ -103,7 +104,7 @@ def send_frames(settings: Settings, client: upload_client.Client, shown: progres
 def send_extents(
     settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: retry.Cancel
 ) -> None:
-    """Send what an upload server of ours takes, in as many requests as it needs."""
+    """Send the volume in our own clone format, in as many requests as needed."""
     chosen = {headers.CONTENT_TYPE: settings.kind, headers.CHOICE: headers.EXTENTS}
     sender = upload_sender.Sender(
         client,
@@ -114,7 +115,7 @@ def send_extents(
         retried=shown.retry,
     )
     if not sender.begin(None):
-        raise errors.UploadFailed(url=client.url, reason="the server does not keep to what it has offered")
+        raise errors.UploadFailed(url=client.url, reason="the server refused the clone format it offered")
     if settings.kind == headers.FILESYSTEM:
         shown.phase("transfer", occupied(settings.path))
         sender.send(extents.Directory(settings.path, shown, sparse=not settings.preallocation))
@@ -126,12 +127,12 @@ def send_extents(
 
 @contextlib.contextmanager
 def plain(settings: Settings, shown: progress.Progress) -> Iterator[Iterator[memoryview]]:
-    """Yield the pieces of what upstream's receiver unpacks: the device's bytes, or a tar."""
+    """Yield the content of CDI's clone format, before compression: the device's bytes, or a tar."""
     with contextlib.ExitStack() as stack:
         if settings.kind == headers.BLOCK:
             device = stack.enter_context(volume.Volume(settings.path))
             shown.phase("transfer", device.size)
-            yield _whole(device, shown)
+            yield _device(device, shown)
         else:
             shown.phase("transfer", occupied(settings.path))
             tar = stack.enter_context(
@@ -140,7 +141,7 @@ def plain(settings: Settings, shown: progress.Progress) -> Iterator[Iterator[mem
             yield _archive(tar, shown)
 
 
-def _whole(device: volume.Volume, shown: progress.Progress) -> Iterator[memoryview]:
+def _device(device: volume.Volume, shown: progress.Progress) -> Iterator[memoryview]:
     zeros = memoryview(bytes(snappy.PIECE))
     for piece in device.pieces():
         if isinstance(piece, volume.Piece):
@@ -161,7 +162,7 @@ def _archive(tar: gnu_tar.Reader, shown: progress.Progress) -> Iterator[memoryvi
 
 
 def occupied(directory: str) -> int:
-    """Return about how many bytes of data are below ``directory``: what a sparse archive holds."""
+    """Return roughly the bytes of data below ``directory``, holes excluded: the size of a sparse archive."""
     total = 0
     for root, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if name not in gnu_tar.NOT_CONTENT]

@@ -1,4 +1,4 @@
-"""One TLS connection to the upload server: bytes, straight into the caller's memory."""
+"""One TLS connection to the upload server, received directly into the caller's memory."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from typing import TypeVar, cast
 
 from cdi_worker.upload import tls
 
-#: Seconds after which what has come is handed on, though there is room for more.
+#: Seconds without data after which a read returns the bytes received so far.
 QUIET = 0.005
-#: Bytes that are taken from the network at once: a call of the kernel for each record of TLS, as OpenSSL
-#: makes two of by itself, took a tenth of the time of a clone.
+#: Bytes received by one system call. OpenSSL by itself makes two calls for each TLS record, which took a
+#: tenth of the time of a clone.
 WINDOW = 256 << 10
-#: Bytes that have to come for a reader of many to be woken.
-WORTH = 128 << 10
-#: Bytes that are received at once where it is not known how many belong together: one record of TLS.
+#: Bytes that must have arrived to wake a reader that asks for at least as many (SO_RCVLOWAT, socket(7)).
+LOW_WATER = 128 << 10
+#: Bytes of the largest TLS record (RFC 8446, 5.1): read at once where the length is not known before.
 RECORD = 16 << 10
-#: Seconds for the other end to take an answer.
+#: Seconds for the client to receive an answer.
 SEND = 10.0
-#: Seconds for the other end to close its side.
-FAREWELL = 1.0
+#: Seconds for the client to close its side.
+CLOSE = 1.0
 
 T = TypeVar("T")
 
 
 class Interrupted(ConnectionError):
-    """Somebody here wants nothing more from this connection."""
+    """The server has ended reading from this connection; see ``Connection.interrupt``."""
 
     def __init__(self) -> None:
-        super().__init__("the server goes on without this connection")
+        super().__init__("interrupted by the server")
 
 
 class Connection:
-    """Blocks, with a limit on every wait. For one thread at a time; ``interrupt`` may come from any.
+    """The server's end of a TLS connection, which blocks with a limit on every wait, in seconds.
 
-    TLS is between two places in memory, the socket beside them never blocks: a wait looks at an event too,
-    so that a read can be ended without breaking TLS, and an answer still be given. All limits are in
-    seconds. Raises ``OSError``.
+    Raises ``OSError``.
+    For one thread at a time; ``interrupt`` may be called from any. TLS works on memory buffers and the socket
+    never blocks: a wait polls an event too, so that a read can be ended without breaking TLS, and an answer
+    can still be sent.
     """
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
@@ -62,21 +63,21 @@ class Connection:
         self._closed = False
         self._ahead = b""
 
-    def shake_hands(self, limit: float) -> None:
-        """Begin TLS."""
+    def handshake(self, limit: float) -> None:
+        """Do the TLS handshake."""
         self._until(self._tls.do_handshake, limit)
 
     @property
     def client_name(self) -> str:
-        """The common name in the client's certificate, which was verified; empty without one."""
+        """The common name of the client's verified certificate; empty without one."""
         return tls.common_name(self._tls.getpeercert())
 
     # -- receiving
 
     def readinto(self, into: memoryview, limit: float) -> int:
-        """Receive until ``into`` is full or nothing comes for a moment; 0: the client has closed.
+        """Receive until ``into`` is full or no data arrives for ``QUIET`` seconds; return 0 at the end.
 
-        ``limit`` is for the first byte.
+        ``limit``: seconds for the first byte.
         """
         if self._interrupted:
             raise Interrupted
@@ -88,7 +89,7 @@ class Connection:
             try:
                 count = self._receive(into[filled:], QUIET if filled else limit)
             except OSError:
-                if filled:  # what breaks it now does so again
+                if filled:  # the next call raises it again
                     break
                 raise
             if not count:
@@ -99,7 +100,7 @@ class Connection:
     def _receive(self, into: memoryview, limit: float) -> int:
         while True:
             try:
-                # With a buffer it returns a number, other than its types say.
+                # With a buffer it returns a number of bytes; typeshed says bytes.
                 return cast(int, self._tls.read(len(into), into))
             except ssl.SSLWantReadError:
                 self._more(len(into), limit)
@@ -107,45 +108,45 @@ class Connection:
                 return 0
 
     def some(self, limit: float) -> bytes:
-        """Return what comes first; empty: the client has closed."""
+        """Return the next bytes, of any number; empty if the client closed the connection."""
         if not self._ahead:
             return self._record(limit)
         found, self._ahead = self._ahead, b""
         return found
 
     def line(self, longest: int, limit: float) -> bytes:
-        """Return a line without its end; what has come of it stays for the next call if there is none yet."""
+        """Return the next line without its CRLF; a part of a line is kept for the next call."""
         while (end := self._ahead.find(b"\r\n", 0, longest + 2)) < 0:
             if len(self._ahead) > longest + 1:
                 raise ConnectionError(f"a line is longer than {longest} bytes")
             more = self._record(limit)
             if not more:
-                raise ConnectionError("the client has gone within a line")
+                raise ConnectionError("the client closed the connection within a line")
             self._ahead += more
         found, self._ahead = self._ahead[:end], self._ahead[end + 2 :]
         return found
 
     def put_back(self, data: bytes) -> None:
-        """Let ``data`` be what is received next."""
+        """Make ``data`` the bytes that are received next."""
         self._ahead = data + self._ahead
 
     def drain(self, limit: float) -> None:
-        """Throw away all that comes in that time, also after an interruption. Nothing can be read then."""
+        """Receive and discard for up to ``limit`` seconds, also after ``interrupt``. Ends all reading."""
         deadline = time.monotonic() + limit
         with contextlib.suppress(OSError):
-            while (left := deadline - time.monotonic()) > 0 and self._take(left, heed=False):
+            while (left := deadline - time.monotonic()) > 0 and self._take(left, interruptible=False):
                 pass
 
     # -- sending and ending
 
     def send(self, data: bytes) -> None:
-        """Send all of it, also after an interruption."""
+        """Send all of ``data``, also after ``interrupt``."""
         rest = memoryview(data)
         while rest:
-            rest = rest[self._until(functools.partial(self._tls.write, rest), SEND, heed=False) :]
+            rest = rest[self._until(functools.partial(self._tls.write, rest), SEND, interruptible=False) :]
 
     def interrupt(self) -> None:
-        """End the read that waits in another thread, and all that follow."""
+        """End the read that waits in another thread, and all later ones, with ``Interrupted``."""
         with self._lock:
             self._interrupted = True
             if not self._closed:
@@ -156,16 +157,16 @@ class Connection:
         return self._interrupted
 
     def close(self) -> None:
-        """Take leave, and close."""
+        """Close TLS, then the connection; errors are ignored."""
         with contextlib.suppress(OSError, ValueError):
             with contextlib.suppress(ssl.SSLWantReadError):
                 self._tls.unwrap()
-            self._flush(FAREWELL)
+            self._flush(CLOSE)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             if not self._interrupted:
-                # Closed with something unread, the kernel would have the client forget our last answer.
-                self.drain(FAREWELL)
+                # Closing with unread data sends a reset: the client may lose our last answer (RFC 9112, 9.6).
+                self.drain(CLOSE)
         with self._lock:
             self._closed = True
             os.close(self._event)
@@ -179,48 +180,48 @@ class Connection:
         except ssl.SSLEOFError:
             return b""
 
-    def _until(self, step: Callable[[], T], limit: float, *, heed: bool = True) -> T:
-        """Take a step of TLS, with what it needs from the other end and has to tell it."""
+    def _until(self, step: Callable[[], T], limit: float, *, interruptible: bool = True) -> T:
+        """Repeat ``step`` of TLS, receiving and sending what it needs, until it succeeds."""
         deadline = time.monotonic() + limit
         while True:
-            # Also where there is no need to wait: a client may never be silent.
-            if heed and self._interrupted:
+            # Checked also without a wait: a client that never pauses must not delay an interruption.
+            if interruptible and self._interrupted:
                 raise Interrupted
             try:
                 done = step()
             except ssl.SSLWantReadError:
                 self._flush(SEND)
-                self._more(0, deadline - time.monotonic(), heed=heed)
+                self._more(0, deadline - time.monotonic(), interruptible=interruptible)
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._flush(SEND)  # it says why
+                    self._flush(SEND)  # the TLS alert with the reason
                 raise
             else:
                 self._flush(SEND)
                 return done
 
-    def _more(self, room: int, limit: float, *, heed: bool = True) -> None:
-        """Give TLS what comes next; where there is ``room`` for much, wait a moment for as much."""
-        if count := self._take(limit, room, heed=heed):
+    def _more(self, room: int, limit: float, *, interruptible: bool = True) -> None:
+        """Feed TLS with the next bytes; with enough ``room``, wait a moment for ``LOW_WATER`` of them."""
+        if count := self._take(limit, room, interruptible=interruptible):
             self._received.write(self._window[:count])
         else:
             self._received.write_eof()
 
-    def _take(self, limit: float, room: int = 0, *, heed: bool) -> int:
-        """Receive into the window; 0: the client has closed."""
+    def _take(self, limit: float, room: int = 0, *, interruptible: bool) -> int:
+        """Receive into the window; return the bytes received, 0 if the client closed the connection."""
         while True:
-            if heed and self._interrupted:
+            if interruptible and self._interrupted:
                 raise Interrupted
             with contextlib.suppress(BlockingIOError):
                 return self._socket.recv_into(self._window)
-            if room >= WORTH:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, WORTH)
+            if room >= LOW_WATER:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, LOW_WATER)
                 try:
-                    self._ready(select.POLLIN, QUIET, heed=heed)
+                    self._ready(select.POLLIN, QUIET, interruptible=interruptible)
                 finally:
                     self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            if not self._ready(select.POLLIN, limit, heed=heed):
-                raise TimeoutError(f"nothing came for {limit:g} s")
+            if not self._ready(select.POLLIN, limit, interruptible=interruptible):
+                raise TimeoutError(f"no data for {limit:g} s")
 
     def _flush(self, limit: float) -> None:
         rest = memoryview(self._to_send.read()) if self._to_send.pending else b""
@@ -228,13 +229,13 @@ class Connection:
             try:
                 rest = rest[self._socket.send(rest) :]
             except BlockingIOError:
-                if not self._ready(select.POLLOUT, limit, heed=False):
-                    raise TimeoutError(f"the client takes nothing for {limit:g} s") from None
+                if not self._ready(select.POLLOUT, limit, interruptible=False):
+                    raise TimeoutError(f"the client accepted no data for {limit:g} s") from None
 
-    def _ready(self, wanted: int, limit: float, *, heed: bool) -> bool:
-        """Wait for the socket; False: not in that time. ``heed``: raise ``Interrupted`` if it is."""
-        waiting = self._poll if heed else select.poll()
-        waiting.register(self._socket, wanted)
+    def _ready(self, events: int, limit: float, *, interruptible: bool) -> bool:
+        """Wait for ``events`` on the socket; return whether one came. Raises ``Interrupted``."""
+        waiting = self._poll if interruptible else select.poll()
+        waiting.register(self._socket, events)
         found = waiting.poll(max(0.0, limit) * 1000)
         if any(fd == self._event for fd, _ in found):
             raise Interrupted

@@ -1,4 +1,4 @@
-"""The file within a form (multipart/form-data, RFC 7578), as it comes."""
+"""The file in a form upload (multipart/form-data, RFC 7578), as a stream."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import multipart
 from cdi_worker import errors
 from cdi_worker.sources import upload
 
-#: Bytes that are taken apart at once.
+#: Bytes that are parsed at once.
 PIECE = 256 << 10
 
 
 class File:
-    """The body of a request without all but the part named ``file``.
+    """Reader of the part named ``file`` in the body of a form upload.
 
-    Raises ``errors.RequestError`` of a form that is none, that is cut short, or without such a part.
+    Raises ``errors.RequestError`` if the form is malformed, truncated, or has no such part.
     """
 
     def __init__(self, headers: Mapping[str, str], content: upload.Content) -> None:
         kind, options = multipart.parse_options_header(headers.get("content-type", ""))
         if kind != "multipart/form-data" or not options.get("boundary"):
-            raise errors.RequestError("a form upload wants multipart/form-data, and its boundary")
+            raise errors.RequestError("a form upload needs Content-Type: multipart/form-data with a boundary")
         self._boundary = options["boundary"]
         self._content = content
         self._pieces = self._file()
@@ -40,7 +40,7 @@ class File:
         self._content.interrupt()
 
     def _file(self) -> Iterator[bytes | bytearray]:
-        """Yield the file's bytes; read the other parts, and what stands around them, to their end."""
+        """Yield the file's bytes; read everything else to the end of the body and discard it."""
         found = inside = False
         buffer = memoryview(bytearray(PIECE))
         try:
@@ -53,6 +53,6 @@ class File:
                         elif event is not None and inside:
                             yield event
         except multipart.MultipartError as err:
-            raise errors.RequestError(f"the form: {err}") from err
+            raise errors.RequestError(f"malformed form: {err}") from err
         if not found:
-            raise errors.RequestError("the form has no part named file")
+            raise errors.RequestError('the form has no part named "file"')

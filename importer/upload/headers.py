@@ -1,4 +1,4 @@
-"""The headers of an upload that are CDI's or our own, and what stands in them: known to both ends."""
+"""Names and values of CDI's and our own upload headers, shared by both ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ CONTENT_TYPE: Final = "x-cdi-content-type"
 BLOCK: Final = "blockdevice-clone"
 FILESYSTEM: Final = "filesystem-clone"
 CLONES: Final = (BLOCK, FILESYSTEM)
-#: How a server and a clone source of ours agree on more than CDI's (docs/clone.md): the server offers it
-#: in the answer to a probe, the client chooses it for an upload. Others pass over both.
+#: Negotiation of our own clone format (docs/clone.md): the server offers it in the answer to a probe, the
+#: client chooses it for an upload. Other servers and clients ignore both.
 OFFER: Final = "x-cdi-worker-offer"
 CHOICE: Final = "x-cdi-worker-stream"
 EXTENTS: Final = "extents-2"

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the upload server: heads through h11, bodies straight from the connection."""
+"""HTTP/1.1 of the upload server: h11 parses the heads, bodies are read directly from the connection."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cdi_worker import errors
 from cdi_worker.upload.connection import QUIET, Connection
 
 TOO_LARGE = "effective image size is larger than the reported available storage"
-#: Seconds of a body that is read on, for its client to see the refusal.
+#: Seconds to read the rest of a body after a refusal: a client that is still sending sees the answer then.
 LINGERING = 2.0
-#: The longest head, and the longest line before a chunk or of the trailers, in bytes; how many of those.
+#: Bytes of the longest head, and of the longest chunk header or trailer line; the number of trailer lines.
 HEAD, LINE, TRAILERS = 64 << 10, 4 << 10, 64
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What is said to a request."""
+    """The response to a request."""
 
     status: int = 200
     text: str = ""
@@ -34,7 +34,7 @@ class Answer:
 
 
 class Refusal(Exception):
-    """Ends a request with a status and nothing else to say."""
+    """End a request with a status and its reason phrase."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -42,17 +42,17 @@ class Refusal(Exception):
 
 
 def failed(failure: errors.Error) -> Answer:
-    """Return the answer that tells a client what went wrong."""
+    """Return the answer to a request whose upload has failed."""
     is_too_large = isinstance(failure, errors.TooLarge | errors.NoSpace | errors.ScratchTooSmall)
-    said = f"{TOO_LARGE}: {failure}" if is_too_large else str(failure)
-    is_clients = is_too_large or isinstance(failure, errors.RequestError)
-    return Answer(400 if is_clients else 500, f"Saving stream failed: {said}")
+    text = f"{TOO_LARGE}: {failure}" if is_too_large else str(failure)
+    is_client_error = is_too_large or isinstance(failure, errors.RequestError)
+    return Answer(400 if is_client_error else 500, f"Saving stream failed: {text}")
 
 
 class Request:
-    """A request whose head has come. ``headers``: by their names in small letters.
+    """A request whose head has been received. ``headers``: by their lower-case names.
 
-    ``length`` of the body in bytes; None: as many as come.
+    ``length``: bytes of the body, None if it is chunked.
     """
 
     def __init__(self, connection: Connection, head: h11.Request, patience: float) -> None:
@@ -73,7 +73,7 @@ class Request:
 
 
 def authorize(request: Request, client_name: str, *methods: str) -> None:
-    """Raise ``Refusal`` if the method is not one of ``methods`` or the client has another name."""
+    """Raise ``Refusal`` unless the method is one of ``methods`` and the client's certificate has the name."""
     if request.method not in methods:
         raise Refusal(404)
     if request.client_name != client_name:
@@ -81,9 +81,10 @@ def authorize(request: Request, client_name: str, *methods: str) -> None:
 
 
 class Exchange:
-    """One request and its answer. ``idle``: seconds for its head; ``patience``: without a byte of its body.
+    """One request and its answer.
 
-    Raises ``OSError`` where the connection is of no more use.
+    ``idle``: seconds to receive the head. ``patience``: seconds without a byte of the body. Raises
+    ``OSError`` if the connection is broken.
     """
 
     def __init__(self, connection: Connection, idle: float, patience: float) -> None:
@@ -95,7 +96,7 @@ class Exchange:
         self._is_head = False
 
     def receive(self) -> Request | None:
-        """Wait for the request; None: the client has closed. Raises ``Refusal`` of what is none."""
+        """Return the request, None if the client closed the connection. Raises ``Refusal`` if malformed."""
         try:
             head = self._head()
         except h11.RemoteProtocolError as err:
@@ -106,7 +107,7 @@ class Exchange:
             raise Refusal(505)
         names = {name for name, _ in head.headers}
         if b"transfer-encoding" in names and (b"content-length" in names or head.http_version == b"1.0"):
-            # Whoever says so may want two servers to read two different requests (RFC 9112, 6.1).
+            # Request smuggling: two servers would read two different requests (RFC 9112, 6.1).
             raise Refusal(400)
         try:
             self._request = Request(self._connection, head, self._patience)
@@ -127,43 +128,43 @@ class Exchange:
         self._connection.put_back(self._h11.trailing_data[0])
         return event
 
-    def say_continue(self) -> None:
-        """Ask a client that waits for it (RFC 9110, 10.1.1) to send the body."""
+    def send_continue(self) -> None:
+        """Send 100 Continue to a client that waits for it before it sends the body (RFC 9110, 10.1.1)."""
         if self._h11.they_are_waiting_for_100_continue:
-            said = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
-            with contextlib.suppress(OSError):  # that it has gone will show in the body
-                self._connection.send(said or b"")
+            data = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
+            with contextlib.suppress(OSError):  # reading the body will report it
+                self._connection.send(data or b"")
 
-    def answer(self, said: Answer) -> bool:
-        """Send it; False: the connection ends with it."""
+    def answer(self, answer: Answer) -> bool:
+        """Send ``answer``; return whether the connection can take another request."""
         request = self._request
-        whole = request is not None and request.content.at_end
-        text = said.text.encode()
-        headers = {"Date": email.utils.formatdate(usegmt=True), **said.headers}
-        if said.status == http.HTTPStatus.NO_CONTENT:
+        is_complete = request is not None and request.content.at_end
+        text = answer.text.encode()
+        headers = {"Date": email.utils.formatdate(usegmt=True), **answer.headers}
+        if answer.status == http.HTTPStatus.NO_CONTENT:
             text = b""
         else:
             headers |= {"Content-Length": str(len(text)), "Content-Type": "text/plain; charset=utf-8"}
         if self._is_head:
             text = b""
-        if not whole or self._connection.interrupted:
+        if not is_complete or self._connection.interrupted:
             headers["Connection"] = "close"
-        # Words of the client come back as they were.
+        # Latin-1, as the request was decoded: Upload-Metadata is echoed byte for byte.
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        phrase = http.HTTPStatus(said.status).phrase.encode()
+        phrase = http.HTTPStatus(answer.status).phrase.encode()
         events = [
-            h11.Response(status_code=said.status, headers=encoded, reason=phrase),
+            h11.Response(status_code=answer.status, headers=encoded, reason=phrase),
             h11.Data(data=text),
             h11.EndOfMessage(),
         ]
         self._connection.send(b"".join(self._h11.send(event) or b"" for event in events))
-        if not whole:
+        if not is_complete:
             self._connection.drain(LINGERING)
         return self._h11.our_state is h11.DONE
 
 
 class Sized:
-    """A body of so many bytes."""
+    """A body of ``length`` bytes."""
 
     def __init__(self, connection: Connection, length: int, patience: float) -> None:
         self._connection = connection
@@ -179,7 +180,7 @@ class Sized:
             return 0
         count = self._connection.readinto(into[: self._left], self._patience)
         if not count:
-            raise ConnectionError(f"the client has gone {self._left} bytes before the end")
+            raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")
         self._left -= count
         return count
 
@@ -188,13 +189,15 @@ class Sized:
 
 
 class Chunked:
-    """A body in chunks (RFC 9112, 7.1). What is said beside their lengths is passed over."""
+    """A chunked body (RFC 9112, 7.1). Chunk extensions and trailers are ignored."""
 
     def __init__(self, connection: Connection, patience: float) -> None:
         self._connection = connection
         self._patience = patience
         self._left = 0
-        self._behind = False
+        #: Whether the CRLF after a chunk's data is still to be read.
+        self._after_data = False
+        #: Trailer lines read so far; None before the last chunk.
         self._trailers: int | None = None
         self._failure: OSError | None = None
         self.at_end = False
@@ -213,7 +216,7 @@ class Chunked:
             except OSError as err:
                 if not filled:
                     raise
-                # What came before it is good.
+                # Return the bytes received before the failure; the next call raises it.
                 self._failure = err
                 break
             filled += count
@@ -223,34 +226,34 @@ class Chunked:
         self._connection.interrupt()
 
     def _step(self, into: memoryview, limit: float) -> int:
-        """Read some of a chunk, or what stands between two or behind the last: that is 0 bytes of content."""
+        """Read some of a chunk's data, or one chunk header or trailer line; return the bytes of data."""
         if self._trailers is not None:
-            self._end(self._trailers, limit)
+            self._read_trailer(self._trailers, limit)
             return 0
         if not self._left:
-            self._begin(limit)
+            self._read_header(limit)
             return 0
         count = self._connection.readinto(into[: self._left], limit)
         if not count:
-            raise ConnectionError("the client has gone within a chunk")
+            raise ConnectionError("the client closed the connection within a chunk")
         self._left -= count
         return count
 
-    def _begin(self, limit: float) -> None:
-        """Read what stands before a chunk, and behind the one before."""
-        if self._behind and self._connection.line(LINE, limit):
-            raise ConnectionError("a chunk is longer than it says")
-        self._behind = False
+    def _read_header(self, limit: float) -> None:
+        """Read the end of the previous chunk and the header of the next."""
+        if self._after_data and self._connection.line(LINE, limit):
+            raise ConnectionError("malformed chunk: longer than its header says")
+        self._after_data = False
         found = _CHUNK.fullmatch(self._connection.line(LINE, limit))
         if found is None:
-            raise ConnectionError("a chunk of no length")
+            raise ConnectionError("malformed chunk header")
         self._left = int(found[1], 16)
-        self._behind = bool(self._left)
+        self._after_data = bool(self._left)
         self._trailers = None if self._left else 0
 
-    def _end(self, trailers: int, limit: float) -> None:
-        """Read one line behind the last chunk, where so many have come."""
-        if trailers == TRAILERS:
+    def _read_trailer(self, count: int, limit: float) -> None:
+        """Read one trailer line after ``count`` others; an empty line ends the body."""
+        if count == TRAILERS:
             raise ConnectionError(f"more than {TRAILERS} trailers")
         self.at_end = not self._connection.line(LINE, limit)
-        self._trailers = trailers + 1
+        self._trailers = count + 1

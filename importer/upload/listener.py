@@ -1,4 +1,4 @@
-"""The upload server's connections: a thread for each, and a bound on them all."""
+"""The upload server's listening socket: one thread per connection, at most ``MOST`` connections."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cdi_worker.upload.connection import Connection
 
 log = logging.getLogger(__name__)
 
-#: Seconds for a handshake.
+#: Seconds for a TLS handshake.
 HANDSHAKE = 10.0
-#: Seconds for answers that are still being given when the server ends.
+#: Seconds for the last answers to be sent when the server ends.
 SHUTDOWN = 10.0
-#: Connections at once; for one more, the oldest that asks for nothing has to go, which takes a moment.
+#: Connections at once. For one more, the oldest idle one is closed; ``LEAVING`` may still be closing.
 MOST, LEAVING = 256, 16
-#: Seconds until another connection is taken after one could not be: there may be no descriptor left.
+#: Seconds to wait after a connection could not be accepted: there may be no descriptor left.
 PAUSE = 0.1
 
 Handle: TypeAlias = Callable[[http.Request, http.Exchange], http.Answer]
 
 
 class Listener:
-    """Answers requests by ``handle``. ``idle``, ``patience``: see ``upload_http.Exchange``."""
+    """Accept connections and answer requests by ``handle``; ``idle``, ``patience``: see ``http.Exchange``."""
 
     def __init__(self, context: ssl.SSLContext, handle: Handle, *, idle: float, patience: float) -> None:
         self._context = context
@@ -39,16 +39,16 @@ class Listener:
         self._idle = idle
         self._patience = patience
         self._changed = threading.Condition()
-        #: Whether a request of it is being answered, the oldest first.
+        #: Whether a request is being processed, by connection, the oldest first.
         self._connections: dict[Connection, bool] = {}
         self._threads = 0
         self._ending = False
 
     @contextlib.contextmanager
     def listening(self, host: str, port: int, end: Callable[[], object]) -> Iterator[int]:
-        """Yield the port while connections are taken.
+        """Yield the port while connections are accepted.
 
-        Afterwards ``end`` is to end what requests wait for: those that were admitted are answered.
+        Afterwards ``end`` must end the work that requests wait for; then the last answers are sent.
         """
         try:
             listener = _listen(host, port)
@@ -66,19 +66,19 @@ class Listener:
             accepting.join()
             listener.close()
             end()
-            self._wait_for_the_last()
+            self._wait_for_answers()
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._ending:
             try:
-                self._take(*listener.accept())
+                self._start(*listener.accept())
             except (OSError, RuntimeError) as err:
-                # There is no descriptor left, or no thread.
+                # No descriptor or no thread is left.
                 if not self._ending:
-                    log.warning("no connection taken: %s", err)
+                    log.warning("cannot accept a connection: %s", err)
                     time.sleep(PAUSE)
 
-    def _take(self, plain: socket.socket, _: object) -> None:
+    def _start(self, plain: socket.socket, _: object) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(plain.close)
             self._make_room()
@@ -97,20 +97,20 @@ class Listener:
 
     def _serve(self, plain: socket.socket) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._end_of_thread)
+            stack.callback(self._thread_ended)
             stack.callback(plain.close)
-            # A client that leaves, breaks TLS or is too slow: its own affair.
+            # A client that disconnects, breaks TLS or is too slow needs no log message of ours.
             stack.enter_context(contextlib.suppress(OSError))
             connection = Connection(plain, self._context)
             self._register(connection)
             stack.callback(self._forget, connection)
             stack.callback(connection.close)
-            connection.shake_hands(HANDSHAKE)
+            connection.handshake(HANDSHAKE)
             while self._exchange(connection) and not self._ending:
                 pass
 
     def _exchange(self, connection: Connection) -> bool:
-        """Answer one request; False: the connection ends."""
+        """Answer one request; return whether the connection stays open."""
         exchange = http.Exchange(connection, self._idle, self._patience)
         try:
             request = exchange.receive()
@@ -120,9 +120,9 @@ class Listener:
             answer = self._answer(request, exchange)
         except http.Refusal as refusal:
             answer = refusal.answer
-        goes_on = exchange.answer(answer)
+        stays_open = exchange.answer(answer)
         self._mark(connection, busy=False)
-        return goes_on
+        return stays_open
 
     def _answer(self, request: http.Request, exchange: http.Exchange) -> http.Answer:
         try:
@@ -133,7 +133,7 @@ class Listener:
             log.exception("internal error")
             return http.Answer(500, "internal error")
 
-    def _end_of_thread(self) -> None:
+    def _thread_ended(self) -> None:
         with self._changed:
             self._threads -= 1
             self._changed.notify_all()
@@ -153,7 +153,7 @@ class Listener:
             del self._connections[connection]
             self._changed.notify_all()
 
-    def _wait_for_the_last(self) -> None:
+    def _wait_for_answers(self) -> None:
         with self._changed:
             for connection, busy in self._connections.items():
                 if not busy:
@@ -162,7 +162,7 @@ class Listener:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    # Go, and so CDI's server, takes either of them for every address of the pod: clusters may have IPv6 only.
+    # As in Go, and so in CDI's server, both mean every address of the pod: clusters may be IPv6 only.
     if both := host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
         host = "::"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

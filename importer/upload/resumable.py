@@ -1,4 +1,4 @@
-"""Uploads in several requests, in the manner of the tus protocol 1.0 (https://tus.io)."""
+"""Resumable uploads, in several requests, after the tus protocol 1.0 (https://tus.io)."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
 log = logging.getLogger(__name__)
 
 VERSION = "1.0.0"
-#: With every answer.
-SAYS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
-OFFERS = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defer-length,termination"}
+#: Headers of every answer.
+HEADERS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
+CAPABILITIES = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defer-length,termination"}
 CONTENT = "application/offset+octet-stream"
-#: No length has so many.
+#: A length with this many digits is refused: it may not fit in 63 bits.
 DIGITS = 19
-#: Seconds for a request to notice that another one has come.
+#: Seconds between two attempts to take the session over from another request.
 TURN = 0.1
 
-#: Begins the upload that the headers ask for. Size in bytes, None if unknown. Raises ``Refusal`` and
+#: Begin an upload with these request headers. Size in bytes, None if unknown. Raises ``Refusal`` and
 #: ``RequestError``.
 Begin: TypeAlias = Callable[[Mapping[str, str], int | None], upload_running.Running]
 
 
 class Session:
-    """One upload. ``length`` in bytes; None: not told yet, or never (see ``_is_all``)."""
+    """One upload. ``length`` in bytes; None: not declared yet, or never (see ``_is_last``)."""
 
     def __init__(self, running: upload_running.Running, length: int | None, metadata: str) -> None:
         self.name = secrets.token_hex(16)
         self.running = running
         self.length = length
         self.metadata = metadata
-        self._turn = threading.Lock()
+        self._exclusive = threading.Lock()
         self._patience: threading.Timer | None = None
 
     @property
@@ -49,8 +49,8 @@ class Session:
         return self.running.body.received
 
     @property
-    def waits(self) -> bool:
-        """Whether more is to come."""
+    def is_open(self) -> bool:
+        """Whether more bytes are expected."""
         return not self.running.body.is_complete and not self.running.work.done()
 
     @property
@@ -58,38 +58,38 @@ class Session:
         return self.running.work.done() and self.running.work.exception() is not None
 
     def headers(self) -> dict[str, str]:
-        said = {"Upload-Offset": str(self.offset)}
-        said |= {"Upload-Defer-Length": "1"} if self.length is None else {"Upload-Length": str(self.length)}
-        return said | ({"Upload-Metadata": self.metadata} if self.metadata else {})
+        fields = {"Upload-Offset": str(self.offset)}
+        fields |= {"Upload-Defer-Length": "1"} if self.length is None else {"Upload-Length": str(self.length)}
+        return fields | ({"Upload-Metadata": self.metadata} if self.metadata else {})
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Be the only request. One that still brings bytes is ended: its client has come again."""
+    def taken_over(self) -> Iterator[None]:
+        """Take over the session: abort the previous PATCH, whose client has reconnected."""
         self.running.body.withdraw()
-        while not self._turn.acquire(timeout=TURN):
+        while not self._exclusive.acquire(timeout=TURN):
             self.running.body.withdraw()
         try:
             yield
         finally:
-            self._turn.release()
+            self._exclusive.release()
 
     def wait(self, seconds: float) -> None:
-        """Give the upload up after so many seconds without a request."""
+        """Abort the upload after ``seconds`` without a request."""
         self.stop_waiting()
-        gone = TimeoutError(f"nobody went on with it for {seconds:.0f} s")
-        self._patience = threading.Timer(seconds, self.running.broken, (gone,))
+        abandoned = TimeoutError(f"upload abandoned: no data for {seconds:.0f} s")
+        self._patience = threading.Timer(seconds, self.running.fail, (abandoned,))
         self._patience.daemon = True
         self._patience.start()
 
     def stop_waiting(self) -> None:
-        # The work's thread stops it too.
+        # Also called by the import's thread, so the timer is taken first.
         timer, self._patience = self._patience, None
         if timer is not None:
             timer.cancel()
 
 
 class Resumable:
-    """The handlers. There is one upload at a time, here as everywhere else in the server.
+    """Request handlers of the tus protocol, for one upload at a time.
 
     ``patience``: seconds that an upload waits for its next request.
     """
@@ -101,21 +101,21 @@ class Resumable:
         self._session: Session | None = None
 
     def answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
-        """Answer a request to the collection (no ``name``) or to the upload in it."""
-        # For clients that have but GET and POST.
+        """Answer a request to the collection (empty ``name``) or to the upload ``name``."""
+        # tus 1.0, X-HTTP-Method-Override: for clients that can send only GET and POST.
         request.method = request.headers.get("x-http-method-override", request.method)
         try:
-            said = self._answer(request, exchange, name)
+            answer = self._answer(request, exchange, name)
         except Refusal as refusal:
-            said = refusal.answer
-        return dataclasses.replace(said, headers={**SAYS, **said.headers})
+            answer = refusal.answer
+        return dataclasses.replace(answer, headers={**HEADERS, **answer.headers})
 
     def _answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
         http.authorize(request, self._client_name, "OPTIONS", "POST", "HEAD", "PATCH", "DELETE")
         if request.method == "OPTIONS":
-            return Answer(204, headers=OFFERS)
+            return Answer(204, headers=CAPABILITIES)
         if request.headers.get("tus-resumable", VERSION) != VERSION:
-            return Answer(412, headers=OFFERS)
+            return Answer(412, headers=CAPABILITIES)
         if request.method == "POST" and not name:
             return self._create(request)
         session = self._session
@@ -123,7 +123,7 @@ class Resumable:
             raise Refusal(404)
         if request.method == "PATCH":
             return self._patch(request, exchange, session)
-        with session.turn():
+        with session.taken_over():
             if request.method == "HEAD":
                 return Answer(headers=session.headers())
             if request.method == "DELETE":
@@ -139,7 +139,7 @@ class Resumable:
             self._session = session
             running.work.add_done_callback(lambda _: session.stop_waiting())
             if length == 0:
-                # It is complete: no request follows that could be told what becomes of it.
+                # An empty upload is already complete: no PATCH follows whose answer could report the result.
                 running.body.end()
                 running.wait()
         except errors.Error as err:
@@ -149,20 +149,20 @@ class Resumable:
         )
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
-        with session.turn():
+        with session.taken_over():
             if refused := _refused(request, session):
                 return refused
             if session.length is None:
-                session.length = _told_length(request)
+                session.length = _declared_length(request)
             session.stop_waiting()
-            exchange.say_continue()
-            failure = session.running.take(request.content)
+            exchange.send_continue()
+            failure = session.running.receive(request.content)
             if session.length is not None and session.offset > session.length:
-                session.running.broken(errors.RequestError("more bytes came than Upload-Length says"))
-            elif session.offset == session.length or (failure is None and _is_all(request, session)):
-                # Whatever broke behind the last byte: a client that asks learns that all is there.
+                session.running.fail(errors.RequestError("received more bytes than Upload-Length declares"))
+            elif session.offset == session.length or (failure is None and _is_last(request, session)):
+                # A connection that breaks after the last byte does not matter: HEAD returns the full offset.
                 session.running.body.end()
-            if session.waits:
+            if session.is_open:
                 session.wait(self._patience)
                 return Answer(204 if failure is None else 400, headers=session.headers())
         try:
@@ -172,30 +172,30 @@ class Resumable:
         return Answer(204, headers=session.headers())
 
     def drop_abandoned(self) -> None:
-        """End an upload that waits for its client: another one begins."""
+        """Abort an upload that waits for its client's next request, so that another can begin."""
         session = self._session
-        if session is not None and session.waits and not session.running.body.is_lent:
-            session.running.broken(ConnectionError("another upload has begun"))
+        if session is not None and session.is_open and not session.running.body.is_lent:
+            session.running.fail(ConnectionError("replaced by another upload"))
             futures.wait({session.running.work})
 
 
 def _delete(session: Session) -> Answer:
-    if not session.waits:
-        # Whoever was told that it is gone would be told wrong: all has come, and becomes a disk.
+    if not session.is_open:
+        # All bytes have been received and become a disk: 204 would wrongly report them as deleted.
         raise Refusal(409 if session.running.work.done() else 503)
-    session.running.broken(ConnectionError("the client has ended it"))
+    session.running.fail(ConnectionError("deleted by the client"))
     futures.wait({session.running.work})
     return Answer(204)
 
 
 def _refused(request: Request, session: Session) -> Answer | None:
-    """Return what a PATCH that does not fit is told."""
+    """Return the refusal of a PATCH with a wrong type, offset or length; None if it is acceptable."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CONTENT:
         return Answer(415)
     if request.headers.get("upload-offset") != str(session.offset):
         return Answer(409, headers=session.headers())
     try:
-        length = _told_length(request) if session.length is None else session.length
+        length = _declared_length(request) if session.length is None else session.length
     except errors.RequestError as err:
         return http.failed(err)
     if length is not None and session.offset + (request.length or 0) > length:
@@ -203,16 +203,17 @@ def _refused(request: Request, session: Session) -> Answer | None:
     return None
 
 
-def _is_all(request: Request, session: Session) -> bool:
-    """Tell whether an upload of no told length ends with a request: with one that has none either.
+def _is_last(request: Request, session: Session) -> bool:
+    """Return whether an upload without a declared length ends with this request.
 
-    Of pieces whose lengths are told, more may come; the last of them tells the whole length.
+    It does when the request has no length either. After a request with a length more may follow; the last one
+    declares the length of the upload.
     """
     return session.length is None and request.length is None
 
 
-def _told_length(request: Request) -> int | None:
-    """Return the length that a client tells with a later request. Raises ``RequestError``."""
+def _declared_length(request: Request) -> int | None:
+    """Return the length that a PATCH declares (tus 1.0, creation-defer-length). Raises ``RequestError``."""
     return _length(request) if "upload-length" in request.headers else None
 
 
@@ -222,4 +223,4 @@ def _length(request: Request) -> int | None:
         return int(text)
     if not text and request.headers.get("upload-defer-length") == "1":
         return None
-    raise errors.RequestError(f"Upload-Length {text!r} is no number")
+    raise errors.RequestError(f"Upload-Length: {text!r} is not a number of bytes")

@@ -1,4 +1,4 @@
-"""The role of the upload server, from its start to its report (contract, Upload server)."""
+"""The upload server role: serve until one upload succeeds, then report (contract, Upload server)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at whether to end.
+#: Seconds between two checks of the deadline.
 TURN = 0.2
 
 
@@ -33,16 +33,16 @@ def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_ser
 
 
 def serve(server: upload_server.Server) -> report.Report:
-    """Serve, and return how it ended. Raises ``errors.Error``."""
+    """Serve until an upload succeeds or the deadline passes. Raises ``errors.Error``."""
     settings = server.settings
-    # Nobody waits for it here: whoever uploads would.
+    # Loaded before the first client connects, so that no upload waits for it.
     execute.load()
     with server.listening():
         while not (server.done.wait(TURN) or server.cancel.is_set()):
             if _has_passed(settings.deadline) and server.is_idle:
                 log.info("deadline passed deadline=%s", settings.deadline)
                 break
-    # What was admitted before the end has ended by now, perhaps well.
+    # An upload that was admitted before the end has finished by now, perhaps with success.
     if server.has_succeeded and server.running is not None:
         done = server.running.work.result()
         return report.uploaded(clone=bool(server.running.order.clone), preallocated=done.preallocated)

@@ -1,4 +1,4 @@
-"""One running upload: what it asks for, the bytes of its requests, and the thread that writes the disk."""
+"""One running upload: its import request, its HTTP requests' bytes, and the thread that imports them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """The import that a request asks for.
+    """The import that an HTTP request asks for.
 
-    ``clone``: a content type of ``headers.CLONES``, or empty; ``ours``: in our own clone format.
+    ``clone``: a content type of ``headers.CLONES``, or empty; ``ours``: the body is in our own clone format.
     """
 
     wanted: request.Request
@@ -37,40 +37,40 @@ class Order:
         return upload.UploadSource(body, size)
 
 
-def order(settings: request.Request, said: Mapping[str, str], *, archive: bool) -> Order:
-    """Return the import that the headers ``said`` ask for. A clone header overrides the path, as in CDI.
+def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool) -> Order:
+    """Return the import for the header ``fields`` of a request. A clone header overrides the path, as in CDI.
 
     Raises ``RequestError``.
     """
-    wanted = dataclasses.replace(settings, checksum=said.get(headers.CHECKSUM) or None)
+    wanted = dataclasses.replace(settings, checksum=fields.get(headers.CHECKSUM) or None)
     if wanted.checksum is not None:
         checksum.parse(wanted.checksum)
-    content_type = said.get(headers.CONTENT_TYPE, "")
+    content_type = fields.get(headers.CONTENT_TYPE, "")
     clone = content_type if content_type in headers.CLONES else ""
     on_device = pathlib.Path(wanted.target).is_block_device()
     if clone == headers.FILESYSTEM:
         wanted = dataclasses.replace(wanted, content_type=request.CLONE)
     elif archive and not clone:
         if on_device:
-            raise errors.RequestError("an archive needs a volume with a file system, not a block device")
+            raise errors.RequestError("an archive needs a file system volume; the target is a block device")
         wanted = dataclasses.replace(wanted, content_type="archive")
     if wanted.is_archive and not on_device:
         wanted = dataclasses.replace(wanted, target=str(pathlib.Path(wanted.target).parent))
-    return Order(wanted, clone, bool(clone) and said.get(headers.CHOICE) == headers.EXTENTS)
+    return Order(wanted, clone, bool(clone) and fields.get(headers.CHOICE) == headers.EXTENTS)
 
 
 class Running:
-    """An upload that has begun. ``size``: bytes that will come, None if unknown.
+    """An upload in progress. ``size``: bytes of all its requests, None if unknown.
 
-    ``work`` ends, well or not, when the disk does.
+    ``work`` is done when the import has succeeded or failed. Thread-safe.
     """
 
     def __init__(self, order: Order, size: int | None, cancel: retry.Cancel) -> None:
         self.order = order
         self.body = upload.Body()
-        #: Set when the job has accepted the bytes, or has ended.
+        #: Set when the job has accepted the bytes or has ended.
         self._accepted = threading.Event()
-        # A thread of its own: programs that it starts live no longer than it (images.tools.process).
+        # Not a shared pool: the programs that the import starts die with their thread (images.tools.process).
         self._executor = futures.ThreadPoolExecutor(1, "upload")
         self.work = self._executor.submit(self._import, size, cancel)
         self.work.add_done_callback(self._ended)
@@ -85,15 +85,15 @@ class Running:
         self._accepted.set()
         self._executor.shutdown(wait=False)
 
-    def take(self, content: upload.Content) -> Exception | None:
-        """Let the work read all of ``content``, unless it ends before; return what broke the content."""
+    def receive(self, content: upload.Content) -> Exception | None:
+        """Let the import read ``content`` until one of them ends; return the error that broke the content."""
         failure = self.body.lend(content)
         if failure is not None:
-            log.info("request broken received=%d reason=%r", self.body.received, _reason(failure))
+            log.info("request interrupted received=%d reason=%r", self.body.received, _reason(failure))
         return failure
 
-    def broken(self, failure: Exception) -> None:
-        """End the work: the rest of the bytes will not come."""
+    def fail(self, failure: Exception) -> None:
+        """Abort the import with ``failure``: no more bytes will be received."""
         if not isinstance(failure, errors.Error):
             failure = errors.TransferFailed(
                 url=upload.NAME, offset=self.body.received, reason=_reason(failure)
@@ -101,7 +101,7 @@ class Running:
         self.body.fail(failure)
 
     def wait(self, *, early: bool = False) -> None:
-        """Wait for the end, or with ``early`` until the bytes are accepted. Raises what failed."""
+        """Wait until the import has ended, or with ``early`` has accepted the bytes. Raises its error."""
         if early:
             self._accepted.wait()
             if not self.work.done():

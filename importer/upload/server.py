@@ -1,4 +1,4 @@
-"""What the upload server answers: paths, methods and status codes (contract, Upload server)."""
+"""The upload server: paths, methods and status codes (contract, Upload server)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ RESUMABLE = "upload-resumable"
 
 
 class Server:
-    """Takes one upload at a time until one succeeds; ``done`` is set then."""
+    """Accept one upload at a time until one succeeds; ``done`` is set then."""
 
     def __init__(self, settings: upload_settings.Settings, cancel: retry.Cancel) -> None:
         self.settings = settings
         self.cancel = cancel
         self.running: upload_running.Running | None = None
         self.done = threading.Event()
-        #: Held from the question whether an upload may begin until one has.
+        #: Held from the check whether an upload may begin until it has begun.
         self._admitting = threading.Lock()
         self._ending = False
         self._resumable = resumable.Resumable(self._begin, settings.client_name, self.patience)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[int]:
-        """Yield the port while the server listens; requests that were admitted are answered at the end."""
+        """Yield the port while the server listens; at the end, answer the requests already admitted."""
         settings = self.settings
         listener = upload_listener.Listener(
             settings.tls.context(), self.answer, idle=settings.idle, patience=self.patience
@@ -49,31 +49,31 @@ class Server:
             yield port
 
     def _end(self) -> None:
-        """Let go of an upload that is under way: the server was told to stop."""
+        """Admit no more uploads, cancel the running one and wait for it."""
         with self._admitting:
             self._ending = True
         if self.running is not None and not self.running.work.done():
-            self.running.broken(errors.Cancelled())
+            self.running.fail(errors.Cancelled())
             futures.wait({self.running.work})
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being uploaded or processed, nor was with success."""
+        """Whether no upload is running and none has succeeded."""
         return self.running is None or (self.running.work.done() and not self.has_succeeded)
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether an upload is on storage."""
+        """Whether an upload has been written and synced."""
         running = self.running
         return running is not None and running.work.done() and running.work.exception() is None
 
     @property
     def patience(self) -> float:
-        """Seconds without a byte, after which an upload is given up."""
+        """Seconds without data after which an upload is aborted."""
         return self.settings.wanted.fetch.no_progress
 
     def answer(self, request: Request, exchange: Exchange) -> Answer:
-        """Answer one request, when what it asks for is done. Raises ``Refusal``."""
+        """Process one request and return the answer. Raises ``Refusal``."""
         if request.path == "/healthz" and request.method in {"GET", "HEAD"}:
             return Answer(text="OK")
         root, _, path = request.path.partition("/")
@@ -98,9 +98,9 @@ class Server:
                 if kind.startswith("upload-form"):
                     content, size = form.File(request.headers, content), None
                 running = self._start(request.headers, size, archive=kind == "upload-archive")
-            exchange.say_continue()
-            if failure := running.take(content):
-                running.broken(failure)
+            exchange.send_continue()
+            if failure := running.receive(content):
+                running.fail(failure)
             else:
                 running.body.end()
             running.wait(early=kind.endswith("-async"))
@@ -110,7 +110,7 @@ class Server:
 
     @contextlib.contextmanager
     def _admission(self) -> Iterator[None]:
-        """Hold the right to begin an upload. Raises ``Refusal`` if one runs or has succeeded."""
+        """Hold the lock under which an upload begins. Raises ``Refusal`` if one runs or has succeeded."""
         with self._admitting:
             self._resumable.drop_abandoned()
             if self._ending or (self.running is not None and not self.running.work.done()):
@@ -120,18 +120,18 @@ class Server:
             yield
 
     def _start(
-        self, said: Mapping[str, str], size: int | None, *, archive: bool = False
+        self, fields: Mapping[str, str], size: int | None, *, archive: bool = False
     ) -> upload_running.Running:
-        order = upload_running.order(self.settings.wanted, said, archive=archive)
+        order = upload_running.order(self.settings.wanted, fields, archive=archive)
         self.running = upload_running.Running(order, size, self.cancel)
         self.running.work.add_done_callback(self._ended)
-        log.info("upload begins size=%r clone=%r", size, order.clone)
+        log.info("upload started size=%r clone=%r", size, order.clone)
         return self.running
 
-    def _begin(self, said: Mapping[str, str], size: int | None) -> upload_running.Running:
-        """Begin an upload in several requests; see ``resumable.Begin``."""
+    def _begin(self, fields: Mapping[str, str], size: int | None) -> upload_running.Running:
+        """Begin a resumable upload; see ``resumable.Begin``."""
         with self._admission():
-            return self._start(said, size)
+            return self._start(fields, size)
 
     def _ended(self, work: futures.Future[execute.Result]) -> None:
         failure = work.exception()

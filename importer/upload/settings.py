@@ -1,4 +1,4 @@
-"""What the environment of an upload server says (contract, Upload server)."""
+"""The settings of an upload server, read from its environment (contract, Upload server)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from cdi_worker.upload import tls as upload_tls
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """``wanted``: the request that every upload starts from. ``deadline``: None waits for ever.
+    """Settings of an upload server.
 
-    ``idle``: seconds that a connection may be idle, or take for the headers of a request.
+    ``wanted``: the request that each upload completes with its own headers. ``deadline``: None waits forever.
+    ``idle``: seconds that a connection may be idle, or take to send the headers of a request.
     """
 
     host: str
@@ -29,7 +30,7 @@ class Settings:
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
-    """Return the settings; raises ``RequestError`` with all faults of the environment."""
+    """Return the settings. Raises ``RequestError`` that lists all faults of the environment."""
     reading = contract.Reading(env)
     faults = reading.faults
     names = ("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "CLIENT_NAME")
@@ -72,7 +73,7 @@ def _target(env: Mapping[str, str], paths: contract.Paths) -> str:
 def _port(text: str, faults: list[str]) -> int:
     if text.isascii() and text.isdigit() and int(text) < 1 << 16:
         return int(text)
-    faults.append(f"LISTEN_PORT={text!r} is no port")
+    faults.append(f"LISTEN_PORT={text!r} is not a port number (0 to 65535)")
     return 0
 
 
@@ -80,10 +81,10 @@ def _deadline(text: str, faults: list[str]) -> dt.datetime | None:
     if not text:
         return None
     try:
-        found = dt.datetime.fromisoformat(text)
+        deadline = dt.datetime.fromisoformat(text)
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        faults.append(f"DEADLINE={text!r} is no time such as 2026-11-20T10:00:00Z (RFC 3339)")
+        deadline = None
+    if deadline is None or deadline.tzinfo is None:
+        faults.append(f"DEADLINE={text!r} is not an RFC 3339 time such as 2026-11-20T10:00:00Z")
         return None
-    return found
+    return deadline

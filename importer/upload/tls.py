@@ -1,4 +1,4 @@
-"""TLS of both ends of an upload: versions and ciphers as Kubernetes spells them, certificates."""
+"""TLS of both ends of an upload: certificates, and versions and ciphers in Kubernetes' spelling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdi_worker import errors
 
 log = logging.getLogger(__name__)
 
-#: As OpenShift's TLS profiles and k8s.io/component-base/cli/flag call them.
+#: The names of OpenShift's TLS profiles and of k8s.io/component-base/cli/flag.
 VERSIONS = {
     "": ssl.TLSVersion.TLSv1_2,
     "VersionTLS10": ssl.TLSVersion.TLSv1,
@@ -26,7 +26,7 @@ _GO = re.compile(r"TLS_([A-Z_]+)_WITH_([A-Z0-9_]+)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Server:
-    """PEM files, and the words of the environment for ciphers and the lowest version."""
+    """PEM files, cipher names (comma separated) and the lowest version, as in the environment."""
 
     certificate: str
     key: str
@@ -35,7 +35,7 @@ class Server:
     minimum: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of a server that checks a client's certificate if it shows one."""
+        """Return a server's context that verifies a client certificate if there is one."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.options |= ssl.OP_NO_RENEGOTIATION
         _restrict(made, self.minimum, self.ciphers)
@@ -45,13 +45,13 @@ class Server:
         except (ssl.SSLError, OSError) as err:
             files = f"{self.certificate}, {self.key}, {self.client_authority}"
             raise errors.RequestError(f"certificates {files}: {err}") from err
-        # Probes of the kubelet come without a certificate; whoever uploads is asked for it later.
+        # The kubelet's probes have no certificate; uploads are refused without one (http.authorize).
         made.verify_mode = ssl.CERT_OPTIONAL
         return made
 
 
 def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Give ``context`` a key pair of PEM texts; the library wants files, so they are ones in memory."""
+    """Load a key pair from PEM texts into ``context``, through a file in memory: OpenSSL reads only files."""
     fd = os.memfd_create("key-pair", os.MFD_CLOEXEC)
     try:
         os.write(fd, f"{certificate}\n{key}\n".encode())
@@ -61,7 +61,7 @@ def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
 
 
 def common_name(certificate: object) -> str:
-    """Return the subject's common name of what ``SSLObject.getpeercert`` gave; empty without one."""
+    """Return the subject's common name in a result of ``SSLObject.getpeercert``; empty without one."""
     if not isinstance(certificate, dict):
         return ""
     pairs = (pair for names in certificate.get("subject", ()) for pair in names)
@@ -69,7 +69,7 @@ def common_name(certificate: object) -> str:
 
 
 def openssl_name(name: str) -> str:
-    """Return OpenSSL's name of a cipher suite of TLS 1.2 that may be spelled as Go and IANA do."""
+    """Return OpenSSL's name of a TLS 1.2 cipher suite given by its IANA (and Go) name or OpenSSL's."""
     found = _GO.fullmatch(name)
     if not found:
         return name
@@ -84,27 +84,27 @@ def openssl_name(name: str) -> str:
 
 def _restrict(context: ssl.SSLContext, minimum: str, ciphers: str) -> None:
     if minimum not in VERSIONS:
-        raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r} is none of {', '.join(VERSIONS)[2:]}")
+        raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r} is not one of {', '.join(VERSIONS)[2:]}")
     context.minimum_version = VERSIONS[minimum]
     names = list(_usable(ciphers))
     if not names and ciphers.strip() and not _only_newest(ciphers):
-        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: OpenSSL knows none of them")
+        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: no cipher that OpenSSL supports")
     if VERSIONS[minimum] < ssl.TLSVersion.TLSv1_2:
-        # They sign with SHA-1, which OpenSSL 3 has below all its levels of security.
+        # TLS 1.0 and 1.1 sign with SHA-1, which OpenSSL 3 allows only at security level 0.
         names = [*(names or ["DEFAULT"]), "@SECLEVEL=0"]
     if names:
         context.set_ciphers(":".join(names))
 
 
 def _usable(ciphers: str) -> Iterator[str]:
-    """Yield those that this OpenSSL has; the suites of TLS 1.3 cannot be chosen, and all are good."""
+    """Yield the ciphers that this OpenSSL supports; TLS 1.3 suites are skipped: they are always enabled."""
     for name in filter(None, map(str.strip, ciphers.split(","))):
         if _only_newest(name):
             continue
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(openssl_name(name))
         except ssl.SSLError:
-            log.warning("unknown cipher name=%r", name)
+            log.warning("unknown cipher ignored name=%r", name)
         else:
             yield openssl_name(name)
 

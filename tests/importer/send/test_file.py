@@ -35,7 +35,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def wanted(server: uploads.Server, image: Path, **more: object) -> file.Wanted:
+def wanted(server: uploads.Server, image: Path, **more: object) -> file.Settings:
     made = server.certificates
     found = {
         "path": str(image),
@@ -46,7 +46,7 @@ def wanted(server: uploads.Server, image: Path, **more: object) -> file.Wanted:
         "stall": 20.0,
         **more,
     }
-    return file.Wanted(**found)  # type: ignore[arg-type]
+    return file.Settings(**found)  # type: ignore[arg-type]
 
 
 def test_command(server: uploads.Server, image: Path, disk: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_server_that_knows_only_one_request(image: Path) -> None:
     """Such as CDI's upload proxy, which wants a token."""
     with uploads.OneRequest.serving() as port:
         url = f"http://127.0.0.1:{port}"
-        file.send(file.Wanted(str(image), url, token="secret"), progress.NullProgress(), threading.Event())
+        file.send(file.Settings(str(image), url, token="secret"), progress.NullProgress(), threading.Event())
     seen = uploads.OneRequest.seen
     assert [(method, path) for method, path, _, _ in seen] == [
         ("HEAD", PLACE),
@@ -91,7 +91,7 @@ def test_a_server_silent_in_the_handshake_keeps_no_cancel_waiting(image: Path) -
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}"
-        wanted = file.Wanted(str(image), url, insecure=True)
+        wanted = file.Settings(str(image), url, insecure=True)
         with pytest.raises(errors.Cancelled):
             file.send(wanted, progress.NullProgress(), cancel)
     assert time.monotonic() - began < 10
@@ -101,7 +101,7 @@ def test_a_checksum_that_only_we_compare(image: Path) -> None:
     """A server that knows none never sees the end of what is not what was promised."""
     right = f"SHA256:{hashlib.sha256(DATA).hexdigest()}"
     with uploads.OneRequest.serving() as port:
-        made = file.Wanted(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
+        made = file.Settings(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
         with pytest.raises(errors.ChecksumMismatch):
             file.send(made, progress.NullProgress(), threading.Event())
         made = dataclasses.replace(made, checksum=right)

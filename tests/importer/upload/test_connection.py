@@ -66,7 +66,7 @@ def pair(certificates: uploads.Certificates) -> Iterator[Pair]:
     client = of_client.wrap_socket(there, server_hostname="localhost", do_handshake_on_connect=False)
     shaking = threading.Thread(target=client.do_handshake)
     shaking.start()
-    server.shake_hands(10)
+    server.handshake(10)
     shaking.join()
     client.settimeout(10)
     made = Pair(server, client)
@@ -206,6 +206,6 @@ def test_a_client_that_goes(pair: Pair, tail: bytes) -> None:
     whole = b"abc" + tail[3:6]
     assert b"".join(taken(content, 1) for _ in whole) == whole
     for _ in range(2):
-        with pytest.raises(ConnectionError, match="gone"):
+        with pytest.raises(ConnectionError, match="closed"):
             taken(content)
     assert not content.at_end

@@ -94,7 +94,7 @@ def test_no_descriptor_is_left(
         with contextlib.ExitStack() as stack:
             for _ in range(60):
                 stack.enter_context(upload_wire.plain(made))
-            processes.wait_for(lambda: "no connection taken" in log.read_text(), "the last descriptor")
+            processes.wait_for(lambda: "cannot accept a connection" in log.read_text(), "the last descriptor")
         assert healthy(made)
         assert made.ask("POST", SYNC, DATA).status == 200
         assert pod.wait(processes.PATIENCE) == 0
