@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -189,5 +188,6 @@ def _longer_head(source: base.Source, read: views.Read | None, cancel: retry.Can
     """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
     if read is not None:
         return read(0, min(BZ2_BLOCK, source.size or 0))
-    with contextlib.closing(source.ordered(cancel)) as reader:
-        return readers.sample(reader, BZ2_BLOCK)
+    peeked = readers.Peek(source.ordered(cancel), BZ2_BLOCK)
+    source.begun = peeked
+    return peeked.head

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.formats import remembered
+from cdi_worker.formats import readers, remembered
 from cdi_worker.sources import fields
 
 
@@ -178,6 +178,8 @@ class Source:
     blank: bool = False
     #: Reads this source, and others that it consists of (layers of an image). Set before it is opened.
     engine: Engine = Plain()
+    #: What was opened to look further than the head and begins anew: for the first call of ``ordered``.
+    begun: Reader | None = None
     #: The first bytes, as many as the first contact brought (all of them if the source is that small).
     head: bytes = b""
 
@@ -204,6 +206,9 @@ class Source:
 
     def ordered(self, cancel: Cancel, advance: Callable[[int], None] = lambda _: None) -> Reader:
         """Return the bytes of ``stream``, read by ``engine``, in order. ``advance``: see ``Engine``."""
+        if self.begun is not None:
+            begun, self.begun = self.begun, None
+            return readers.Watched(begun, lambda data: advance(len(data)))
         return self.engine.ordered(self, cancel, advance=advance)
 
     def unwrapped(self, served: Reader) -> Reader:

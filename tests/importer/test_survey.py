@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,30 @@ def test_another_disk_in_the_second_look(
     with pytest.raises(errors.SourceChanged, match="beginning"):
         brought(server.serve("/disk", (first, 1), then), tmp_path / "disk.img")
     oracle.unusable(tmp_path / "disk.img")
+
+
+def test_bz2_from_a_pipe(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """Nothing is seen of a disk before 900 kB of it are there, and a pipe gives them once."""
+    packed = disks.wrapped("raw", "bz2", "dense")
+    assert packed.stat().st_size > 1 << 20
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=lambda: pipe.write_bytes(packed.read_bytes()))
+    writing.start()
+    request = cdi_worker.Request(
+        source="local", location=cdi_worker.Location(str(pipe)), target=str(tmp_path / "disk.img")
+    )
+    result = cdi_worker.run(request)
+    writing.join()
+    assert result.compressions == ("bz2",)
+    assert result.read == packed.stat().st_size
+    oracle.same(tmp_path / "disk.img", disks.expected("raw", "dense"))
+
+
+def test_bz2_without_ranges_takes_one_request(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    data = disks.wrapped("raw", "bz2", "dense").read_bytes()
+    brought(server.serve("/disk", misbehave.Page(data, ranges=False)), tmp_path / "disk.img")
+    oracle.same(tmp_path / "disk.img", disks.expected("raw", "dense"))
+    assert len(server.gets("/disk")) == 1
