@@ -30,8 +30,8 @@ def required_length(view: views.View) -> int:
 
     def masked(offset: int, length: int) -> bytes:
         data = bytearray(view.at(offset, length))
-        for place in range(max(offset, _BACKING_FIELDS.start), min(offset + len(data), _BACKING_FIELDS.stop)):
-            data[place - offset] = 0
+        for at in range(max(offset, _BACKING_FIELDS.start), min(offset + len(data), _BACKING_FIELDS.stop)):
+            data[at - offset] = 0
         return bytes(data)
 
     return layout.required_length(masked, view.size or 0)

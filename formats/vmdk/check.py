@@ -106,8 +106,8 @@ def required_length(view: views.View) -> int:
     required = header.directory * SECTOR + 4 * count
     last = 0
     for _, directory in view.table(header.directory * SECTOR, count, "<I"):
-        places = {entry * SECTOR for entry in directory if entry}
-        for table in view.tables(places, 4 * header.table_entries):
+        offsets = {entry * SECTOR for entry in directory if entry}
+        for table in view.tables(offsets, 4 * header.table_entries):
             last = max(last, *views.entries(table, "<I"))
     # 0: never written, 1: reads as zeros.
     return max(required, _grain_end(view, header, last * SECTOR)) if last > 1 else required

@@ -64,9 +64,9 @@ def from_docker(document: Mapping[str, Any], reference: oci_reference.Reference,
     wanted = f"{reference.host}/{reference.repository}"
     fitting = {}
     for key, entry in entries.items() if isinstance(entries, dict) else ():
-        place = _normal(key)
-        if isinstance(entry, dict) and (wanted == place or wanted.startswith(f"{place}/")):
-            fitting[place] = entry
+        prefix = _normal(key)
+        if isinstance(entry, dict) and (wanted == prefix or wanted.startswith(f"{prefix}/")):
+            fitting[prefix] = entry
     if fitting:
         entry = fitting[max(fitting, key=len)]
         if found := _entry(entry, name):
@@ -204,9 +204,9 @@ def _read(path: str) -> dict[str, Any]:
 
 def _normal(key: str) -> str:
     """Return host and path of a key: ``https://index.docker.io/v1/`` stands for all of Docker Hub."""
-    place = re.sub(r"^https?://", "", key).rstrip("/")
-    place = re.sub(r"/v[12]$", "", place)
-    host, slash, path = place.partition("/")
+    prefix = re.sub(r"^https?://", "", key).rstrip("/")
+    prefix = re.sub(r"/v[12]$", "", prefix)
+    host, slash, path = prefix.partition("/")
     host = oci_reference.HUB if host in oci_reference.HUB_NAMES else host
     return f"{host}{slash}{path}"
 
