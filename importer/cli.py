@@ -1,4 +1,4 @@
-"""The one exit door: command line, signals, logging, exit status."""
+"""The entry point: command line, signals, logging, exit status. Only this module exits the process."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process at once: to take its modules apart one by one would take Python another 25 ms."""
+    """Exit without Python's finalization, which takes another 25 ms."""
     logging.shutdown()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        # Python says so in its own way, and with its own status.
+        # Standard output is broken: let Python report it with its own message and status.
         sys.exit(status)
     os._exit(status)
 
 
 def _arguments() -> list[str]:
-    """Return the process's arguments; a name of one of CDI's programs is the sub-command."""
+    """Return the arguments; if the process has the name of one of CDI's programs, it is the sub-command."""
     program = Path(sys.argv[0]).name
     return [program, *sys.argv[1:]] if program in group.PROGRAMS else sys.argv[1:]
 
 
 def set_up_logging(verbosity: int) -> None:
-    """Log to standard error: warnings, from 1 on what happens, from 4 on everything (klog's levels)."""
+    """Log to standard error: warnings, from level 1 on info, from level 4 on debug (klog's levels)."""
     level = logging.WARNING if verbosity < 1 else logging.INFO if verbosity < 4 else logging.DEBUG
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
@@ -81,7 +81,7 @@ def _status(argv: list[str], cancel: threading.Event) -> int:
 
 
 def _long(argument: str) -> str:
-    """Turn a Go flag into the long option that click reads: ``-v=3`` into ``--v=3``; switches lose theirs."""
+    """Convert a Go flag to a long option of click: ``-v=3`` to ``--v=3``, ``-logtostderr=true`` to a flag."""
     found = _GO_FLAG.fullmatch(argument)
     if not found:
         return argument

@@ -1,7 +1,7 @@
-"""Everything that can go wrong, as one family of exceptions.
+"""The exceptions of the project.
 
-Every layer raises these and only these across its border; exceptions of libraries and of the
-operating system are translated where the call is made. This module imports nothing of the project.
+Every layer raises only these to its callers; exceptions of libraries and of the operating system are
+translated where the call is made. This module imports no other module of the project.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import ClassVar
 
 
 class Error(Exception):
-    """Base of all failures.
+    """Base class of all errors.
 
-    Sub-classes set ``template``, filled with the keyword arguments, which stay readable in
-    ``fields``. ``status`` is the exit status of the command line (docs/exit-status.md);
-    ``retryable`` tells a controller whether the same call may succeed later without a change.
-    Messages are one printable line and never hold secrets: callers pass URLs through
-    ``sources.wire.safe_url`` first.
+    ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``.
+    ``status``: the exit status of the command line (docs/exit-status.md). ``retryable``: whether the same
+    call may succeed later without a change. A message is one printable line without secrets: callers pass
+    URLs through ``sources.wire.safe_url`` first.
     """
 
     template: ClassVar[str] = "{reason}"
@@ -36,9 +35,9 @@ class Error(Exception):
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` as one line that can be printed.
+    """Return ``text`` as one printable line.
 
-    Names in images and archives are part of messages: they may be no UTF-8, and may steer a terminal.
+    Names in images and archives are part of messages: they may be invalid UTF-8 or contain terminal escapes.
     """
     if text.isprintable():
         return text
@@ -51,7 +50,7 @@ def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:
 
 
 class RequestError(Error):
-    """What was asked for makes no sense; ``faults`` lists every fault found, not the first."""
+    """The request is invalid; ``faults`` lists every fault found, not only the first."""
 
     status = 2
 
@@ -72,7 +71,7 @@ class MissingExtra(Error):
 
 @contextlib.contextmanager
 def optional(what: str, *, package: str, extra: str) -> Iterator[None]:
-    """Import an optional dependency in the block; what cannot be imported is a ``MissingExtra``."""
+    """Raise ``MissingExtra`` if an import in the block fails."""
     try:
         yield
     except ImportError as err:
@@ -80,7 +79,7 @@ def optional(what: str, *, package: str, extra: str) -> Iterator[None]:
 
 
 class MissingTool(Error):
-    """A program that the worker runs is not installed."""
+    """A program that the worker needs is not installed."""
 
     template = "{tool} is not installed: apt-get install {package}"
     status = 2
@@ -90,19 +89,19 @@ class MissingTool(Error):
 
 
 class SourceError(Error):
-    """The source cannot give what was asked for."""
+    """The source cannot be read."""
 
     status = 3
 
 
 class Unreachable(SourceError):
-    """No usable answer before the first byte: name, connection, TLS, permission, not found."""
+    """The source failed before its first byte: name resolution, connection, TLS, permission, not found."""
 
     template = "{url}: {reason}"
 
 
 class Transient(SourceError):
-    """A failure that trying again can mend. ``retry_after``: seconds the server asked for."""
+    """A failure that may be retried. ``retry_after``: seconds that the server asked to wait."""
 
     template = "{url}: {reason}"
     retryable = True
@@ -120,45 +119,45 @@ def _rebuild_transient(fields: dict[str, object], retry_after: float | None) -> 
 
 
 class TransferFailed(SourceError):
-    """The transfer broke and trying again did not help (or cannot)."""
+    """The transfer was interrupted, and retries did not help or are not possible."""
 
     template = "{url}: transfer failed at byte {offset}: {reason}"
     retryable = True
 
 
 class Withdrawn(SourceError):
-    """The source was reached, and refuses what comes after its first bytes."""
+    """The source was reached but refused a later request."""
 
     template = "{url}: refused after the first bytes: {reason}"
 
 
 class SourceChanged(SourceError):
-    """The source is not the one that the transfer began with."""
+    """The source changed during the transfer."""
 
     template = "{url}: changed during the transfer ({what} was {before}, now {now}); run the import again"
     retryable = True
 
 
 class DigestMismatch(SourceError):
-    """A blob, manifest or configuration is not the one that its digest names."""
+    """A blob, manifest or configuration does not match its digest."""
 
     template = "{url}: digest mismatch: expected {expected}, calculated {calculated}"
 
 
 class WrongPlatform(SourceError):
-    """An image has no variant for the architecture that is wanted."""
+    """The image has no variant for the requested architecture."""
 
-    template = "{url}: no image for architecture {wanted}; there is {found}"
+    template = "{url}: no image for architecture {wanted}; available: {found}"
 
 
 class NoRanges(SourceError):
-    """A server that promised byte ranges does not keep to it; one ordered stream may still work."""
+    """A server that announced byte ranges does not serve them; an ordered stream may still work."""
 
-    template = "{url}: does not honour byte ranges: {reason}"
+    template = "{url}: byte ranges not available: {reason}"
 
 
 class UploadFailed(Error):
-    """An upload server has not taken what was sent to it; ``reason`` is its own words."""
+    """An upload server refused an upload; ``reason`` is the server's message."""
 
     template = "{url}: upload failed: {reason}"
     status = 3
@@ -174,37 +173,37 @@ class ImageError(Error):
 
 
 class Refused(ImageError):
-    """A safety rule forbids the image or archive. ``rule`` is a stable short name."""
+    """A safety rule refuses the image or archive. ``rule`` is a stable short name."""
 
     template = "{format} image refused ({rule}): {reason}"
 
 
 class Unsupported(ImageError):
-    """Well formed as far as known, but nothing here can read it."""
+    """The image is not known to be malformed, but its format or a feature of it is not supported."""
 
     template = "unsupported image: {reason}"
 
 
 class Corrupt(ImageError):
-    """The bytes contradict their own format."""
+    """The data is invalid in its format."""
 
     template = "corrupt {format}: {reason}"
 
 
 class Truncated(Corrupt):
-    """The bytes end before the format does."""
+    """The data ends before the end that its format declares."""
 
     template = "truncated {format}: {reason}"
 
 
 class TrailingGarbage(Corrupt):
-    """Bytes follow where the format has ended."""
+    """There is data after the end that the format declares."""
 
     template = "trailing garbage after the end of the {format} at byte {offset}"
 
 
 class ChecksumMismatch(ImageError):
-    """The contract's final verdict: the phrase `checksum mismatch` stops the controller's retries."""
+    """The checksum does not match; the phrase ``checksum mismatch`` stops the controller's retries."""
 
     template = "checksum mismatch: expected {algorithm}:{expected}, calculated {algorithm}:{calculated}"
     status = 5
@@ -221,7 +220,7 @@ class TargetError(Error):
 
 
 class TooLarge(TargetError):
-    """The contract's phrase for an image that its volume cannot hold. Sizes in bytes."""
+    """The image does not fit on its volume; the message is the contract's phrase. Sizes in bytes."""
 
     template = (
         "virtual image size {virtual_size} is larger than the reported available storage {available}. "
@@ -230,52 +229,52 @@ class TooLarge(TargetError):
 
 
 class NoSpace(TargetError):
-    """The target's file system, or scratch, has no room left; or a quota of it."""
+    """The file system of the target or of scratch is full, or its quota is used up."""
 
 
 class ScratchRequired(Error):
-    """The only possible route needs scratch space and there is none."""
+    """The only possible route needs scratch space, and none is mounted."""
 
     template = "scratch space required and none found: {reason}"
     status = 7
 
 
 class ScratchTooSmall(Error):
-    """Scratch space is there and cannot hold the image as served. Sizes in bytes."""
+    """Scratch space is too small for the image as served. Sizes in bytes."""
 
-    template = "scratch space has {available} bytes, the image needs {size}: no space left on device"
+    template = "scratch space has {available} bytes, the image needs {size} bytes: no space left on device"
     status = 7
 
 
 class ToolFailed(Error):
-    """A program that the worker ran has failed; ``reason`` is its own last words."""
+    """A program that the worker ran has failed; ``reason`` is the end of its error output."""
 
     template = "{tool} failed (exit status {exit_status}): {reason}"
 
 
 class NoProgress(Error):
-    """Nothing moved for longer than the limit. ``seconds``: the limit."""
+    """No data was transferred for ``seconds``, the limit."""
 
     template = "{what}: no progress for {seconds:.0f} s"
     retryable = True
 
 
 class Cancelled(Error):
-    """Asked to stop by signal or by the caller."""
+    """Cancelled by a signal or by the caller."""
 
     template = "cancelled"
     status = 130
 
 
 def words(err: OSError) -> str:
-    """Return what the operating system says, as a part of a message."""
+    """Return the operating system's message for ``err``, in lower case."""
     return os.strerror(err.errno or 0).lower()
 
 
 def target_error(path: object, err: OSError, doing: str = "write") -> TargetError:
-    """Translate an error of the operating system on the target or on scratch.
+    """Translate an operating system error on the target or on scratch.
 
-    The wording of ENOSPC and EDQUOT is the contract's: controllers look for these phrases.
+    The texts for ENOSPC and EDQUOT are the contract's: controllers search for these phrases.
     """
     reasons = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded"}
     if full := reasons.get(err.errno or 0):

@@ -1,4 +1,4 @@
-"""The metrics of a running worker (contract, Metrics; docs/metrics.md)."""
+"""Prometheus metrics of a running worker (contract, Metrics; docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTERS = {"importer": "kubevirt_cdi_import_progress", "cloner": "kubevirt_cdi_
 
 
 class Metrics(progress.Meter):
-    """Progress with numbers for a scraper. ``counter``: the name of the percentage, without ``_total``."""
+    """Progress exported as metrics; thread-safe. ``counter``: name of the percentage, without ``_total``."""
 
     def __init__(self, counter: str, owner_uid: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Metrics(progress.Meter):
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """The number of retries, by the class of the exception that caused them."""
+        """The number of retries by the class of the exception that caused them."""
         with self._counting:
             return dict(self._failures)
 
@@ -66,7 +66,7 @@ class Metrics(progress.Meter):
         return self._written
 
     def families(self) -> Iterator[core.Metric]:
-        """Yield the numbers as they are now (docs/metrics.md)."""
+        """Yield the current values (docs/metrics.md)."""
         from prometheus_client import core
 
         def counter(name: str, text: str, value: float) -> core.CounterMetricFamily:
@@ -74,23 +74,23 @@ class Metrics(progress.Meter):
             family.add_metric((self.owner_uid,), value)
             return family
 
-        # Controllers look for the name, this one label and digits (CDI's progress reporters).
-        yield counter(self.counter, "Percent of the work that is done.", round(self.percent, 2))
-        yield counter("cdi_worker_read_bytes", "Bytes that came from the source.", self.bytes_read)
+        # CDI's controllers match the name, exactly this label, and the value with a regular expression.
+        yield counter(self.counter, "Percentage of the work that is done.", round(self.percent, 2))
+        yield counter("cdi_worker_read_bytes", "Bytes read from the source.", self.bytes_read)
         if (written := self.bytes_written) is not None:
-            yield counter("cdi_worker_written_bytes", "Bytes given to storage.", written)
+            yield counter("cdi_worker_written_bytes", "Bytes written to storage.", written)
         failures = self.failures
-        yield counter("cdi_worker_retries", "Further attempts after a failure.", sum(failures.values()))
+        yield counter("cdi_worker_retries", "Retries after a failure.", sum(failures.values()))
         kinds = core.CounterMetricFamily(
             "cdi_worker_errors",
-            "Failures that were followed by another attempt.",
+            "Failures that were retried, by exception class.",
             labels=("ownerUID", "kind"),
         )
         for kind, count in sorted(failures.items()):
             kinds.add_metric((self.owner_uid, kind), count)
         yield kinds
         phase = core.GaugeMetricFamily(
-            "cdi_worker_phase", "What is being done.", labels=("ownerUID", "phase")
+            "cdi_worker_phase", "Current phase of the work.", labels=("ownerUID", "phase")
         )
         phase.add_metric((self.owner_uid, "done" if self.finished else self.name or "start"), 1)
         yield phase
@@ -98,24 +98,24 @@ class Metrics(progress.Meter):
 
 @contextlib.contextmanager
 def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]:
-    """Yield a progress whose numbers are served while the block runs; ``port`` 0: not served.
+    """Serve metrics while the block runs, and yield the progress that feeds them; ``port`` 0: no metrics.
 
-    If they cannot be served, a warning is logged: the disk matters more than its metrics.
+    If they cannot be served, a warning is logged and the work continues.
     """
     if not port:
         yield progress.NullProgress()
         return
     meter = Metrics(COUNTERS[role], owner_uid)
     over = threading.Event()
-    # Libraries, key and certificate take time, for which the import does not wait.
+    # Loading libraries and making a certificate take time; the import does not wait for it.
     serving = threading.Thread(target=_serve, args=(meter, port, over), name="metrics")
     serving.start()
     try:
         yield meter
     finally:
         over.set()
-        # At its exit Python unwinds the stacks of remaining threads. Foreign frames do not survive that: a
-        # thread inside cryptography would crash the process.
+        # Joined because Python unwinds the stacks of remaining threads at exit: a thread inside a C
+        # library such as cryptography would crash the process.
         serving.join()
 
 
@@ -127,9 +127,9 @@ def _serve(meter: Metrics, port: int, over: threading.Event) -> None:
             from cdi_worker import metrics_server
         metrics_server.serve(meter.families, port, over)
     except errors.MissingExtra as err:
-        log.warning("no metrics: %s", err)
+        log.warning("metrics not served: %s", err)
     except OSError as err:
-        log.warning("no metrics port=%d error=%s", port, err.strerror)
+        log.warning("metrics not served port=%d error=%s", port, err.strerror)
 
 
 def _children() -> Iterator[str]:
@@ -142,7 +142,7 @@ def _children() -> Iterator[str]:
 
 
 def _written(pid: str) -> int:
-    """Return the kernel's ``write_bytes`` of a process and of its children that have ended, proc(5)."""
+    """Return ``write_bytes`` of a process and of its children that have ended (proc(5), /proc/pid/io)."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text("ascii").splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -44,7 +44,7 @@ def serve(families: Families, port: int, over: threading.Event) -> None:
 
 
 class _Collector(registry.Collector):
-    """Collects the numbers at each scrape."""
+    """Collects the values at each scrape."""
 
     def __init__(self, families: Families) -> None:
         self._families = families

@@ -1,4 +1,4 @@
-"""Progress in phases and bytes, handed down as an object."""
+"""Progress in phases and bytes, and its reporters: log lines, JSON, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol, TextIO
 
 from cdi_worker import errors, units
 
-#: The part of the whole, in percent, that a phase stands for. The last bit is for the sync.
+#: The percentages at which a phase begins and ends. The last 0.1 is for the sync.
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}
 #: Seconds between two lines in a log.
 INTERVAL = 5.0
 
 
 class Progress(Protocol):
-    """Is told what happens. Called from several threads; must not raise."""
+    """Receives progress. Methods are called from several threads and must not raise."""
 
     def phase(self, name: str, total: int | None) -> None:
         """Begin a phase such as ``transfer`` or ``sync``, of ``total`` bytes (None: unknown)."""
@@ -25,17 +25,17 @@ class Progress(Protocol):
         """Count ``count`` more bytes of this phase."""
 
     def read(self, count: int) -> None:
-        """Count ``count`` bytes that came from the source, which may be fewer than the phase moves."""
+        """Count ``count`` bytes read from the source, which may be fewer than the bytes of the phase."""
 
     def retry(self, failure: errors.Error) -> None:
-        """Something has failed and is tried again, or in another way."""
+        """Count ``failure``, after which the work is retried or falls back to another route."""
 
     def done(self) -> None:
-        """Everything is on storage. Never called after a failure."""
+        """End: everything is on storage. Never called after a failure."""
 
 
 class NullProgress:
-    """For callers that do not want to know; to derive from for those that want to know little."""
+    """Progress that is ignored, and base class of reporters that need only some of it."""
 
     def phase(self, name: str, total: int | None) -> None: ...
 
@@ -49,10 +49,10 @@ class NullProgress:
 
 
 class Meter(NullProgress):
-    """Counts, for the reporters below; the percentage never falls, and is 100 only when done.
+    """Counts for the reporters below; thread-safe. The percentage never falls, and is 100 only when done.
 
-    A phase that begins again (the stream fell back to another route) starts counting at 0, the
-    percentage waits for it. Without a total the percentage stays where it is.
+    A phase that begins again (after falling back to another route) counts from 0 again, while the percentage
+    stays until it is exceeded. Without a total the percentage does not change.
     """
 
     def __init__(self) -> None:
@@ -83,15 +83,15 @@ class Meter(NullProgress):
         self.changed(new_phase=True)
 
     def changed(self, *, new_phase: bool) -> None:
-        """Report; the reporters override this."""
+        """Report a change; overridden by the reporters."""
 
     def rate(self) -> float:
-        """Return bytes per second in this phase."""
+        """Return the bytes per second of this phase."""
         return self.count / max(1e-6, time.monotonic() - self.started)
 
 
 class Lines(Meter):
-    """A line every few seconds, for logs; JSON objects with ``as_json``."""
+    """Prints a line every ``interval`` seconds; with ``as_json`` a JSON object."""
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, interval: float = INTERVAL) -> None:
         super().__init__()
@@ -159,12 +159,12 @@ class Bar(Meter):
             self._progress.update(self._task, completed=self.count)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop drawing and restore the terminal."""
         self._progress.stop()
 
 
 class Several:
-    """One progress that tells several, such as a bar and the metric."""
+    """Passes progress on to several reporters, such as a bar and the metrics."""
 
     def __init__(self, *each: Progress) -> None:
         self._each = each

@@ -1,4 +1,4 @@
-"""The outcome as the controllers read it: the termination message and the exit status of a pod."""
+"""The outcome of a pod for the controllers: termination message and exit status (contract, Outcome)."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ def complete(
     labels: Mapping[str, str] | None = None,
     vddk_info: Mapping[str, str] | None = None,
 ) -> Report:
-    """Return the report of an import that is whole and on storage."""
-    said: dict[str, object] = {} if blank else {"scratchSpaceRequired": False}
-    said |= {"preallocationApplied": preallocated, "message": "Import Complete"}
+    """Return the report of a successful import."""
+    fields: dict[str, object] = {} if blank else {"scratchSpaceRequired": False}
+    fields |= {"preallocationApplied": preallocated, "message": "Import Complete"}
     if vddk_info:
-        said["vddkInfo"] = dict(vddk_info)
+        fields["vddkInfo"] = dict(vddk_info)
     if labels:
-        said["labels"] = _fitting(labels, said)
-    return Report(_as_json(said), 0)
+        fields["labels"] = _fitting(labels, fields)
+    return Report(_as_json(fields), 0)
 
 
 def uploaded(*, clone: bool, preallocated: bool) -> Report:
-    """Return the report of an upload server that has a whole disk on storage."""
+    """Return the report of a successful upload."""
     message = "Clone Complete" if clone else "Upload Complete"
     return Report(_as_json({"preallocationApplied": preallocated, "message": message}), 0)
 
 
 def deadline_passed() -> Report:
-    """Return the report of an upload server that nobody has uploaded to."""
-    said = {"preallocationApplied": False, "deadlinePassed": True, "message": "Deadline Passed"}
-    return Report(_as_json(said), 0)
+    """Return the report of an upload server that received no upload before its deadline."""
+    fields = {"preallocationApplied": False, "deadlinePassed": True, "message": "Deadline Passed"}
+    return Report(_as_json(fields), 0)
 
 
 def cloned(*, preallocated: bool) -> Report:
-    """Return the report of a clone source: plain text, unlike all others."""
+    """Return the report of a successful clone source: plain text, unlike the others."""
     return Report("Clone Complete, Preallocation applied" if preallocated else "Clone Complete", 0)
 
 
 def failure(error: errors.Error, source: str) -> Report:
-    """Return the report of a failed import from ``source``, a name of the contract.
+    """Return the report of a failed import. ``source``: the value of ``IMPORTER_SOURCE``.
 
-    Two failures end well for the kubelet: the controller starts the pod again with scratch, or
-    takes the mismatch as final.
+    Two failures have exit status 0, so that the kubelet does not restart the container: the controller starts
+    a pod with scratch, or treats the checksum mismatch as final.
     """
     if isinstance(error, errors.ScratchRequired):
-        said = {"scratchSpaceRequired": True, "preallocationApplied": False, "message": "Import Complete"}
-        return Report(_as_json(said), 0)
+        fields = {"scratchSpaceRequired": True, "preallocationApplied": False, "message": "Import Complete"}
+        return Report(_as_json(fields), 0)
     if isinstance(error, errors.ChecksumMismatch):
         return Report(_as_json({"message": f"Unable to process data: {error}"}), 0)
     if isinstance(error, errors.Unreachable):
@@ -76,12 +76,12 @@ def failure(error: errors.Error, source: str) -> Report:
 
 
 def internal(error: Exception) -> Report:
-    """Return the report of a defect of this program."""
+    """Return the report of an unexpected exception."""
     return Report(_one_line(f"Unable to process data: internal error: {type(error).__name__}: {error}"), 1)
 
 
 def write(report: Report, path: str) -> None:
-    """Leave the message where the kubelet looks for it. Failing to do so does not fail the import."""
+    """Write the termination message to ``path``; a failure is only logged."""
     try:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(report.message)
@@ -89,29 +89,29 @@ def write(report: Report, path: str) -> None:
         log.warning("cannot write the termination message path=%r error=%s", path, err.strerror)
 
 
-def _fitting(labels: Mapping[str, str], said: Mapping[str, object]) -> dict[str, str]:
-    """Return the labels that the message has room for: a cut one would be no JSON."""
+def _fitting(labels: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, str]:
+    """Return the labels that fit into the message: cutting it would make its JSON invalid."""
     kept: dict[str, str] = {}
     for name, value in labels.items():
-        if len(_json({**said, "labels": {**kept, name: value}}).encode()) <= LIMIT:
+        if len(_json({**fields, "labels": {**kept, name: value}}).encode()) <= LIMIT:
             kept[name] = value
     if len(kept) < len(labels):
-        log.warning("labels without room in the termination message count=%d", len(labels) - len(kept))
+        log.warning("labels do not fit into the termination message dropped=%d", len(labels) - len(kept))
     return kept
 
 
-def _as_json(said: Mapping[str, object]) -> str:
-    """Return compact JSON; the message is cut, never the structure."""
-    text = _json(said)
+def _as_json(fields: Mapping[str, object]) -> str:
+    """Return compact JSON of at most ``LIMIT`` bytes, with ``message`` cut if needed."""
+    text = _json(fields)
     if len(text.encode()) <= LIMIT:
         return text
-    room = LIMIT - len(_json({**said, "message": ""}).encode())
-    # A character takes six bytes at most: as an escape of JSON.
-    return _json({**said, "message": str(said["message"])[: max(0, room // 6)]})
+    room = LIMIT - len(_json({**fields, "message": ""}).encode())
+    # One character takes at most six bytes, as a JSON escape (\\u0000).
+    return _json({**fields, "message": str(fields["message"])[: max(0, room // 6)]})
 
 
-def _json(said: Mapping[str, object]) -> str:
-    return _text(json.dumps(said, separators=(",", ":"), ensure_ascii=False))
+def _json(fields: Mapping[str, object]) -> str:
+    return _text(json.dumps(fields, separators=(",", ":"), ensure_ascii=False))
 
 
 def _one_line(text: str) -> str:
@@ -119,6 +119,6 @@ def _one_line(text: str) -> str:
     return line.encode()[:LIMIT].decode("utf-8", "ignore")
 
 
-def _text(words: str) -> str:
-    """Return words of others without halves of characters, which JSON can hold and UTF-8 cannot."""
-    return words.encode("utf-8", "replace").decode()
+def _text(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()

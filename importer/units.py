@@ -1,4 +1,4 @@
-"""Kubernetes quantities and sizes for people."""
+"""Kubernetes quantities, sizes in messages, and the overhead of file systems."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 MIB = 1 << 20
-#: Of a quantity in characters: Python reads no numbers of thousands of digits.
+#: Characters of a quantity: Python refuses to parse numbers of thousands of digits.
 LONGEST = 100
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
-#: What a suffix multiplies with: a power of ten, or one of two.
+#: The power of ten, or of two, that a suffix multiplies by.
 _TENS = {"n": -9, "u": -6, "m": -3, "": 0, **{letter: 3 * power for power, letter in enumerate("kMGTPE", 1)}}
 _TWOS = {f"{letter}i": 10 * power for power, letter in enumerate("KMGTPE", 1)}
 
 
 def parse_quantity(text: str) -> int:
-    """Return the bytes a Kubernetes quantity stands for, rounded up.
+    """Return a Kubernetes quantity in bytes, rounded up.
 
-    Raises ``RequestError`` for anything else. Grammar: k8s.io/apimachinery, resource.Quantity.
+    Raises ``RequestError`` if malformed. Grammar: k8s.io/apimachinery, resource.Quantity.
     """
     found = _QUANTITY.fullmatch(text)
     if not found or len(text) > LONGEST:
@@ -41,7 +41,7 @@ def parse_quantity(text: str) -> int:
 
 
 def format_size(size: float) -> str:
-    """Return ``size`` bytes as people read it: ``1.5 GiB``."""
+    """Return ``size`` in bytes as text for people: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -50,14 +50,14 @@ def format_size(size: float) -> str:
 
 
 def usable_space(available: int, overhead: Fraction) -> int:
-    """Return how large a disk a file system of ``available`` bytes holds, a multiple of 1 MiB.
+    """Return the largest disk on a file system with ``available`` bytes, a multiple of 1 MiB.
 
-    ``overhead``: the fraction kept for the file system itself (contract, Sizes).
+    ``overhead``: the fraction reserved for the file system itself (contract, Sizes).
     """
     return math.ceil(available / (1 + overhead)) // MIB * MIB
 
 
 def volume_size(virtual_size: int, overhead: Fraction) -> int:
-    """Return the smallest volume, a multiple of 1 MiB, on which ``virtual_size`` is usable."""
+    """Return the smallest volume for a disk of ``virtual_size``, both in bytes, a multiple of 1 MiB."""
     size = math.ceil(math.ceil(virtual_size / MIB) * MIB * (1 + overhead))
     return math.ceil(size / MIB) * MIB

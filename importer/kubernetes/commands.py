@@ -1,4 +1,4 @@
-"""The sub-commands that take a DataVolume's manifest."""
+"""The sub-commands ``manifest`` and ``run``, which read a DataVolume's manifest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cdi_worker.commands import group
     from cdi_worker.kubernetes import datavolume, documents
 
-#: Sources of which only the bytes tell whether they need scratch.
-ASKED = frozenset({"http", "s3", "gcs", "registry"})
+#: Sources whose need for scratch depends on their data.
+UNKNOWN_SCRATCH = frozenset({"http", "s3", "gcs", "registry"})
 FOLDER = click.Path(exists=True, file_okay=False)
 
 _overhead = click.option(
@@ -28,28 +28,32 @@ _overhead = click.option(
     type=options.FRACTION,
     default="0.06",
     show_default=True,
-    help="Part of a file system to leave free.",
+    help="Fraction of a file system to leave free.",
 )
 _secrets = click.option(
-    "--secrets", type=FOLDER, help="Secrets and ConfigMaps: a folder for each, a file for each key."
+    "--secrets",
+    type=FOLDER,
+    help="Folder of Secrets and ConfigMaps: a sub-folder for each, a file for each key.",
 )
-_after = click.option("--after", default="", help="Checkpoint that an earlier run has brought to the volume.")
+_after = click.option("--after", default="", help="Checkpoint that an earlier run has copied to the volume.")
 
 
 @click.command()
 @click.argument("manifest")
-@click.option("--image", default="cdi-worker", show_default=True, help="Image of the worker.")
+@click.option("--image", default="cdi-worker", show_default=True, help="Container image of the worker.")
 @_overhead
 @click.option(
     "--scratch/--no-scratch",
     "scratch",
     default=None,
-    help="Whether the pod gets scratch space [default: unless none can be needed].",
+    help="Whether the pod gets scratch space [default: if it may be needed].",
 )
-@click.option("--scratch-class", help="Storage class of scratch [default: the DataVolume's].")
-@click.option("--suspend", is_flag=True, help="Create the Job suspended, to be started when it may run.")
+@click.option("--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
+@click.option("--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch.")
 @_after
-@click.option("--contact", is_flag=True, help="Ask the source whether its data needs scratch space.")
+@click.option(
+    "--contact", is_flag=True, help="Contact the source to find out whether it needs scratch space."
+)
 @_secrets
 @click.pass_obj
 def manifest(
@@ -77,45 +81,47 @@ def manifest(
         raise errors.RequestError(*faults)
     settings = pod.Settings(overhead=overhead, scratch=scratch, **given)
     made = datavolume_manifest.objects(volume, settings)
-    if contact and scratch is None and volume.source.kind in ASKED and not volume.is_archive:
+    if contact and scratch is None and volume.source.kind in UNKNOWN_SCRATCH and not volume.is_archive:
         with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
             needed = _needs_scratch(execute.inspect(stages[0], obj.cancel))
         made = datavolume_manifest.objects(volume, dataclasses.replace(settings, scratch=needed))
     click.echo(datavolume_manifest.dump(made), nl=False)
 
 
-def _needs_scratch(seen: execute.Inspection) -> bool:
-    if seen.plan is None:
-        raise seen.obstacle or errors.RequestError(f"{seen.source}: no route")
-    return seen.plan.scratch or seen.plan.spill
+def _needs_scratch(inspection: execute.Inspection) -> bool:
+    if inspection.plan is None:
+        raise inspection.obstacle or errors.RequestError(f"{inspection.source}: no route")
+    return inspection.plan.scratch or inspection.plan.spill
 
 
 @click.command(cls=late.MountCommand)
 @click.argument("manifest")
-@click.option("--target", default="", type=click.Path(), help="File, directory or device for the data.")
-@click.option("--from", "origin", default="", help="The file to upload, or the volume to clone.")
+@click.option("--target", default="", type=click.Path(), help="File, directory or block device to write.")
+@click.option("--from", "origin", default="", help="File to upload, or volume to clone.")
 @_secrets
-@click.option("--scratch", type=FOLDER, help="Folder for what cannot be streamed.")
+@click.option("--scratch", type=FOLDER, help="Folder for images that cannot be streamed.")
 @_overhead
 @_after
-@click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT).")
+@click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
 @click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
 @options.stall_option("a byte")
-@click.option("--dry-run", is_flag=True, help="Check, look at the source, print the plan; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check the request, contact the source and print the plan; write nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--progress", "style", type=click.Choice(output.STYLES), default="auto", show_default=True)
 @click.pass_obj
 def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
-    """Carry out the DataVolume in MANIFEST (a YAML file, - for standard input) on this machine.
+    """Import the DataVolume in MANIFEST (a YAML file, - for standard input) on this machine.
 
-    Prints phases and conditions as a cluster's DataVolume has them.
+    Prints the phases and conditions that the DataVolume would have in a cluster.
     """
     from cdi_worker.kubernetes import documents
     from cdi_worker.kubernetes import run as datavolume_run
 
     dry, as_json = given.pop("dry_run"), given.pop("as_json")
     if not dry and not given["target"]:
-        raise errors.RequestError("where to: name a file, directory or device with --target")
+        raise errors.RequestError("no target given: name a file, directory or device with --target")
     given["mounts"] = late.given(click.get_current_context())
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
@@ -130,9 +136,9 @@ def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, *
 def _planned(
     found: list[documents.Document], secrets: str | None, given: Mapping[str, Any]
 ) -> Iterator[tuple[datavolume.DataVolume, list[request.Request]]]:
-    """Yield the one DataVolume and its stages, whose files live as long as the block.
+    """Yield the one DataVolume and its stages; their temporary files are deleted after the block.
 
-    Raises ``RequestError`` with the faults of the manifest and all that is missing for it.
+    Raises ``RequestError`` that lists all faults and missing values of the manifest.
     """
     from cdi_worker.kubernetes import datavolume, keyring
     from cdi_worker.kubernetes import run as datavolume_run

@@ -1,4 +1,4 @@
-"""The helper programs in CDI's importer image, with their flags: registry polling and size detection."""
+"""Helper programs of CDI's importer image, with their flags: registry polling and size detection."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cdi_worker.sources import base
 if TYPE_CHECKING:
     from cdi_worker.commands import group
 
-#: Where a pod has its account (Kubernetes, "Accessing the Kubernetes API from a Pod").
+#: Folder of the service account in a pod (Kubernetes, "Accessing the Kubernetes API from a Pod").
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @click.command("cdi-source-update-poller", hidden=True)
 @click.option("-ns", "namespace", required=True, help="Namespace of the DataImportCron.")
-@click.option("-cron", "name", required=True, help="Its name.")
-@click.option("-url", "url", required=True, help="The image to watch (docker://…).")
-@click.option("-certdir", "certificates", default="", help="Folder of authorities to trust.")
+@click.option("-cron", "name", required=True, help="Name of the DataImportCron.")
+@click.option("-url", "url", required=True, help="Image to watch (docker://…).")
+@click.option("-certdir", "certificates", default="", help="Folder of CA certificates to trust.")
 @click.option("--account", default=ACCOUNT, help="Folder of the pod's credentials.")
 @click.pass_obj
 def poll(obj: group.Context, /, url: str, certificates: str, **cron: str) -> int:
-    """Report an image's digest to its DataImportCron."""
+    """Write an image's digest to its DataImportCron."""
     from cdi_worker.sources.registry import source
 
     env = contract.environment()
@@ -40,7 +40,7 @@ def poll(obj: group.Context, /, url: str, certificates: str, **cron: str) -> int
 
 
 @click.command("cdi-image-size-detection", hidden=True)
-@click.option("-image-path", "path", required=True, help="The disk.")
+@click.option("-image-path", "path", required=True, help="Disk to measure.")
 @click.option("--termination-log", default=contract.Paths().termination_log)
 def measure(path: str, termination_log: str) -> int:
     """Write the size of a disk to the termination log."""
@@ -57,12 +57,12 @@ ATTEMPTS = 5
 
 
 class Cron:
-    """One DataImportCron of the cluster this pod runs in. ``account``: the folder of its credentials."""
+    """A DataImportCron of this pod's cluster. ``account``: the folder of the service account."""
 
     def __init__(self, namespace: str, name: str, account: str, env: Mapping[str, str]) -> None:
         host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT") or "443"
         if not host:
-            raise errors.RequestError("KUBERNETES_SERVICE_HOST is not set: this is for pods of a cluster")
+            raise errors.RequestError("KUBERNETES_SERVICE_HOST is not set; run this command in a pod")
         host = f"[{host}]" if ":" in host else host
         path = f"/apis/cdi.kubevirt.io/v1beta1/namespaces/{namespace}/dataimportcrons/{name}"
         self.url = f"https://{host}:{port}{path}"
@@ -80,10 +80,12 @@ class Cron:
             # CDI's role allows update, not patch. The resource version detects changes by others.
             if self._call("PUT", found) is not None:
                 return True
-        raise errors.Transient(url=self.url, reason="changed by another client at each attempt")
+        raise errors.Transient(
+            url=self.url, reason=f"changed by another client at each of {ATTEMPTS} attempts"
+        )
 
     def _call(self, method: str, body: object = None) -> Any:
-        """Return the answer; None for a conflict. Raises ``Unreachable``."""
+        """Return the API server's answer, None for a conflict (409). Raises ``Unreachable``."""
         import requests
 
         try:
@@ -121,7 +123,7 @@ def note_size(path: str, termination_log: str) -> int:
 
 
 def location(env: Mapping[str, str], url: str, certificates: str) -> base.Location:
-    """Return the registry's location as an importer with the same Secrets and proxies would read it."""
+    """Return the registry's location, with the Secrets and proxies of an importer in this environment."""
     given = {
         **env,
         "IMPORTER_SOURCE": "registry",

@@ -29,9 +29,9 @@ Object = datavolume_pod.Object
 
 
 def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> list[Object]:
-    """Return the claim and the objects that fill it.
+    """Return the claim and the objects that import into it.
 
-    Raises ``RequestError`` if that needs CDI's controllers.
+    Raises ``RequestError`` if the DataVolume needs CDI's controllers.
     """
     _check(volume)
     made = [_claim(volume, settings)]
@@ -58,7 +58,7 @@ def dump(made: Iterable[Object]) -> str:
             return True
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        # YAML parsers differ on what y, 1e9 and 12:30 are; all read a quoted string as a string.
+        # YAML parsers differ on the types of y, 1e9 and 12:30; all read a quoted string as a string.
         style = None if PLAIN.fullmatch(value) else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
@@ -134,7 +134,7 @@ def _binding(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -
 
 
 def template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
-    """Return the template of the pod that fills the claim."""
+    """Return the template of the pod that imports into the claim."""
     pod = datavolume_pod.Pod(volume, settings)
     datavolume_pod.add_target(pod)
     role = datavolume_pod.upload if volume.source.kind == "upload" else datavolume_pod.importer
@@ -186,9 +186,9 @@ def _metadata(volume: datavolume.DataVolume, name: str) -> Object:
     return made
 
 
-def _name(wanted: str) -> str:
-    """Return a name for a Job or a Service: at most 63 characters, no dots."""
-    plain = wanted.replace(".", "-")
-    if plain == wanted and len(wanted) <= 63:
-        return wanted
-    return f"{plain[:54]}-{hashlib.sha256(wanted.encode()).hexdigest()[:8]}"
+def _name(name: str) -> str:
+    """Return ``name`` as a valid name of a Job or a Service: at most 63 characters, no dots."""
+    plain = name.replace(".", "-")
+    if plain == name and len(name) <= 63:
+        return name
+    return f"{plain[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

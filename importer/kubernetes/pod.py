@@ -1,4 +1,4 @@
-"""The pod that fills a DataVolume without CDI: the worker contract's environment and mounts."""
+"""The pod that imports a DataVolume without CDI: environment and mounts of the worker contract."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Object = dict[str, Any]
 class Settings:
     """Settings beyond the manifest. ``overhead``: the part of a file system to leave free.
 
-    ``scratch``: whether to mount scratch; None: unless it is known not to be needed. ``after``: the
-    checkpoint that is on the volume already.
+    ``scratch``: whether to mount scratch; None: if it may be needed. ``after``: the checkpoint already on the
+    volume.
     """
 
     image: str
@@ -78,9 +78,9 @@ class Pod:
 
 
 def needs_scratch(volume: datavolume.DataVolume, settings: Settings) -> bool:
-    """Tell whether scratch is mounted: where it is needed, and where only the bytes can tell.
+    """Return whether scratch is mounted: it is unless the source never needs it.
 
-    A pod without a controller cannot ask for scratch and be started again.
+    Without a controller, a pod that finds out that it needs scratch is not started again with it.
     """
     if settings.scratch is not None:
         return settings.scratch
@@ -90,7 +90,7 @@ def needs_scratch(volume: datavolume.DataVolume, settings: Settings) -> bool:
 
 
 def overhead(volume: datavolume.DataVolume, settings: Settings) -> Fraction:
-    """Return the part of the volume to leave to its file system."""
+    """Return the part of the volume that its file system needs."""
     return Fraction(0) if volume.claim.block else settings.overhead
 
 
@@ -126,7 +126,7 @@ def add_target(pod: Pod) -> None:
 
 
 def _scratch(pod: Pod) -> Object:
-    """Return a claim that lives as long as the pod, of the size that CDI uses."""
+    """Return an ephemeral claim (deleted with the pod) of the size that CDI uses."""
     storage_class = pod.settings.scratch_class
     if storage_class is None:
         storage_class = pod.volume.claim.storage_class

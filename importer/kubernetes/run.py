@@ -1,4 +1,4 @@
-"""Carry a DataVolume out here, on a file or device of this machine."""
+"""Run a DataVolume's import on this machine, onto a file, directory or device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cdi_worker.images.engine import fetch, retry
 from cdi_worker.kubernetes import datavolume, keyring
 from cdi_worker.sources import base, fields, staged
 
-#: Sources whose bytes somebody has to point to.
-POINTED = frozenset({"upload", "pvc"})
+#: Sources that need ``--from``: the manifest does not say where their bytes are on this machine.
+LOCAL = frozenset({"upload", "pvc"})
 USER, PASSWORD, TOKEN = "accessKeyId", "secretKey", "sessionToken"
 #: The field of a source that names its Secret.
 REFERENCE = "secretRef"
@@ -24,10 +24,10 @@ REFERENCE = "secretRef"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the manifest does not say. ``origin``: the file to upload, or the volume to clone.
+    """Settings beyond the manifest. ``origin``: the file to upload, or the volume to clone.
 
-    ``folder``: for what sources want as files; it outlives the run. ``after``: the checkpoint that is
-    on the target already. ``stall``: seconds without a byte until a source is given up.
+    ``folder``: for certificates and other files that sources read; it must outlive the run. ``after``: the
+    checkpoint already on the target. ``stall``: seconds without data after which a source fails.
     """
 
     target: str
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclasses.dataclass
 class Planner:
-    """Makes requests of a DataVolume; what is missing for them is added to ``faults``, by path."""
+    """Makes import requests from a DataVolume; missing values are added to ``faults``, with their paths."""
 
     volume: datavolume.DataVolume
     keys: keyring.Keyring
@@ -114,16 +114,16 @@ class Planner:
         return made
 
     def _unreachable(self, where: str) -> Iterator[str]:
-        """Yield why no machine outside of the cluster has the bytes, as far as ``--from`` does not help."""
+        """Yield the faults of a source that cannot be read outside the cluster, or not without ``--from``."""
         source, origin = self.volume.source, self.settings.origin
         if source.kind == "snapshot":
-            yield f"{where}: only the storage of a cluster can read its snapshots"
+            yield f"{where}: snapshots can be read only within the cluster"
         if source.image_stream:
-            yield f"{where}.imageStream: only a cluster knows its image streams; wants url"
-        if source.kind in POINTED and not origin:
-            yield f"{where}: name its file, device or directory with --from"
-        if source.kind not in POINTED | {""} and origin:
-            yield f"{where}: --from is for {' and '.join(sorted(POINTED))}"
+            yield f"{where}.imageStream: image streams exist only within the cluster; use url"
+        if source.kind in LOCAL and not origin:
+            yield f"{where}: no file, device or directory given; use --from"
+        if source.kind not in LOCAL | {""} and origin:
+            yield f"{where}: --from is only for the sources {' and '.join(sorted(LOCAL))}"
 
     def _entry(self, where: str, field: fields.Field) -> str | None:
         """Return the path of a file with the entry of the Secret or ConfigMap that a field names."""
@@ -138,7 +138,7 @@ class Planner:
         reading = contract.Reading(self.env)
         source = self.volume.source
         path = f"{where}.{REFERENCE}"
-        # A source may keep the Secret as a file instead.
+        # Some sources read the Secret as a file instead (field.entry).
         is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
         held = {} if is_file or not source.secret else self._secret(path, source.secret, (USER, PASSWORD))
         return base.Access(
@@ -155,20 +155,20 @@ class Planner:
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
 
-    def _secret(self, path: str, name: str, wanted: tuple[str, ...] = ()) -> Mapping[str, bytes]:
-        return self._checked(path, f"Secret {name}", self.keys.secret(name), wanted)
+    def _secret(self, path: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
+        return self._checked(path, f"Secret {name}", self.keys.secret(name), required)
 
-    def _config_map(self, path: str, name: str, wanted: tuple[str, ...] = ()) -> Mapping[str, bytes]:
-        return self._checked(path, f"ConfigMap {name}", self.keys.config_map(name), wanted)
+    def _config_map(self, path: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
+        return self._checked(path, f"ConfigMap {name}", self.keys.config_map(name), required)
 
     def _checked(
-        self, path: str, what: str, held: Mapping[str, bytes] | None, wanted: tuple[str, ...]
+        self, path: str, what: str, held: Mapping[str, bytes] | None, required: tuple[str, ...]
     ) -> Mapping[str, bytes]:
-        """Return what an object holds; note a fault if there is no such object, or a key is missing."""
+        """Return the data ``held`` by an object; add a fault if the object or a required key is missing."""
         if held is None:
-            self.faults.append(f"{path}: no {what} in the manifest, nor below --secrets")
+            self.faults.append(f"{path}: no {what} in the manifest or below --secrets")
             return {}
-        self.faults += [f"{path}: {what} has no key {key}" for key in wanted if key not in held]
+        self.faults += [f"{path}: {what} has no key {key}" for key in required if key not in held]
         return held
 
     def _text(self, path: str, held: Mapping[str, bytes], key: str) -> str:
@@ -198,7 +198,7 @@ class Planner:
         return tuple(self._kept(f"ca-{index}", held[key]) for index, key in enumerate(sorted(held)))
 
     def _kept(self, name: str, data: bytes) -> str:
-        """Return the path of a private file with ``data``."""
+        """Write ``data`` to a private file and return its path."""
         path = pathlib.Path(self.settings.folder, name)
         path.touch(mode=0o600)
         path.write_bytes(data)
@@ -212,7 +212,7 @@ def run(
     shown: progress.Progress,
     cancel: retry.Cancel,
 ) -> None:
-    """Carry out all stages. Raises ``errors.Error`` after telling that it failed."""
+    """Import all stages. Raises ``errors.Error`` after the status has reported it."""
     status.pending()
     try:
         if volume.source.kind == "blank":
@@ -220,10 +220,10 @@ def run(
         for number, wanted in enumerate(stages, 1):
             current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
-            told = progress.Several(shown, Watch(status))
-            result = execute.run(wanted, told, cancel)
+            both = progress.Several(shown, Watch(status))
+            result = execute.run(wanted, both, cancel)
             if current and not wanted.stage.final:
-                more = "" if number < len(stages) else f"; go on with --after {current}"
+                more = "" if number < len(stages) else f"; continue with --after {current}"
                 status.paused(f"checkpoint {current} copied{more}")
             else:
                 status.succeeded(f"{units.format_size(result.size)} by {result.plan.route}")
@@ -233,7 +233,7 @@ def run(
 
 
 def _check_room(wanted: request.Request) -> None:
-    """Refuse less room than was asked for: a cluster would have found no such volume."""
+    """Raise ``TooLarge`` if the target is smaller than requested: a cluster would not bind such a volume."""
     room = survey.room(wanted)
     size = wanted.image_size or 0
     needed = size if room.block else units.usable_space(size, wanted.overhead)
@@ -241,7 +241,7 @@ def _check_room(wanted: request.Request) -> None:
         raise errors.TooLarge(virtual_size=needed, available=room.available)
 
 
-#: What the conditions are in each phase: Bound, Running, Ready.
+#: The conditions Bound, Running and Ready in each phase.
 CONDITIONS = {
     "Pending": (False, False, False),
     "ImportScheduled": (True, False, False),
@@ -254,25 +254,25 @@ CONDITIONS = {
     "Succeeded": (True, False, True),
     "Failed": (True, False, False),
 }
-#: What the names of the phases begin with, by source.
+#: Prefixes of the phases' names, by source.
 VERBS = {"upload": "Upload", "pvc": "Clone"}
-#: Why a condition is what it is, where the phase alone does not say it.
+#: Reasons of the condition Running, by phase.
 REASONS = {"Paused": "Completed", "Succeeded": "Completed", "Failed": "Error"}
 
 
 class Status:
-    """Tells of every change once, as a line for people or as the API's object for programs."""
+    """Prints each change of phase once, as a line of text or as the API's object in JSON."""
 
     def __init__(self, name: str, source: str, say: Callable[[str], object], *, as_json: bool) -> None:
         self.phase = ""
         self._name = name
         self._verb = VERBS.get(source, "Import")
-        self._say = say
+        self._print = say
         self._as_json = as_json
         self._since: dict[str, tuple[bool, str]] = {}
 
     def pending(self) -> None:
-        self._to("Pending", "the manifest is well-formed")
+        self._to("Pending", "the manifest is valid")
 
     def scheduled(self, message: str) -> None:
         self._to(f"{self._verb}Scheduled", message)
@@ -296,11 +296,11 @@ class Status:
         conditions = self._conditions(phase, message)
         if self._as_json:
             done = "100.0%" if phase == "Succeeded" else "N/A"
-            said = {"claimName": self._name, "phase": phase, "progress": done, "conditions": conditions}
-            self._say(json.dumps(said))
+            found = {"claimName": self._name, "phase": phase, "progress": done, "conditions": conditions}
+            self._print(json.dumps(found))
             return
         shown = " ".join(f"{condition['type']}={condition['status']}" for condition in conditions)
-        self._say(f"{phase:<16} {shown}{'  ' + message if message else ''}")
+        self._print(f"{phase:<16} {shown}{'  ' + message if message else ''}")
 
     def _conditions(self, phase: str, message: str) -> list[dict[str, str]]:
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -328,7 +328,7 @@ class Status:
 
 
 class Watch(progress.NullProgress):
-    """A progress that sees the transfer begin: when the source has answered."""
+    """Progress that sets the status to in progress when the source has answered."""
 
     def __init__(self, status: Status) -> None:
         self._status = status

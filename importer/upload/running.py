@@ -52,7 +52,7 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
         wanted = dataclasses.replace(wanted, content_type=request.CLONE)
     elif archive and not clone:
         if on_device:
-            raise errors.RequestError("an archive needs a file system volume; the target is a block device")
+            raise errors.RequestError("an archive needs a volume with a file system, not a block device")
         wanted = dataclasses.replace(wanted, content_type="archive")
     if wanted.is_archive and not on_device:
         wanted = dataclasses.replace(wanted, target=str(pathlib.Path(wanted.target).parent))

@@ -104,7 +104,7 @@ def test_busy_port_is_a_warning(pod: worker.Pod, server: misbehave.Server) -> No
         page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
         done = pod.run(IMPORTER_ENDPOINT=server.serve("/disk.img", page))
     assert done.status == 0
-    assert f"no metrics port={pod.metrics_port} error=Address already in use" in done.errors
+    assert f"metrics not served port={pod.metrics_port} error=Address already in use" in done.errors
     assert "Traceback" not in done.errors
 
 

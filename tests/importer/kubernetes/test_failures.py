@@ -50,22 +50,26 @@ def test_what_is_missing_is_named_all_at_once(place: manifests.Place) -> None:
     assert done.complaint.split("; ") == [
         "spec.contentType: 'tar' is not one of kubevirt, archive",
         "spec.source.http.secretRef: Secret keys has no key secretKey",
-        "spec.source.http.secretExtraHeaders[0]: no Secret more in the manifest, nor below --secrets",
+        "spec.source.http.secretExtraHeaders[0]: no Secret more in the manifest or below --secrets",
         "spec.source.http.secretExtraHeaders[1]: Secret bad, key header: malformed extra header",
-        "spec.source.http.certConfigMap: no ConfigMap ca in the manifest, nor below --secrets",
+        "spec.source.http.certConfigMap: no ConfigMap ca in the manifest or below --secrets",
     ]
 
 
 @pytest.mark.parametrize(
     ("source", "arguments", "fault"),
     [
-        ({"upload": {}}, (), "spec.source.upload: name its file, device or directory with --from"),
-        ({"blank": {}}, ("--from=x",), "spec.source.blank: --from is for pvc and upload"),
-        ({"snapshot": {"namespace": "a", "name": "b"}}, (), "spec.source.snapshot: only the storage"),
+        ({"upload": {}}, (), "spec.source.upload: no file, device or directory given; use --from"),
+        ({"blank": {}}, ("--from=x",), "spec.source.blank: --from is only for the sources pvc and upload"),
+        (
+            {"snapshot": {"namespace": "a", "name": "b"}},
+            (),
+            "spec.source.snapshot: snapshots can be read only",
+        ),
         (
             {"registry": {"imageStream": "s", "pullMethod": "node"}},
             (),
-            "spec.source.registry.imageStream: only a cluster",
+            "spec.source.registry.imageStream: image streams exist only",
         ),
         ({"blank": {}}, ("--after=x",), "spec.checkpoints: no checkpoint has current 'x'"),
     ],
@@ -93,4 +97,4 @@ def test_secrets_that_are_none(place: manifests.Place) -> None:
 
 def test_a_target_has_to_be_named(place: manifests.Place) -> None:
     place.volume({"blank": {}})
-    assert place.run("--target=").complaint.startswith("where to: ")
+    assert place.run("--target=").complaint.startswith("no target given: ")

@@ -42,7 +42,7 @@ def test_stages(place: manifests.Place, ovirt: ovirt_stages.Place) -> None:
     assert done.status == 0, done.errors
     stage = ["ImportScheduled", "ImportInProgress", "Paused"]
     assert manifests.phases(done) == ["Pending", *stage, *stage]
-    assert f"go on with --after {chain.volumes[1].id}" in done.output.splitlines()[-1]
+    assert f"continue with --after {chain.volumes[1].id}" in done.output.splitlines()[-1]
     oracle.same(place.target, chain.content(chain.volumes[1].id, place.directory / "content"))
 
     spec = place.documents[0]["spec"]
