@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import re
 import signal
 import sys
@@ -16,6 +17,7 @@ import click
 
 from cdi_worker import errors
 from cdi_worker.commands import group
+from cdi_worker.images.engine import cancelling
 
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
 _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
@@ -23,14 +25,29 @@ _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run ``cdi-worker`` with ``argv`` and exit with the documented status (docs/exit-status.md)."""
-    cancel = threading.Event()
+    _leave(_status(_arguments() if argv is None else list(argv), cancelled_by_signals()))
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        cancel.set()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    _leave(_status(_arguments() if argv is None else list(argv), cancel))
+def cancelled_by_signals() -> cancelling.Cancel:
+    """Return a cancel that the first SIGTERM or SIGINT sets.
+
+    A handler runs in the main thread, between two of its instructions: that may hold any lock, also one that
+    is needed to wake others. So the handler only hands over to a thread, through a queue that may be used by
+    whoever interrupts a use of it.
+    """
+    cancel = cancelling.Cancel()
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def set_it() -> None:
+        cancel.set(signal.Signals(arrived.get()).name)
+
+    def hand_over(number: int, _frame: FrameType | None) -> None:
+        arrived.put(number)
+
+    threading.Thread(target=set_it, name="signals", daemon=True).start()
+    signal.signal(signal.SIGTERM, hand_over)
+    signal.signal(signal.SIGINT, hand_over)
+    return cancel
 
 
 def _leave(status: int) -> NoReturn:
@@ -61,7 +78,7 @@ def set_up_logging(verbosity: int) -> None:
         logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
 
 
-def _status(argv: list[str], cancel: threading.Event) -> int:
+def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
     try:
         outcome = group.cli.main(
             [_long(argument) for argument in argv],

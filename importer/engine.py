@@ -8,14 +8,15 @@ import dataclasses
 from collections.abc import Callable
 
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch, resume, retry
+from cdi_worker.images.engine import cancelling, fetch, resume
 from cdi_worker.sources import base
 
 
 class Engine:
     """Reads sources at random, or in order (``sources.base.Engine``).
 
-    ``retried`` is called with what failed and is tried again.
+    ``retried`` is called with what failed and is tried again. The ``cancel`` of a read is that of an attempt:
+    a failure sets it, and with it ends the other reads.
     """
 
     def __init__(self, options: fetch.Options, retried: Callable[[errors.Transient], None]) -> None:
@@ -35,7 +36,7 @@ class Engine:
         self._ranges = False
 
     def fetcher(
-        self, source: base.Source, cancel: retry.Cancel, advance: Callable[[int], None] = lambda _: None
+        self, source: base.Source, cancel: cancelling.Cancel, advance: Callable[[int], None] = lambda _: None
     ) -> fetch.Fetcher:
         """Return what reads the ranges of a source in parallel."""
         ranges = source.ranges()
@@ -46,7 +47,7 @@ class Engine:
             ranges,
             source.size or 0,
             self._tuned(source),
-            cancel=cancel,
+            scope=cancel,
             known=source.known,
             advance=advance,
             retried=self._retried,
@@ -55,7 +56,7 @@ class Engine:
     def ordered(
         self,
         source: base.Source,
-        cancel: retry.Cancel,
+        cancel: cancelling.Cancel,
         *,
         start: int = 0,
         advance: Callable[[int], None] = lambda _: None,

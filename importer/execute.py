@@ -6,22 +6,18 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from cdi_worker import engine, errors, lazy, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
 from cdi_worker.routes import job as job_module
 from cdi_worker.sources import base
 
 log = logging.getLogger(__name__)
-
-#: How late a cancel is noticed, in seconds.
-TURN = 0.2
 
 #: A route is loaded, with all that it needs, when it is taken.
 ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
@@ -73,42 +69,41 @@ class Inspection:
 def run(
     wanted: request.Request,
     progress: progress_module.Progress | None = None,
-    cancel: retry.Cancel | None = None,
+    cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> Result:
-    """Import a disk. Setting ``cancel`` (a ``threading.Event``) ends it with ``errors.Cancelled``.
+    """Import a disk. Setting ``cancel`` ends it with ``errors.Cancelled``, a ``threading.Event`` a bit later.
 
     Raises ``errors.Error``; nothing usable is on the target then, and the same call may be
     made again without cleaning up.
     """
     progress = progress or progress_module.NullProgress()
-    stop = cancelling.Stop(cancel or threading.Event())
     request.check(wanted)
-    return bring(sources.find(wanted.source).open(wanted.location, stop), wanted, progress, stop)
+    with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads:
+        return bring(sources.find(wanted.source).open(wanted.location, reads), wanted, progress, reads)
 
 
 def bring(
     unopened: base.Source,
     wanted: request.Request,
     progress: progress_module.Progress,
-    cancel: cancelling.Stop,
+    reads: cancelling.Reads,
     *,
     accepted: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Import a disk, as ``run`` does, from a source that is already made and not yet opened.
+    """Import a disk, as ``run`` does, from a source that was made with ``reads`` and is not yet opened.
 
-    A failure that leaves a read of the source under way sets ``cancel`` to end it. ``accepted``: see
-    ``routes.job.Job``.
+    ``accepted``: see ``routes.job.Job``.
     """
     started = time.monotonic()
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     reading = engine.Engine(wanted.fetch, progress.retry)
-    with opened(unopened, reading, wanted, progress, cancel) as source, _reached():
+    with opened(unopened, reading, wanted, progress, reads) as source, _reached():
         folder = wanted.volume or wanted.target
         if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # What a killed attempt has left of an archive does not count against this one.
             staging.remove_left_over(folder)
-        found = survey_module.survey(source, reading, wanted, cancel)
-        job = _carry_out(wanted, source, reading, found, progress, cancel=cancel, accepted=accepted)
+        found = survey_module.survey(source, reading, wanted, reads)
+        job = _carry_out(wanted, source, reading, found, progress, reads=reads, accepted=accepted)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -130,10 +125,16 @@ def bring(
     )
 
 
-def inspect(wanted: request.Request, cancel: retry.Cancel | None = None) -> Inspection:
+def inspect(
+    wanted: request.Request, cancel: cancelling.Cancel | cancelling.Event | None = None
+) -> Inspection:
     """Look at a source without moving it; what stands in an import's way comes as ``obstacle``."""
-    cancel = cancel or threading.Event()
     request.check(wanted)
+    with cancelling.adapted(cancel) as stop:
+        return _inspect(wanted, stop)
+
+
+def _inspect(wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
     source = sources.find(wanted.source).open(wanted.location, cancel)
     silent = progress_module.NullProgress()
     reading = engine.Engine(wanted.fetch, silent.retry)
@@ -154,17 +155,14 @@ def opened(
     reading: engine.Engine,
     wanted: request.Request,
     progress: progress_module.Progress,
-    cancel: retry.Cancel,
+    cancel: cancelling.Cancel,
 ) -> Iterator[base.Source]:
     """Yield the source after its first contact."""
     progress.phase("connect", None)
-    over = threading.Event()
-    threading.Thread(target=_interrupt, args=(source, cancel, over), name="cancel", daemon=True).start()
     try:
         survey_module.contact(source, reading, wanted, cancel, progress.retry)
         yield source
     finally:
-        over.set()
         source.close()
 
 
@@ -177,14 +175,6 @@ def _reached() -> Iterator[None]:
         raise errors.Withdrawn(url=err.fields["url"], reason=err.fields["reason"]) from err
 
 
-def _interrupt(source: base.Source, cancel: retry.Cancel, over: threading.Event) -> None:
-    """End reads that wait in the network once ``cancel`` is set: whoever waits cannot look."""
-    while not over.is_set():
-        if cancel.wait(TURN):
-            source.interrupt()
-            over.wait(TURN)
-
-
 def _carry_out(
     wanted: request.Request,
     source: base.Source,
@@ -192,7 +182,7 @@ def _carry_out(
     found: survey_module.Survey,
     progress: progress_module.Progress,
     *,
-    cancel: cancelling.Stop,
+    reads: cancelling.Reads,
     accepted: Callable[[], object],
 ) -> job_module.Job:
     """Run the planned route; once more in order if the source does not keep to its ranges."""
@@ -207,17 +197,17 @@ def _carry_out(
             plan=made,
             limit=found.space.available,
             progress=progress,
-            cancel=cancel,
+            reads=reads,
             accepted=accepted,
         )
         try:
-            ROUTES[made.route](job)
+            with job.attempt():
+                ROUTES[made.route](job)
             return job
         except errors.NoRanges as err:
             reading.do_without_ranges(err)
             log.warning("falling back to one ordered stream reason=%s", err)
             progress.retry(err)
-            cancel.clear()
 
 
 def load() -> None:

@@ -12,7 +12,7 @@ from cdi_worker import engine, errors, plan, request, units
 from cdi_worker.formats import detect, readers, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
 
@@ -43,7 +43,7 @@ def contact(
     source: base.Source,
     reading: engine.Engine,
     wanted: request.Request,
-    cancel: retry.Cancel,
+    cancel: cancelling.Cancel,
     retried: Callable[[errors.Transient], None],
 ) -> None:
     """Open ``source``, trying again for a while what trying again can mend."""
@@ -65,7 +65,7 @@ def contact(
 
 
 def survey(
-    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: retry.Cancel
+    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
 ) -> Survey:
     """Look at the opened ``source`` and at where it shall go, without changing anything."""
     content = plan.Content(format="raw", virtual_size=0)
@@ -91,7 +91,7 @@ def survey(
 
 
 def examine(
-    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: retry.Cancel
+    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
 ) -> plan.Content:
     """Tell what the source's bytes are, and check what can be seen now for what is unsafe."""
     read: views.Read | None = None
@@ -184,7 +184,7 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 
 
-def _longer_head(source: base.Source, read: views.Read | None, cancel: retry.Cancel) -> bytes:
+def _longer_head(source: base.Source, read: views.Read | None, cancel: cancelling.Cancel) -> bytes:
     """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
     if read is not None:
         return read(0, min(BZ2_BLOCK, source.size or 0))

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import fields
 
 
@@ -37,16 +38,9 @@ class RandomReader(Protocol):
         ordered stream can, and any other ``errors.Error`` when the source is lost for good.
         """
 
-    def interrupt(self) -> None:
-        """End the reads under way in other threads; later reads work again."""
 
-
-class Cancel(Protocol):
-    """Tells a source that waits for something to stop; ``threading.Event`` is one."""
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None, /) -> bool: ...
+#: Given to a source when it is made. Its waits, from the first contact on, register how they are ended.
+Cancel: TypeAlias = cancelling.Cancel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,12 +223,6 @@ class Source:
     def extents(self) -> Iterator[Extent] | None:
         """Return the runs of the virtual disk that ``ranges`` reads, in order; None: unknown."""
         return None
-
-    def interrupt(self) -> None:
-        """End the reads under way in other threads; a source that is its own reader has its own way."""
-        reader = self.ranges()
-        if reader is not None:
-            reader.interrupt()
 
     def verify(self) -> None:
         """Check what the source can only know at the end (digests). Called before the disk is usable."""

@@ -16,9 +16,9 @@ class CloneSource(upload.UploadSource):
     ``ours``: in our own format, not in snappy framing.
     """
 
-    def __init__(self, body: upload.Body, *, is_tar: bool, ours: bool) -> None:
+    def __init__(self, body: upload.Body, cancel: base.Cancel, *, is_tar: bool, ours: bool) -> None:
         # The length of the body says nothing about the size of the disk.
-        super().__init__(body, None)
+        super().__init__(body, None, cancel)
         self.format = "tar" if is_tar else "raw"
         self._ours = ours
 

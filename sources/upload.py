@@ -128,11 +128,13 @@ class UploadSource(base.Source):
 
     once = True
 
-    def __init__(self, body: Body, size: int | None) -> None:
+    def __init__(self, body: Body, size: int | None, cancel: base.Cancel) -> None:
         self.name = NAME
         self.size = size
         self._body = body
         self._reader: base.Reader = body
+        # For good: what one attempt leaves unread, no other one can ask for again.
+        self._ending = cancel.on_set(body.stop)
         self._opened = False
 
     def __enter__(self) -> Self:
@@ -146,5 +148,5 @@ class UploadSource(base.Source):
         self._opened = True
         return self._reader
 
-    def interrupt(self) -> None:
-        self._body.stop()
+    def close(self) -> None:
+        self._ending.close()

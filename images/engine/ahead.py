@@ -5,10 +5,9 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, Generic, Protocol, Self, TypeVar
 
-from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 
@@ -29,16 +28,13 @@ class Source(Protocol):
 class Ahead(Generic[T]):
     """Yields what ``items`` does, which runs in a thread from the beginning of the ``with`` block.
 
-    Whoever leaves the block before the end sets ``over``, for ``items`` to look at, and calls ``give_up``,
-    which is to end the read that is under way. An error of ``items`` is raised where it would have gone on.
+    Leaving the block before the end sets ``scope``, which ends the read that is under way in ``items``. An
+    error of ``items`` is raised where it would have gone on.
     """
 
-    def __init__(
-        self, items: Iterator[T], over: threading.Event, give_up: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, items: Iterator[T], scope: cancelling.Cancel) -> None:
         self._items = items
-        self._over = over
-        self._give_up = give_up
+        self._scope = scope
         self._made: collections.deque[T] = collections.deque()
         self._ended = False
         self._failure: BaseException | None = None
@@ -46,16 +42,16 @@ class Ahead(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
 
     def __enter__(self) -> Self:
+        self._waking = self._scope.on_set(self._wake)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._over.set()
-            self._changed.notify()
             ended = self._ended
         if not ended:
-            self._give_up()
+            self._scope.set("left before the end")
+        self._waking.close()
         self._thread.join()
 
     def __iter__(self) -> Iterator[T]:
@@ -75,7 +71,7 @@ class Ahead(Generic[T]):
         try:
             for item in self._items:
                 with self._changed:
-                    self._changed.wait_for(lambda: len(self._made) < DEPTH or self._over.is_set())
+                    self._changed.wait_for(lambda: len(self._made) < DEPTH or self._scope.is_set())
                     self._made.append(item)
                     self._changed.notify()
         except BaseException as err:  # noqa: BLE001 - whatever it is belongs to the caller's thread
@@ -84,19 +80,22 @@ class Ahead(Generic[T]):
             self._ended = True
             self._changed.notify()
 
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
 
 def buffers(size: int = CHUNK) -> Iterator[memoryview]:
     """Yield aligned memory for the items of an ``Ahead``, each for the next: what was used is used again."""
     return itertools.cycle([directio.Buffer(size).view for _ in range(DEPTH + 2)])
 
 
-def pieces(reader: Source, cancel: cancelling.Flag, over: threading.Event) -> Iterator[memoryview]:
+def pieces(reader: Source, scope: cancelling.Cancel) -> Iterator[memoryview]:
     """Yield all that a reader brings, CHUNK bytes at a time, for an ``Ahead``."""
     for buffer in buffers():
         filled = 0
         while filled < len(buffer):
-            if cancel.is_set() or over.is_set():
-                raise errors.Cancelled
+            scope.check()
             count = reader.readinto(buffer[filled:])
             if not count:
                 break
@@ -110,10 +109,9 @@ def pieces(reader: Source, cancel: cancelling.Flag, over: threading.Event) -> It
 class Reader:
     """What another reader brings, read ahead until ``close``, which closes that one too."""
 
-    def __init__(self, reader: _Closable, cancel: cancelling.Flag, give_up: Callable[[], object]) -> None:
-        over = threading.Event()
+    def __init__(self, reader: _Closable, scope: cancelling.Cancel) -> None:
         self._reader = reader
-        self._ahead = Ahead(pieces(reader, cancel, over), over, give_up)
+        self._ahead = Ahead(pieces(reader, scope), scope)
         self._ahead.__enter__()
         self._piece = memoryview(b"")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -55,7 +56,7 @@ class Registration:
 
 
 class Ending(Registration):
-    """A registration whose block ends with ``errors.Cancelled`` once its callback was called."""
+    """A registration whose block ends with ``errors.Cancelled`` if the cancel was set within it."""
 
     __slots__ = ()
 
@@ -66,7 +67,8 @@ class Ending(Registration):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
-        if self.was_called:
+        # It may be set without a call so far: what another callback has closed may have ended this wait.
+        if self.was_called or self._cancel.is_set():
             raise errors.Cancelled from error
 
 
@@ -286,11 +288,22 @@ def adapted(given: Cancel | Event | None) -> Iterator[Cancel]:
         watching.join()
 
 
+@contextlib.contextmanager
+def woken(cancel: Cancel) -> Iterator[int]:
+    """Yield a descriptor for ``poll``: it can be read once ``cancel`` is set."""
+    wake = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        with cancel.on_set(lambda: os.eventfd_write(wake, 1)):
+            yield wake
+    finally:
+        os.close(wake)
+
+
 def apart(
     call: Callable[[], T],
-    cancel: Cancel | Flag,
-    grace: float = 2.0,
+    cancel: Cancel,
     *,
+    grace: float = 2.0,
     limit: float | None = None,
     late: Callable[[], object] = lambda: None,
 ) -> T:
@@ -316,64 +329,12 @@ def apart(
             late()
 
     threading.Thread(target=work, name="apart", daemon=True).start()
-    if isinstance(cancel, Cancel):
-        with cancel.on_set(turn.set):
-            turn.wait(limit)
-    else:
-        while not turn.wait(TURN) and not cancel.is_set():
-            pass
+    with cancel.on_set(turn.set):
+        turn.wait(limit)
     if cancel.is_set():
         futures.wait([outcome], grace)
     # Refused once there is an outcome; else there will be none any more, and the thread learns of it.
     if not outcome.cancel():
         return outcome.result()
-    if cancel.is_set():
-        raise errors.Cancelled
+    cancel.check()
     raise TimeoutError(f"no answer within {limit} s")
-
-
-# -- What still looks at a flag in turns, until it is woken by a ``Cancel``.
-
-
-class Flag(Protocol):
-    """The part of ``threading.Event`` that says whether to stop."""
-
-    def is_set(self) -> bool: ...
-
-
-class Always:
-    """A flag that is set."""
-
-    def is_set(self) -> bool:
-        return True
-
-
-class Waitable(Flag, Protocol):
-    """More of ``threading.Event``."""
-
-    def wait(self, timeout: float | None = None, /) -> bool: ...
-
-
-class Stop:
-    """A flag of one's own that also heeds the one above."""
-
-    def __init__(self, above: Waitable) -> None:
-        self._above = above
-        self._own = threading.Event()
-
-    def set(self) -> None:
-        self._own.set()
-
-    def clear(self) -> None:
-        """Take ``set`` back; the one above stays as it is."""
-        self._own.clear()
-
-    def is_set(self) -> bool:
-        return self._own.is_set() or self._above.is_set()
-
-    def wait(self, timeout: float | None = None, /) -> bool:
-        left = float("inf") if timeout is None else timeout
-        while not self.is_set() and left > 0:
-            self._own.wait(min(left, TURN))
-            left -= TURN
-        return self.is_set()

@@ -8,41 +8,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from cdi_worker import errors
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling
 
-#: Seconds for threads to end once their reads are interrupted, and between two interruptions.
+#: Seconds for threads to end once their reads have been.
 LAST_WAIT = 1.0
-TURN = 0.1
 
 
-def join(threads: Sequence[threading.Thread], interrupt: Callable[[], None]) -> None:
-    """Wait for threads that are told to end; what they wait for is ended by ``interrupt``.
+def join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for threads whose cancel is set.
 
-    Again and again: a thread may have been just about to ask. One that waits for what nothing ends can do no
-    harm any more, and ends with its time-out.
+    One that waits for what nothing ends can do no harm any more, and ends with its time-out.
     """
     deadline = time.monotonic() + LAST_WAIT
-    left = [thread for thread in threads if thread.is_alive()]
-    while left and time.monotonic() < deadline:
-        interrupt()
-        left[0].join(TURN)
-        left = [thread for thread in left if thread.is_alive()]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Crew:
     """Some threads with one job: the first failure stops all, and after the end none delivers.
 
-    ``interrupt`` ends the reads that threads wait for.
+    ``scope``: of the attempt that the job is a part of. A failure sets it, and with it ends the reads that
+    other threads wait in.
     """
 
-    def __init__(self, interrupt: Callable[[], None], cancel: retry.Cancel) -> None:
-        self.stop = threading.Event()
-        self.notify: Callable[[], None] = lambda: None
-        self._interrupt = interrupt
-        self._cancel = cancel
+    def __init__(self, scope: cancelling.Cancel) -> None:
+        self._scope = scope
         self._threads: list[threading.Thread] = []
-        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        #: Whether a thread has ended; False: something else is to be looked at.
+        self._ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._delivering = 0
         self._idle = threading.Condition()
@@ -50,19 +43,22 @@ class Crew:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else kind.__name__)
+
+    def close(self, reason: str | None) -> None:
+        """End the threads, with a ``reason`` where there is more to do."""
+        if reason is not None:
+            self._scope.set(reason)
         with self._idle:
-            self.stop.set()
             self._idle.wait_for(lambda: not self._delivering)
-        self.notify()
-        join(self._threads, self._interrupt)
+        join(self._threads)
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:
         """Hold the end back while a range is delivered; none is after the end has begun."""
         with self._idle:
-            if self.stop.is_set():
-                raise errors.Cancelled
+            self._scope.check()
             self._delivering += 1
         try:
             yield
@@ -81,20 +77,15 @@ class Crew:
         """Raise the first failure, or ``Cancelled``."""
         if self._failure is not None:
             raise self._failure
-        if self._cancel.is_set():
-            raise errors.Cancelled
+        self._scope.check()
 
     def wait(self) -> None:
         """Return when every thread has ended well."""
-        for _ in self._threads:
-            while True:
+        left = len(self._threads)
+        with self._scope.on_set(lambda: self._ended.put(False)):
+            while left:
+                left -= self._ended.get()
                 self.check()
-                try:
-                    self._ended.get(timeout=0.5)
-                    break
-                except queue.Empty:
-                    continue
-        self.check()
 
     def _run(self, job: Callable[[], None]) -> None:
         try:
@@ -102,6 +93,5 @@ class Crew:
         except BaseException as err:  # noqa: BLE001  (carried to the thread that waits)
             if self._failure is None:
                 self._failure = err
-            self.stop.set()
-        self._ended.put(None)
-        self.notify()
+            self._scope.set(type(err).__name__)
+        self._ended.put(True)

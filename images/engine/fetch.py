@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from cdi_worker import errors
 from cdi_worker.formats import remembered
 from cdi_worker.images import directio
-from cdi_worker.images.engine import crew, retry
+from cdi_worker.images.engine import cancelling, crew, retry
 
 MIB = 1 << 20
 #: What is delivered at once where a source reads on: memory of this size stays in a processor's cache. By six
@@ -29,8 +29,6 @@ class RandomReader(Protocol):
     """What the engine needs of a source; see ``sources.base.RandomReader``."""
 
     def read_range(self, offset: int, into: memoryview, /) -> int: ...
-
-    def interrupt(self) -> None: ...
 
 
 @runtime_checkable
@@ -94,6 +92,8 @@ def _together(ranges: Iterable[Range], most: int) -> Iterator[list[Range]]:
 class Fetcher:
     """Fetches from one source of ``size`` bytes.
 
+    ``scope``: of the attempt that the fetches are for. The source's reads end with it (``cancelling.Reads``),
+    and a failure of one thread sets it for the others.
     ``known``: what was read of it before, which is not fetched again. ``advance`` is called with the number
     of bytes as they arrive, known ones included, ``retried`` with what failed and is tried again.
     """
@@ -104,18 +104,17 @@ class Fetcher:
         size: int,
         options: Options,
         *,
-        cancel: retry.Cancel,
+        scope: cancelling.Cancel,
         known: remembered.Remembered = remembered.NOTHING,
         advance: Callable[[int], None] = lambda _: None,
         retried: Callable[[errors.Transient], None] = lambda _: None,
     ) -> None:
         self.size = size
         self.options = options
-        self.interrupt = reader.interrupt
         #: How long the ranges of ``each`` are best, where the caller may choose.
         self.step = min(PIECE, options.chunk) if isinstance(reader, Continuing) else options.chunk
         self._reader = reader
-        self._cancel = cancel
+        self._scope = scope
         self._known = known
         self._advance = advance
         self._retried = retried
@@ -130,19 +129,18 @@ class Fetcher:
         self.fill(offset, memoryview(data))
         return bytes(data)
 
-    def fill(self, offset: int, into: memoryview, stop: threading.Event | None = None) -> None:
+    def fill(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` from ``offset``, trying again as long as there is progress."""
-        patience = retry.Patience(self.options.no_progress, self._cancel)
+        patience = retry.Patience(self.options.no_progress, self._scope)
         done = self._known.run(offset, len(into))
         if done:
             self._advance(done)
         while done < len(into):
-            if self._cancel.is_set() or (stop is not None and stop.is_set()):
-                raise errors.Cancelled
+            self._scope.check()
             try:
                 count = self._reader.read_range(offset + done, into[done:])
             except errors.Transient as err:
-                if stop is not None and stop.is_set():
+                if self._scope.is_set():
                     raise errors.Cancelled from err
                 self._retried(err)
                 patience.wait(err, offset + done)
@@ -161,11 +159,11 @@ class Fetcher:
         most = self.options.chunk if isinstance(self._reader, Continuing) else 0
         pending = _together(ranges, most)
         gate = threading.Lock()
-        workers = crew.Crew(self.interrupt, self._cancel)
+        workers = crew.Crew(self._scope)
 
         def take() -> list[Range] | None:
             with gate:
-                return None if workers.stop.is_set() else next(pending, None)
+                return None if self._scope.is_set() else next(pending, None)
 
         def work() -> None:
             buffer = directio.Buffer(self.step)
@@ -175,7 +173,7 @@ class Fetcher:
                     if item.length > buffer.size:
                         buffer = directio.Buffer(item.length)
                     view = buffer.view[: item.length]
-                    self.fill(item.offset, view, workers.stop)
+                    self.fill(item.offset, view)
                     with workers.delivering():
                         deliver(item.offset, view)
 
@@ -190,7 +188,7 @@ class Fetcher:
 
     def stream(self, start: int = 0) -> OrderedStream:
         """Return ``start`` to the end as an ordered reader that fetches ahead in parallel."""
-        return OrderedStream(self, crew.Crew(self.interrupt, self._cancel), start)
+        return OrderedStream(self, self._scope, start)
 
 
 class OrderedStream:
@@ -200,9 +198,10 @@ class OrderedStream:
     always has a buffer and the ring cannot block itself.
     """
 
-    def __init__(self, fetcher: Fetcher, workers: crew.Crew, start: int) -> None:
+    def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, start: int) -> None:
         self._fetcher = fetcher
-        self._crew = workers
+        self._scope = scope
+        self._crew = crew.Crew(scope)
         options = fetcher.options
         self._ranges = split(start, fetcher.size, options.chunk)
         self._changed = threading.Condition()
@@ -213,8 +212,8 @@ class OrderedStream:
         self._given = 0
         self._used = 0
         self._left = fetcher.size - start
-        workers.notify = self._wake
-        workers.start(self._work, min(options.connections, options.window))
+        self._waking = scope.on_set(self._wake)
+        self._crew.start(self._work, min(options.connections, options.window))
 
     def readinto(self, into: memoryview, /) -> int:
         if not self._left or not len(into):
@@ -223,7 +222,7 @@ class OrderedStream:
         with self._changed:
             while not self._arrived[slot]:
                 self._crew.check()
-                self._changed.wait(0.5)
+                self._changed.wait()
         count = min(len(into), self._lengths[slot] - self._used)
         into[:count] = self._ring[slot].view[self._used : self._used + count]
         self._used += count
@@ -233,7 +232,8 @@ class OrderedStream:
         return count
 
     def close(self) -> None:
-        self._crew.__exit__()
+        self._crew.close("closed before the end" if self._left else None)
+        self._waking.close()
         self._ring.clear()
 
     def _release(self, slot: int) -> None:
@@ -246,7 +246,7 @@ class OrderedStream:
     def _work(self) -> None:
         while (job := self._take()) is not None:
             slot, item = job
-            self._fetcher.fill(item.offset, self._ring[slot].view[: item.length], self._crew.stop)
+            self._fetcher.fill(item.offset, self._ring[slot].view[: item.length])
             with self._changed:
                 self._lengths[slot] = item.length
                 self._arrived[slot] = True
@@ -255,10 +255,10 @@ class OrderedStream:
     def _take(self) -> tuple[int, Range] | None:
         with self._changed:
             while self._taken - self._given >= len(self._ring):
-                if self._crew.stop.is_set():
+                if self._scope.is_set():
                     return None
                 self._changed.wait()
-            item = None if self._crew.stop.is_set() else next(self._ranges, None)
+            item = None if self._scope.is_set() else next(self._ranges, None)
             if item is None:
                 return None
             slot = self._taken % len(self._ring)

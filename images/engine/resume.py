@@ -8,7 +8,7 @@ from typing import Protocol
 from isal import isal_zlib
 
 from cdi_worker import errors
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling, retry
 
 SKIP_SIZE = 1 << 20
 #: Readings from the beginning that break before anything new came, until the stream is given up.
@@ -38,7 +38,7 @@ class Resuming:
         *,
         name: str,
         no_progress: float,
-        cancel: retry.Cancel,
+        cancel: cancelling.Cancel,
         delivered: bytes = b"",
         advance: Callable[[int], None] = lambda _: None,
         retried: Callable[[errors.Transient], None] = lambda _: None,
@@ -58,8 +58,7 @@ class Resuming:
 
     def readinto(self, into: memoryview, /) -> int:
         while not self._closed:
-            if self._cancel.is_set():
-                raise errors.Cancelled
+            self._cancel.check()
             try:
                 if self._reader is None:
                     self._reader = self._reopen()
@@ -113,8 +112,7 @@ class Resuming:
         left, crc = self.position, 0
         buffer = memoryview(bytearray(min(left, SKIP_SIZE)))
         while left:
-            if self._cancel.is_set():
-                raise errors.Cancelled
+            self._cancel.check()
             count = reader.readinto(buffer[:left])
             if not count:
                 raise errors.Transient(url=self._name, reason="ended before the byte it broke at")

@@ -21,10 +21,6 @@ LONGEST_DELAY = 20.0
 LONGEST_RETRY_AFTER = 300.0
 
 
-#: Tells a worker to stop; ``threading.Event`` is one.
-Cancel = cancelling.Waitable
-
-
 class Patience:
     """Decides after each failure whether, and when, to try again.
 
@@ -32,7 +28,7 @@ class Patience:
     without any progress end it. Each piece of work has a Patience of its own.
     """
 
-    def __init__(self, limit: float, cancel: Cancel) -> None:
+    def __init__(self, limit: float, cancel: cancelling.Cancel) -> None:
         self._limit = limit
         self._cancel = cancel
         self.progress()
@@ -62,7 +58,7 @@ class Patience:
 def patiently(
     call: Callable[[], T],
     limit: float,
-    cancel: Cancel,
+    cancel: cancelling.Cancel,
     retried: Callable[[errors.Transient], None] = lambda _: None,
 ) -> T:
     """Return the result of ``call``, tried again after each ``Transient`` for ``limit`` seconds."""

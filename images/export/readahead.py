@@ -14,12 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cdi_worker import errors
-from cdi_worker.images.engine import crew
+from cdi_worker.images.engine import cancelling, crew
 
 #: Fills all of the memory with what is at the offset, or raises. Called from several threads at once.
-#: The event is set when nobody wants the bytes any more.
-Read = Callable[[int, memoryview, threading.Event], None]
+Read = Callable[[int, memoryview], None]
 
 _BLOCK = 256 << 10
 _LONGEST = 4 << 20
@@ -42,11 +40,10 @@ class Fetch:
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
 
-    def run(self, read: Read, stop: threading.Event) -> None:
+    def run(self, read: Read, scope: cancelling.Cancel) -> None:
         try:
-            if stop.is_set():
-                raise errors.Cancelled
-            read(self.start, self.memory.view, stop)
+            scope.check()
+            read(self.start, self.memory.view)
         except BaseException as err:  # noqa: BLE001  (raised again where the bytes are used)
             self.failure = err
         with self._lock:
@@ -73,11 +70,18 @@ class Fetch:
 class Cache:
     """Read ``size`` bytes through ``read``, ``parallel`` at a time, keeping ``capacity`` bytes.
 
-    More is held only while more is in use.
+    More is held only while more is in use. ``scope`` has to end the calls of ``read``; ``close`` sets it.
     """
 
     def __init__(
-        self, read: Read, size: int, *, parallel: int = 8, capacity: int = 64 << 20, ahead: int = 16 << 20
+        self,
+        read: Read,
+        size: int,
+        scope: cancelling.Cancel,
+        *,
+        parallel: int = 8,
+        capacity: int = 64 << 20,
+        ahead: int = 16 << 20,
     ) -> None:
         self._read = read
         self._size = size
@@ -86,7 +90,7 @@ class Cache:
         self._by_block: dict[int, Fetch] = {}
         self._recent: collections.OrderedDict[Fetch, None] = collections.OrderedDict()
         self._arena = _Arena(capacity)
-        self._stop = threading.Event()
+        self._scope = scope
         self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._workers = [
             threading.Thread(target=self._work, name=f"readahead-{number}", daemon=True)
@@ -123,17 +127,16 @@ class Cache:
                     # Read to its end: the first to go, so that the memory is used again while it is warm.
                     self._recent.move_to_end(fetch, last=False)
 
-    def close(self, interrupt: Callable[[], None] = lambda: None) -> None:
-        """Fail what has not begun with ``errors.Cancelled``; ``interrupt`` ends the reads that have."""
-        with self._lock:
-            self._stop.set()
+    def close(self) -> None:
+        """End the reads under way, and fail what has not begun with ``errors.Cancelled``."""
+        self._scope.set("closed")
         for _ in self._workers:
             self._queue.put(None)
-        crew.join(self._workers, interrupt)
+        crew.join(self._workers)
 
     def _work(self) -> None:
         while (fetch := self._queue.get()) is not None:
-            fetch.run(self._read, self._stop)
+            fetch.run(self._read, self._scope)
 
     def _read_ahead(self, offset: int) -> None:
         end = min(offset + self._ahead, self._size)
@@ -157,8 +160,8 @@ class Cache:
         for each in _blocks(fetch):
             self._by_block[each] = fetch
         self._recent[fetch] = None
-        if self._stop.is_set():
-            fetch.run(self._read, self._stop)
+        if self._scope.is_set():
+            fetch.run(self._read, self._scope)
         else:
             self._queue.put(fetch)
         return fetch

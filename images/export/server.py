@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images.engine import crew
+from cdi_worker.images.engine import cancelling, crew
 from cdi_worker.images.export import handshake, readahead
 from cdi_worker.images.tools import process
 
@@ -39,21 +39,20 @@ _MOST_CONNECTIONS = 16
 class Export:
     """Serve ``size`` bytes, and zeros to the end of a sector; ``socket`` is the path to connect to.
 
-    ``read`` is called from ``parallel`` threads; ``interrupt`` ends its calls when the block ends. Its error
-    reaches the client as EIO, and leaves the block in place of what the client made of it.
+    ``read`` is called from ``parallel`` threads; the end of the block sets ``scope``, to end its calls. Its
+    error reaches the client as EIO, and leaves the block in place of what the client made of it.
     """
 
     def __init__(
         self,
         read: readahead.Read,
         size: int,
+        scope: cancelling.Cancel,
         *,
         parallel: int = 8,
-        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self._size = -(-size // _SECTOR) * _SECTOR
-        self._interrupt = interrupt
-        self._cache = readahead.Cache(_padded(read, size), self._size, parallel=parallel)
+        self._cache = readahead.Cache(_padded(read, size), self._size, scope, parallel=parallel)
         self._budget = _Budget(_IN_FLIGHT)
         self._failure: BaseException | None = None
         self._closing = False
@@ -87,8 +86,8 @@ class Export:
             connections = dict(self._connections)
         for connection in connections:
             connection.shutdown()
-        self._cache.close(self._interrupt)
-        crew.join(list(connections.values()), self._interrupt)
+        self._cache.close()
+        crew.join(list(connections.values()))
         self._directory.cleanup()
 
     def _accept(self) -> None:
@@ -164,10 +163,10 @@ class _Connection(handshake.Connection):
 def _padded(read: readahead.Read, size: int) -> readahead.Read:
     """Return a read that goes on with zeros behind ``size``."""
 
-    def fill(offset: int, into: memoryview, stop: threading.Event) -> None:
+    def fill(offset: int, into: memoryview) -> None:
         inside = max(0, min(len(into), size - offset))
         if inside:
-            read(offset, into[:inside], stop)
+            read(offset, into[:inside])
         into[inside:] = bytes(len(into) - inside)
 
     return fill

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import collections
 import threading
-from collections.abc import Callable
 from concurrent import futures
 from types import TracebackType
 from typing import Self
@@ -37,24 +36,22 @@ def from_stream(
     reader: readers.Reader,
     target: base.Target,
     *,
-    cancel: cancelling.Flag,
+    scope: cancelling.Cancel,
     spill: space.Spill | None = None,
-    give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Place a whole image that comes in order; return how long the file was.
 
     The reader is read to its end, whatever the file holds after its last used cluster. Raises
     ``errors.ScratchRequired`` where more would have to be kept than memory allows and there is no
-    ``spill``, and where the image cannot be placed in one pass at all. ``give_up`` is called, from another
-    thread, where the read that is under way is wanted no more: it ends that soon, with ``errors.Cancelled``.
+    ``spill``, and where the image cannot be placed in one pass at all. A failure to
+    write sets ``scope``, which has to end the read that is under way.
     """
     pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
     behind = Passed(spill)
     start, last = 0, False
-    with _Crew(ranges.Placer(follower.inflate, target), give_up) as crew:
+    with _Crew(ranges.Placer(follower.inflate, target), scope) as crew:
         while not last:
-            if cancel.is_set():
-                raise errors.Cancelled
+            scope.check()
             chunk = Chunk(pool, start)
             last = not chunk.fill(reader)
             behind.add(chunk)
@@ -77,9 +74,9 @@ def from_stream(
 class _Crew:
     """Places batches in threads; the first failure is raised by a later call."""
 
-    def __init__(self, placer: ranges.Placer, give_up: Callable[[], None]) -> None:
+    def __init__(self, placer: ranges.Placer, scope: cancelling.Cancel) -> None:
         self._placer = placer
-        self._give_up = give_up
+        self._scope = scope
         self._failure: BaseException | None = None
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
@@ -121,7 +118,7 @@ class _Crew:
             self._placer.put(batch, data)
         except BaseException as err:
             self._failure = self._failure or err
-            self._give_up()
+            self._scope.set(type(err).__name__)
             raise
 
 

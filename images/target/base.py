@@ -43,7 +43,7 @@ class Options:
     preallocate: bool = False
     direct: bool = False
     mode: Literal["new", "resume", "update"] = "new"
-    cancel: cancelling.Flag = cancelling.NEVER
+    cancel: cancelling.Cancel = cancelling.NEVER
 
 
 NEW: Final = Options()

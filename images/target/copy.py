@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,17 +19,14 @@ def copy_ordered(
     target: base.Target,
     *,
     limit: int,
-    cancel: cancelling.Flag,
+    scope: cancelling.Cancel,
     advance: Callable[[int], object] = lambda _: None,
-    give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Write everything that comes, zeros as zeros, and return how many bytes it was.
 
     The reader stays the caller's to close; all else as with ``copy_runs``.
     """
-    over = threading.Event()
-    pieces = ahead.pieces(reader, cancel, over)
-    return copy_runs(pieces, target, over=over, limit=limit, cancel=cancel, advance=advance, give_up=give_up)
+    return copy_runs(ahead.pieces(reader, scope), target, limit=limit, scope=scope, advance=advance)
 
 
 def copy_runs(
@@ -38,21 +34,18 @@ def copy_runs(
     target: base.Target,
     *,
     limit: int,
-    cancel: cancelling.Flag,
-    over: threading.Event | None = None,
+    scope: cancelling.Cancel,
     advance: Callable[[int], object] = lambda _: None,
-    give_up: Callable[[], None] = lambda: None,
 ) -> int:
     """Write runs (the length of a hole, or data) one after the other; return how many bytes they are.
 
     Raises ``errors.TooLarge`` as soon as more than ``limit`` bytes come, before the run that goes over
-    is written. ``over``, ``give_up``: see ``ahead.Ahead``.
+    is written. A failure here sets ``scope``, which has to end the read that is under way.
     """
     total = 0
-    with ahead.Ahead(runs, over or threading.Event(), give_up) as coming:
+    with ahead.Ahead(runs, scope) as coming:
         for run in coming:
-            if cancel.is_set():
-                raise errors.Cancelled
+            scope.check()
             length = run if isinstance(run, int) else len(run)
             if total + length > limit:
                 raise errors.TooLarge(virtual_size=total + length, available=limit)
@@ -74,9 +67,8 @@ def place(target: base.Target, offset: int, data: memoryview) -> None:
             target.write(offset + start, data[start:end])
 
 
-def drain(reader: ahead.Source, cancel: cancelling.Flag) -> None:
+def drain(reader: ahead.Source, cancel: cancelling.Cancel) -> None:
     """Read to the end and throw away: what a reader checks there counts, too."""
     rest = memoryview(bytearray(1 << 20))
     while reader.readinto(rest):
-        if cancel.is_set():
-            raise errors.Cancelled
+        cancel.check()

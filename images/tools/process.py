@@ -31,8 +31,6 @@ NULL = subprocess.DEVNULL
 
 _TAIL = 4096
 _CHUNK = 64 << 10
-# How late a cancel or a stall is noticed, in seconds.
-_TURN = 0.2
 # What a program gets between SIGTERM and SIGKILL, in seconds.
 _GRACE = 5.0
 
@@ -44,6 +42,11 @@ class Watch:
         self._what = what
         self._seconds = seconds
         self._fed = time.monotonic()
+
+    @property
+    def turn(self) -> float | None:
+        """Seconds until the next look, None without a limit. No change of ``/proc/PID/io`` wakes anybody."""
+        return None if self._seconds is None else cancelling.TURN
 
     def feed(self) -> None:
         """Note that something moved."""
@@ -160,13 +163,16 @@ class Process:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._popen.wait(patience)
 
-    def ready(self, fd: int | None, seconds: float = _TURN) -> bool:
-        """Wait until ``fd`` can be read, for at most ``seconds``, and take in standard error meanwhile."""
+    def ready(self, fd: int | None, seconds: float | None = None, wake: int | None = None) -> bool:
+        """Wait until ``fd`` can be read and take in standard error meanwhile.
+
+        For at most ``seconds``, and no longer than until ``wake`` can be read.
+        """
         poll = select.poll()
-        for each in {fd, self._stderr} - {None}:
+        for each in {fd, wake, self._stderr} - {None}:
             assert each is not None  # noqa: S101
             poll.register(each, select.POLLIN)
-        found = {each for each, _event in poll.poll(seconds * 1000)}
+        found = {each for each, _event in poll.poll(None if seconds is None else seconds * 1000)}
         if self._stderr in found:
             self._take_stderr()
         return fd in found
@@ -177,7 +183,7 @@ class Process:
         return self._stderr is None
 
     def output(
-        self, *, cancel: cancelling.Flag = cancelling.NEVER, watch: Watch | None = None
+        self, *, cancel: cancelling.Cancel = cancelling.NEVER, watch: Watch | None = None
     ) -> Iterator[bytes]:
         """Yield what the program writes until it ends; needs ``stdout=PIPE``.
 
@@ -186,17 +192,17 @@ class Process:
         """
         watch = watch or Watch(self._command.tool)
         fd: int | None = self.stdout
-        while fd is not None or not self.ended:
-            if cancel.is_set():
-                raise errors.Cancelled
-            watch.check()
-            if not self.ready(fd):
-                self._feed_by_io(watch)
-            elif chunk := os.read(self.stdout, _CHUNK):
-                watch.feed()
-                yield chunk
-            else:
-                fd = None
+        with cancelling.woken(cancel) as wake:
+            while fd is not None or not self.ended:
+                cancel.check()
+                watch.check()
+                if not self.ready(fd, watch.turn, wake):
+                    self._feed_by_io(watch)
+                elif chunk := os.read(self.stdout, _CHUNK):
+                    watch.feed()
+                    yield chunk
+                else:
+                    fd = None
 
     def finish(self) -> None:
         """Wait for the end and raise ``errors.ToolFailed`` if it was a bad one."""
@@ -255,7 +261,7 @@ def run(
     command: Command,
     on_output: Callable[[bytes], None] = lambda _chunk: None,
     *,
-    cancel: cancelling.Flag = cancelling.NEVER,
+    cancel: cancelling.Cancel = cancelling.NEVER,
     watch: Watch | None = None,
 ) -> None:
     """Run a program to its end, handing on what it writes.

@@ -46,7 +46,7 @@ class Follow:
     """How a long run is followed: ``advance`` gets virtual bytes, ``cancel`` and ``watch`` end it."""
 
     advance: Callable[[int], None] = lambda _count: None
-    cancel: cancelling.Flag = cancelling.NEVER
+    cancel: cancelling.Cancel = cancelling.NEVER
     watch: process.Watch | None = None
 
 

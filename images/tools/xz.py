@@ -6,10 +6,10 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
 _CHUNK = 256 << 10
@@ -22,20 +22,20 @@ class Reader:
 
     ``memory`` in bytes bounds both what threads may take (else one thread is used) and the dictionary
     that a stream may ask for (else ``errors.Refused``). Ends like any other reader of a format:
-    ``errors.Truncated``, ``errors.Corrupt``; an error of ``source`` comes out as it is. ``give_up`` is
-    called where a read of ``source`` is wanted no more: it ends that soon.
+    ``errors.Truncated``, ``errors.Corrupt``; an error of ``source`` comes out as it is. Closed
+    before the end, it sets ``scope``, which has to end the read of ``source`` that is under way.
     """
 
     def __init__(
         self,
         source: readers.Reader,
+        scope: cancelling.Cancel,
         *,
         threads: int = 2,
         memory: int = 128 << 20,
-        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
-        self._give_up = give_up
+        self._scope = scope
         limits = (f"--memlimit-decompress={memory}", f"--memlimit-mt-decompress={memory}")
         argv = ("xz", "--decompress", "--stdout", f"--threads={threads}", *limits)
         command = process.Command(argv, package="xz-utils", address_space=memory + (1 << 30))
@@ -66,7 +66,7 @@ class Reader:
         """End the tool, then close the source, after the one read of it that may be under way."""
         self._process.end()
         if not self._finished:
-            self._give_up()
+            self._scope.set("closed before the end")
         self._feeder.join()
         self._process.stop()
         self._source.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 
 import click
 
 from cdi_worker import contract, lazy
 from cdi_worker.commands import late
+from cdi_worker.images.engine import cancelling
 from cdi_worker.roles import run
 
 POD = contract.Paths()
@@ -35,7 +35,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
 class Context:
     """What ``cli`` hands to every command."""
 
-    cancel: threading.Event
+    cancel: cancelling.Cancel
     set_up_logging: Callable[[int], None]
 
 

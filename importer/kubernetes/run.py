@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from cdi_worker import contract, errors, execute, progress, request, survey, units
-from cdi_worker.images.engine import fetch, retry
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.kubernetes import datavolume, keyring
 from cdi_worker.sources import base, fields, staged
 
@@ -210,7 +210,7 @@ def run(
     stages: list[request.Request],
     status: Status,
     shown: progress.Progress,
-    cancel: retry.Cancel,
+    cancel: cancelling.Cancel,
 ) -> None:
     """Import all stages. Raises ``errors.Error`` after the status has reported it."""
     status.pending()

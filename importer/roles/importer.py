@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi_worker import contract, errors, execute, metrics, plan, progress, report, request, sources
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, fields
 
 
@@ -44,7 +44,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     return made
 
 
-def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Import what the environment asks for, and return the report."""
     wanted = read(env, paths)
     with metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as told:

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 
 from cdi_worker import contract, errors, lazy, report
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
 
-Role = Callable[[Mapping[str, str], contract.Paths, retry.Cancel], report.Report]
+Role = Callable[[Mapping[str, str], contract.Paths, cancelling.Cancel], report.Report]
 #: A pod loads the modules of its own role.
 ROLES: lazy.Table[str, Role] = lazy.Table(
     {
@@ -26,7 +26,7 @@ def run(
     role: str,
     env: Mapping[str, str],
     paths: contract.Paths,
-    cancel: retry.Cancel,
+    cancel: cancelling.Cancel,
     *,
     strict: bool = False,
 ) -> int:

@@ -28,7 +28,8 @@ def convert(job: Job) -> None:
     # These tables may be too long to keep, and no file that qemu-img opens depends on them.
     safety.check_length(job.content.format, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
-    with server.Export(fetcher.fill, fetcher.size, parallel=parallel, interrupt=fetcher.interrupt) as export:
+    # It sets the scope when it is closed: nothing is read after it.
+    with server.Export(fetcher.fill, fetcher.size, job.scope, parallel=parallel) as export:
         image = qemu_img.exported(export.socket, job.content.format)
         _convert(job, image, _fitting_size(job, image), "transfer")
 
@@ -76,9 +77,7 @@ def download(job: Job, path: str) -> int:
     with target.open(path, None) as out:
         try:
             with job.plain(limit=available) as reader:
-                size = copy.copy_ordered(
-                    reader, out, limit=available, cancel=job.cancel, give_up=job.cancel.set
-                )
+                size = copy.copy_ordered(reader, out, limit=available, scope=job.scope)
         except errors.TooLarge as err:
             # The limit here is scratch space, not the target's.
             needs = f"more than {available}"
@@ -92,13 +91,13 @@ def _verify(job: Job, path: str) -> None:
     if job.wanted.checksum is not None:
         with open(path, "rb", buffering=0) as stream:
             hashing = checksum.HashingReader(stream, checksum.parse(job.wanted.checksum))
-            copy.drain(hashing, job.cancel)
+            copy.drain(hashing, job.scope)
             hashing.verify()
 
 
 def _follow(job: Job) -> qemu_img.Follow:
     watch = process.Watch("qemu-img", job.wanted.fetch.no_progress)
-    return qemu_img.Follow(job.progress.advance, job.cancel, watch)
+    return qemu_img.Follow(job.progress.advance, job.scope, watch)
 
 
 def _fitting_size(job: Job, image: qemu_img.Node) -> int:

@@ -55,9 +55,8 @@ def _extents_ordered(job: Job) -> None:
                 runs,
                 out,
                 limit=job.limit,
-                cancel=job.cancel,
+                scope=job.scope,
                 advance=job.progress.advance,
-                give_up=job.cancel.set,
             )
         job.commit(out, size)
 
@@ -84,7 +83,7 @@ def _stream_ordered(job: Job) -> None:
         with job.plain() as reader:
             # The last sector of a raw stream may be the footer of a fixed VHD; that is known only at the end.
             disk = reader if job.source.format else vhd.WithoutFooter(reader)
-            size = copy.copy_ordered(disk, out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set)
+            size = copy.copy_ordered(disk, out, limit=job.limit, scope=job.scope)
         job.commit(out, size)
 
 
@@ -108,7 +107,7 @@ def update(job: Job) -> None:
     changed = retry.patiently(
         lambda: list(job.source.extents() or ()),
         job.wanted.fetch.no_progress,
-        job.cancel,
+        job.scope,
         job.progress.retry,
     )
     job.progress.phase("transfer", sum(extent.length for extent in changed))

@@ -39,13 +39,25 @@ class Job:
     plan: plan.Plan
     limit: int
     progress: progress.Progress
-    cancel: cancelling.Stop
+    reads: cancelling.Reads
+    scope: cancelling.Cancel = cancelling.NEVER
     accepted: Callable[[], object] = lambda: None
     read: int = 0
     size: int = 0
     resumed: int = 0
     _is_accepted: bool = False
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[cancelling.Cancel]:
+        """Begin an attempt with a ``scope`` of its own: a failure in the block ends its reads, no others."""
+        around = self.scope
+        try:
+            with self.reads.scope() as scope:
+                self.scope = scope
+                yield scope
+        finally:
+            self.scope = around
 
     def accept(self) -> None:
         """Call ``accepted``, once: only processing is left, so an ``-async`` upload may be answered."""
@@ -70,7 +82,7 @@ class Job:
 
     def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
         """Return a fetcher, which reads the source's ranges in parallel."""
-        return self.engine.fetcher(self.source, self.cancel, advance)
+        return self.engine.fetcher(self.source, self.scope, advance)
 
     def check_stage(self) -> None:
         """Raise ``TargetError`` if the earlier stage's disk is missing, ``TooLarge`` if it is too small."""
@@ -137,7 +149,7 @@ class Job:
     def options(self) -> target.Options:
         """Return the options of the target."""
         return target.Options(
-            preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.cancel
+            preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.scope
         )
 
     def _key(self) -> str:
@@ -169,11 +181,11 @@ class Job:
         with contextlib.closing(self._ordered(advance)) as reader:
             if self.wanted.checksum is None:
                 yield reader
-                copy.drain(reader, self.cancel)
+                copy.drain(reader, self.scope)
                 return
             hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
             yield hashing
-            copy.drain(hashing, self.cancel)
+            copy.drain(hashing, self.scope)
             hashing.verify()
 
     @contextlib.contextmanager
@@ -189,7 +201,7 @@ class Job:
             with contextlib.closing(reader):
                 self._check_same(head)
                 yield reader
-                copy.drain(reader, self.cancel)
+                copy.drain(reader, self.scope)
 
     @contextlib.contextmanager
     def runs(self) -> Iterator[Iterator[base.Run]]:
@@ -204,14 +216,14 @@ class Job:
         # Imported when used: only xz starts a program (start-up time).
         from cdi_worker.images.tools import xz
 
-        return xz.Reader(packed, give_up=self.cancel.set)
+        return xz.Reader(packed, self.scope)
 
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
-        reader = self.source.ordered(self.cancel, advance)
+        reader = self.source.ordered(self.scope, advance)
         if self.engine.seeks(self.source) or not (self.content.compressions or self.wanted.is_archive):
             # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
             return reader
-        return ahead.Reader(reader, self.cancel, self.cancel.set)
+        return ahead.Reader(reader, self.scope)
 
     def _check_same(self, head: bytes) -> None:
         """Raise ``SourceChanged`` if the stream does not begin with the bytes that were checked."""

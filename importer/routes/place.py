@@ -21,7 +21,8 @@ def place_mapped(job: Job) -> None:
         _place_ranges(job)
         return
     try:
-        _place_ordered(job)
+        with job.attempt():
+            _place_ordered(job)
     except errors.ScratchRequired as err:
         if not job.wanted.scratch:
             raise
@@ -31,7 +32,6 @@ def place_mapped(job: Job) -> None:
                 reason=f"it must be read twice ({err.fields['reason']}), {advice}"
             ) from err
         log.info("spool reason=%r", str(err))
-        job.cancel.clear()
         # Imported when used: rarely needed (start-up time).
         from cdi_worker.routes import convert
 
@@ -58,9 +58,7 @@ def _place_ordered(job: Job) -> None:
             kept = stack.enter_context(space.Spill(room.path("spill")))
         out = stack.enter_context(job.open_target(size))
         with job.plain() as reader:
-            stream.from_stream(
-                _layout(job).follow(), reader, out, cancel=job.cancel, spill=kept, give_up=job.cancel.set
-            )
+            stream.from_stream(_layout(job).follow(), reader, out, scope=job.scope, spill=kept)
         job.commit(out, size)
 
 

@@ -51,9 +51,7 @@ def extract_disk(job: Job) -> None:
                     log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
                     out = stack.enter_context(job.open_target(survey.padded(entry.size)))
                     runs = _runs(entries, entry)
-                    size = copy.copy_runs(
-                        runs, out, limit=job.limit, cancel=job.cancel, give_up=job.cancel.set
-                    )
+                    size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope)
         if out is None:
             raise errors.Unsupported(reason=f"the cloned file system contains no file named {DISK}")
         job.commit(out, size)

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Client:
     """
 
     def __init__(
-        self, url: str, tls: ssl.SSLContext, cancel: retry.Cancel, headers: Headers | None = None
+        self, url: str, tls: ssl.SSLContext, cancel: cancelling.Cancel, headers: Headers | None = None
     ) -> None:
         parts, port = _parsed(url)
         self.url = urllib.parse.urlunsplit(

@@ -12,7 +12,7 @@ from typing import Self
 
 from cdi_worker import errors, progress
 from cdi_worker.formats import checksum
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.send import client as upload_client
 from cdi_worker.send import sender as upload_sender
 from cdi_worker.upload import headers as upload_headers
@@ -81,7 +81,7 @@ class File(upload_sender.Stream):
                 self._reported = offset
 
 
-def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> None:
+def send(settings: Settings, shown: progress.Progress, cancel: cancelling.Cancel) -> None:
     """Upload, and return when the disk is on storage. Raises ``errors.Error``."""
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)

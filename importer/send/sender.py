@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Generator
 
 from cdi_worker import errors
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.send import client as upload_client
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Sender:
 
     client: upload_client.Client
     path: str
-    cancel: retry.Cancel
+    cancel: cancelling.Cancel
     patience: float
     headers: upload_client.Headers
     retried: Callable[[errors.Error], object]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from cdi_worker import contract, errors, metrics, progress, report
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gnu_tar
 from cdi_worker.send import client as upload_client
 from cdi_worker.send import extents
@@ -69,7 +69,7 @@ def read(env: Mapping[str, str]) -> Settings:
     return settings
 
 
-def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
     with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter:
@@ -77,7 +77,7 @@ def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) ->
     return report.cloned(preallocated=settings.preallocation)
 
 
-def send(settings: Settings, shown: progress.Progress, cancel: retry.Cancel) -> None:
+def send(settings: Settings, shown: progress.Progress, cancel: cancelling.Cancel) -> None:
     """Send the volume and return when the server has it on storage. Raises ``errors.Error``."""
     tls = upload_client.context(settings.authority, settings.certificate, settings.key)
     client = upload_client.Client(settings.url, tls, cancel)
@@ -102,7 +102,7 @@ def send_frames(settings: Settings, client: upload_client.Client, shown: progres
 
 
 def send_extents(
-    settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: retry.Cancel
+    settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: cancelling.Cancel
 ) -> None:
     """Send the volume in our own clone format, in as many requests as needed."""
     chosen = {headers.CONTENT_TYPE: settings.kind, headers.CHOICE: headers.EXTENTS}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cdi_worker import contract, errors, execute, report
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import settings as upload_settings
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 TURN = 0.2
 
 
-def play(env: Mapping[str, str], paths: contract.Paths, cancel: retry.Cancel) -> report.Report:
+def play(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Serve until one upload is on storage, the deadline passes, or ``cancel`` is set."""
     return serve(make(upload_settings.read(env, paths), cancel))
 
 
-def make(settings: upload_settings.Settings, cancel: retry.Cancel) -> upload_server.Server:
+def make(settings: upload_settings.Settings, cancel: cancelling.Cancel) -> upload_server.Server:
     """Return a server. Raises ``errors.MissingExtra``."""
     with errors.optional("the upload server", package="h11 or multipart", extra="upload"):
         from cdi_worker.upload import server as upload_server

@@ -12,7 +12,7 @@ from concurrent import futures
 
 from cdi_worker import errors, execute, progress, request
 from cdi_worker.formats import checksum
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import clone, upload
 from cdi_worker.upload import headers
 
@@ -30,11 +30,12 @@ class Order:
     clone: str
     ours: bool
 
-    def source(self, body: upload.Body, size: int | None) -> upload.UploadSource:
+    def source(self, body: upload.Body, size: int | None, cancel: cancelling.Cancel) -> upload.UploadSource:
         """Return the source of the bytes. ``size``: of the body, None if unknown."""
         if self.clone:
-            return clone.CloneSource(body, is_tar=self.clone == headers.FILESYSTEM, ours=self.ours)
-        return upload.UploadSource(body, size)
+            is_tar = self.clone == headers.FILESYSTEM
+            return clone.CloneSource(body, cancel, is_tar=is_tar, ours=self.ours)
+        return upload.UploadSource(body, size, cancel)
 
 
 def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool) -> Order:
@@ -65,7 +66,7 @@ class Running:
     ``work`` is done when the import has succeeded or failed. Thread-safe.
     """
 
-    def __init__(self, order: Order, size: int | None, cancel: retry.Cancel) -> None:
+    def __init__(self, order: Order, size: int | None, cancel: cancelling.Cancel) -> None:
         self.order = order
         self.body = upload.Body()
         #: Set when the job has accepted the bytes or has ended.
@@ -75,10 +76,11 @@ class Running:
         self.work = self._executor.submit(self._import, size, cancel)
         self.work.add_done_callback(self._ended)
 
-    def _import(self, size: int | None, cancel: retry.Cancel) -> execute.Result:
-        source = self.order.source(self.body, size)
-        shown, stop = progress.Lines(sys.stderr), cancelling.Stop(cancel)
-        return execute.bring(source, self.order.wanted, shown, stop, accepted=self._accepted.set)
+    def _import(self, size: int | None, cancel: cancelling.Cancel) -> execute.Result:
+        shown = progress.Lines(sys.stderr)
+        with cancelling.Reads(cancel) as reads:
+            source = self.order.source(self.body, size, reads)
+            return execute.bring(source, self.order.wanted, shown, reads, accepted=self._accepted.set)
 
     def _ended(self, _work: futures.Future[execute.Result]) -> None:
         self.body.end()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent import futures
 
 from cdi_worker import errors, execute
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import upload
 from cdi_worker.upload import form, headers, http, resumable
 from cdi_worker.upload import listener as upload_listener
@@ -27,7 +27,7 @@ RESUMABLE = "upload-resumable"
 class Server:
     """Accept one upload at a time until one succeeds; ``done`` is set then."""
 
-    def __init__(self, settings: upload_settings.Settings, cancel: retry.Cancel) -> None:
+    def __init__(self, settings: upload_settings.Settings, cancel: cancelling.Cancel) -> None:
         self.settings = settings
         self.cancel = cancel
         self.running: upload_running.Running | None = None

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from typing import Self
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 
 HEAD_SIZE = 256 * 1024
-#: How late a cancel is noticed by who waits for a pipe, in seconds.
-TURN = 0.2
 
 
 def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
@@ -66,9 +65,6 @@ class LocalSource(base.Source):
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-    def interrupt(self) -> None:
-        """Nothing to do: no read of a file waits for long, and that of a pipe looks for a cancel."""
 
     def verify(self) -> None:
         """Raise ``SourceChanged`` if a file was written to since it was opened."""
@@ -132,15 +128,17 @@ class LocalSource(base.Source):
         """Read what a pipe gives next, which is at ``offset``, once there is something."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        while not self._cancel.is_set():
-            try:
-                if poll.poll(TURN * 1000):
+        with cancelling.woken(self._cancel) as wake:
+            poll.register(wake, select.POLLIN)
+            while True:
+                poll.poll()
+                self._cancel.check()
+                try:
                     return os.readv(self._fd, [into])
-            except BlockingIOError:
-                continue
-            except OSError as err:
-                raise self._broken(offset, err) from err
-        raise errors.Cancelled
+                except BlockingIOError:
+                    continue
+                except OSError as err:
+                    raise self._broken(offset, err) from err
 
     def _broken(self, offset: int, err: OSError) -> errors.TransferFailed:
         return errors.TransferFailed(url=self.name, offset=offset, reason=errors.words(err))

@@ -19,7 +19,7 @@ from cdi_worker.sources.objects import buckets
 class Keys(buckets.Keys):
     """Keys of a request. ``cancel`` ends the wait for those of the surroundings."""
 
-    def __init__(self, access: base.Access, cancel: cancelling.Flag) -> None:
+    def __init__(self, access: base.Access, cancel: cancelling.Cancel) -> None:
         self._cancel = cancel
         with errors.optional("the s3 source", package="boto3", extra="s3"):
             import botocore.credentials
@@ -51,7 +51,7 @@ class Keys(buckets.Keys):
 class _Signature(requests.auth.AuthBase):
     """Signs a request (AWS Signature Version 4). Temporary keys renew themselves."""
 
-    def __init__(self, keys: Any, region: str, cancel: cancelling.Flag) -> None:
+    def __init__(self, keys: Any, region: str, cancel: cancelling.Cancel) -> None:
         self._keys = keys
         self._region = region
         self._cancel = cancel

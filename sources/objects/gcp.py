@@ -55,7 +55,7 @@ def importing() -> Iterator[None]:
 class Keys(buckets.Keys):
     """Keys of a file or of the surroundings, and tokens had for them; ``cancel`` ends the wait for one."""
 
-    def __init__(self, location: locations.Gcs, cancel: cancelling.Flag) -> None:
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._cancel = cancel
         # At debug level it writes requests for tokens.
         logging.getLogger("google").setLevel(logging.INFO)

@@ -57,7 +57,7 @@ class GcsSource(http.HttpSource):
     CRC-32C is taken, and compared with the stored one once all have been seen.
     """
 
-    def __init__(self, location: locations.Gcs, cancel: cancelling.Flag = cancelling.NEVER) -> None:
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
         self._seen = crc32c.Coverage()
         super().__init__(self._object.url, location.access, self._object)
@@ -104,7 +104,7 @@ class GcsSource(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: locations.Gcs, cancel: cancelling.Flag) -> None:
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._address = parse(location.address)
         self._keys = gcp.Keys(location, cancel)
         if self._keys:
@@ -115,7 +115,7 @@ class _Object(pinned.Place):
             urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.key)
         )
         self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
-        super().__init__(self._media, location.access)
+        super().__init__(self._media, location.access, cancel=cancel)
         self.name = wire.safe_url(location.address)
 
     def describe(self) -> Metadata:

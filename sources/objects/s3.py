@@ -79,7 +79,7 @@ class S3Source(http.HttpSource):
     refused the ambient credentials are looked for: a public object costs no search.
     """
 
-    def __init__(self, location: locations.S3, cancel: cancelling.Flag = cancelling.NEVER) -> None:
+    def __init__(self, location: locations.S3, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
         super().__init__(self._object.url, location.access, self._object)
 
@@ -99,7 +99,7 @@ class S3Source(http.HttpSource):
 class _Object(pinned.Place):
     """The object's address, who asks for it, and what its answers mean."""
 
-    def __init__(self, location: locations.S3, cancel: cancelling.Flag) -> None:
+    def __init__(self, location: locations.S3, cancel: cancelling.Cancel) -> None:
         access = location.access
         self._address = parse(location.endpoint)
         self._keys = aws.Keys(access, cancel)
@@ -107,7 +107,7 @@ class _Object(pinned.Place):
         self._redirected = False
         #: Once known, only this version is asked for.
         self.etag: str | None = None
-        super().__init__(self._address.url(self._region), access)
+        super().__init__(self._address.url(self._region), access, cancel=cancel)
         self.name = wire.safe_url(location.endpoint) if self._address.server else location.endpoint
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import http.client
 import logging
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 
 log = logging.getLogger(__name__)
@@ -39,11 +41,12 @@ class Pool:
     where that is on this machine.
     """
 
-    def __init__(self, name: str, access: base.Access, authorities: str) -> None:
+    def __init__(self, name: str, access: base.Access, authorities: str, cancel: base.Cancel) -> None:
         self._client = library()
         self._name = name
         self._access = access
         self._authorities = authorities
+        self._cancel = cancel
         self._url = ""
         self._answered = False
         self._idle: list[Any] = []
@@ -83,7 +86,7 @@ class Pool:
 
     def extents(self) -> list[base.Extent]:
         """Return the runs of the disk, all of it; a server that does not know them gives one of data."""
-        with self._lent() as client, self._translated():
+        with self._lent() as client, self._ending(client), self._translated():
             found = [base.Extent(run.start, run.length, run.zero) for run in client.extents("zero")]
         end = 0
         for extent in found:
@@ -96,7 +99,7 @@ class Pool:
         """Read ``into`` from ``offset``; return how many bytes came before the connection ended."""
         arrived = _Arrived(into)
         try:
-            with self._lent() as client, self._translated():
+            with self._lent() as client, self._ending(client), self._translated():
                 client.write_to(arrived, offset, len(into))
         except errors.Transient:
             # What came is good; the next read goes on from there.
@@ -104,21 +107,19 @@ class Pool:
                 raise
         return arrived.count
 
-    def interrupt(self) -> None:
-        """End the reads under way; later ones connect anew."""
-        with self._changed:
-            busy = list(self._busy)
-        for client in busy:
-            _shut(client)
+    def _ending(self, client: Any) -> cancelling.Ending:
+        return self._cancel.ending(functools.partial(_shut, client))
 
     def close(self) -> None:
         """Close the connections that nobody uses, end the others, and make none until ``connect``."""
-        self.interrupt()
         with self._changed:
             idle, self._idle = self._idle, []
+            busy = list(self._busy)
             self._model = None
             self._url = ""
             self.place += 1
+        for client in busy:
+            _shut(client)
         for client in idle:
             client.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -70,26 +69,13 @@ class Engine:
             timeout=TIMEOUT,
         )
 
-    def log_in(self, pause: Pause) -> None:
+    def log_in(self) -> None:
         """Log in. The SDK sets no time limit for that, and the engine's web server gives it an hour."""
-        outcome: list[Exception | None] = []
-
-        def attempt() -> None:
-            try:
-                self._connection.authenticate()
-                outcome.append(None)
-            except Exception as err:  # noqa: BLE001  (carried to the thread that waits)
-                outcome.append(err)
-
-        threading.Thread(target=attempt, name="login", daemon=True).start()
-        deadline = time.monotonic() + TIMEOUT
-        while not outcome:
-            if time.monotonic() > deadline:
-                raise errors.Transient(url=self.name, reason=f"login: no answer within {TIMEOUT} s")
-            pause(FIRST_LOOK)
-        with self._translated("login"):
-            if outcome[0] is not None:
-                raise outcome[0]
+        try:
+            with self._translated("login"):
+                cancelling.apart(self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT)
+        except TimeoutError as err:
+            raise errors.Transient(url=self.name, reason=f"login: no answer within {TIMEOUT} s") from err
 
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""
@@ -131,13 +117,13 @@ class Engine:
 
     def close(self) -> None:
         """Log out; failing to do so is not worth an error, nor the time that the SDK would give it."""
-        with contextlib.suppress(errors.Error), self._translated("logout"):
-            cancelling.apart(self._connection.close, cancelling.Always(), FAREWELL)
+        with contextlib.suppress(errors.Error, TimeoutError), self._translated("logout"):
+            cancelling.apart(self._connection.close, cancelling.NEVER, limit=FAREWELL)
 
     def ask(self, what: str, call: Callable[[], Any]) -> Any:
         """Return the answer to a call of the SDK. ``what`` it is about, for messages."""
         with self._translated(what):
-            return cancelling.apart(call, self._cancel, GRACE)
+            return cancelling.apart(call, self._cancel, grace=GRACE)
 
     def _disks(self) -> Any:
         return self._connection.system_service().disks_service()

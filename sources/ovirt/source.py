@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Self
 
 from cdi_worker import errors
@@ -61,24 +61,21 @@ class ImageioSource(base.Source):
         self._cancel = cancel
         self._patience = patience
         self._open = contextlib.ExitStack()
-        #: What ``interrupt`` does: there is nothing to end before there is a place of the data.
-        self._interrupt: Callable[[], None] = lambda: None
         self._mending = threading.Lock()
-        self._ending = threading.Event()
+        self._ending = cancelling.Cancel()
         self._transfer: engine.Transfer | None = None
         self._strikes = 0
         self._read = 0
 
     def __enter__(self) -> Self:
-        self._ending = threading.Event()
+        self._ending = cancelling.Cancel()
         with contextlib.ExitStack() as stack:
             trusted = stack.enter_context(wire.authorities(self._location.access))
             self._engine = engine.Engine(self._location, trusted, self._cancel)
             stack.callback(self._engine.close)
-            self._engine.log_in(self._pause)
+            self._engine.log_in()
             self._find()
-            self._pool = data.Pool(self.name, self._location.access, trusted)
-            self._interrupt = self._pool.interrupt
+            self._pool = data.Pool(self.name, self._location.access, trusted, self._cancel)
             stack.callback(self._end, succeeded=False)
             self._begin()
             # From here on: to list the extents of a large disk may already take longer than a ticket lives.
@@ -95,10 +92,6 @@ class ImageioSource(base.Source):
 
     def close(self) -> None:
         self._open.close()
-
-    def interrupt(self) -> None:
-        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
-        self._interrupt()
 
     def ranges(self) -> base.RandomReader | None:
         return self
@@ -167,8 +160,10 @@ class ImageioSource(base.Source):
         cancelling.apart(lambda: self._pool.connect(urls), self._cancel)
 
     def _pause(self, seconds: float) -> None:
-        if self._ending.wait(seconds) or self._cancel.is_set():
-            raise errors.Cancelled
+        turn = threading.Event()
+        with self._ending.on_set(turn.set), self._cancel.on_set(turn.set):
+            if turn.wait(seconds):
+                raise errors.Cancelled
 
     def _mend(self, place: int, offset: int) -> None:
         """See what has become of a transfer whose ticket ``place`` has refused, and go on if that is right.

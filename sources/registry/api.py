@@ -11,11 +11,11 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import retry
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.registry import auth, blobs, documents, locations
 from cdi_worker.sources.registry import reference as oci_reference
-from cdi_worker.sources.web import connections, http, pinned, session
+from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ DIGEST_HEADER = "Docker-Content-Digest"
 class Place(pinned.Place):
     """An address of a registry, which tells by a challenge what it wants to be shown."""
 
-    def __init__(self, url: str, registry: Registry, accept: str) -> None:
-        super().__init__(url, registry.access, registry.connection)
+    def __init__(self, url: str, registry: Registry, cancel: base.Cancel, accept: str) -> None:
+        super().__init__(url, registry.access, registry.connection, cancel=cancel)
         self._authorizer = registry.authorizer
         self._accept = accept
 
@@ -90,7 +90,7 @@ class Registry:
         shown = auth.credentials(location.access, location.auth_file, reference)
         # The credentials are for who asks by a challenge, not for every request.
         self.access = dataclasses.replace(location.access, user="", password="")
-        self.connection = session.new_session(self.access)
+        self.connection = session.new_session(self.access, cancel)
         self.authorizer = auth.Authorizer(reference.repository, shown, self.access, self.connection)
         self._scheme = ""
         self._places: list[Place] = []
@@ -101,12 +101,6 @@ class Registry:
             place.close()
         self._places.clear()
         self.connection.close()
-
-    def interrupt(self) -> None:
-        """End the reads under way in other threads."""
-        for place in list(self._places):
-            place.interrupt()
-        connections.interrupt(self.connection)
 
     def root(self) -> bytes:
         """Return the manifest or index that the reference names."""
@@ -131,15 +125,15 @@ class Registry:
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return the bytes of a blob in order, verified at their end."""
-        stop = cancelling.Stop(self._cancel)
-        return blobs.Verified(descriptor, self.name, self._open(descriptor), self._engine, stop)
+        stop = self._cancel.child()
+        return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._engine, stop)
 
-    def _open(self, descriptor: documents.Descriptor) -> Blob:
+    def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
         def attempt() -> Blob:
-            place = self._place("blobs", descriptor.digest)
+            place = self._place("blobs", descriptor.digest, cancel)
             return Blob(place.url, self.access, place).__enter__()
 
-        blob = retry.patiently(attempt, self.access.patience, self._cancel)
+        blob = retry.patiently(attempt, self.access.patience, cancel)
         if blob.size not in {None, descriptor.size}:
             expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
             raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)
@@ -156,7 +150,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
-        place = self._place("manifests", target, documents.ACCEPT)
+        place = self._place("manifests", target, self._cancel, documents.ACCEPT)
         response = place.get(None, method)
         try:
             if response.status_code == 404:
@@ -168,17 +162,18 @@ class Registry:
         finally:
             place.drop(response)
 
-    def _place(self, kind: str, target: str, accept: str = "*/*") -> Place:
+    def _place(self, kind: str, target: str, cancel: base.Cancel, accept: str = "*/*") -> Place:
         self._scheme = self._scheme or self._find_scheme()
         where = f"{self._scheme}://{self.reference.api_host}/v2/{self.reference.repository}"
-        place = Place(f"{where}/{kind}/{target}", self, accept)
+        place = Place(f"{where}/{kind}/{target}", self, cancel, accept)
         self._places.append(place)
         return place
 
     def _find_scheme(self) -> str:
         """Return https; where insecure is allowed, http for a registry that does not answer by https."""
         if self.access.insecure:
-            place = pinned.Place(f"https://{self.reference.api_host}/v2/", self.access, self.connection)
+            url = f"https://{self.reference.api_host}/v2/"
+            place = pinned.Place(url, self.access, self.connection, cancel=self._cancel)
             try:
                 place.drop(place.get(None))
             except (errors.Unreachable, errors.Transient) as err:

@@ -12,7 +12,6 @@ from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
-from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
 from cdi_worker.sources.registry import reference as oci_reference
@@ -45,9 +44,6 @@ class Archive:
         except BaseException:
             self._file.close()
             raise
-
-    def interrupt(self) -> None:
-        """Files do not keep anybody waiting."""
 
     def close(self) -> None:
         """Close the file."""
@@ -90,7 +86,7 @@ class Archive:
             name = f"{self.name}: blob {descriptor.digest}"
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
         part = _Part(self._file.fileno(), offset, size, self.name)
-        return blobs.Verified(descriptor, self.name, part, self._engine, cancelling.Stop(self._cancel))
+        return blobs.Verified(descriptor, self.name, part, self._engine, self._cancel.child())
 
     def _read(self, name: str) -> bytes:
         offset, size = self._place(name)

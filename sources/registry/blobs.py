@@ -15,7 +15,8 @@ class Verified:
     """The bytes of a blob, in order; their end is only reached when size and digest are right.
 
     ``head``: its first bytes, at hand already. The rest is opened by ``engine`` when the head does not do,
-    and read and hashed ahead in a thread, because hashing is about as fast as unpacking. ``stop`` ends that.
+    and read and hashed ahead in a thread, because hashing is about as fast as unpacking. ``stop`` ends that,
+    and the reads of ``blob``.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class Verified:
         name: str,
         blob: base.Source,
         engine: base.Engine,
-        stop: cancelling.Stop,
+        stop: cancelling.Child,
     ) -> None:
         self.head = blob.head
         self._descriptor = descriptor
@@ -52,19 +53,17 @@ class Verified:
 
     def close(self) -> None:
         """Let go of the blob, and end a read of it. Safe to call twice."""
-        self._end()
+        self._stop.set("closed")
+        self._blob.close()
         if self._rest is not None:
             self._rest.close()
-
-    def _end(self) -> None:
-        self._stop.set()
-        self._blob.close()
+        self._stop.close()
 
     def _read_on(self, into: memoryview) -> int:
         if len(self.head) < self._descriptor.size:
             if self._rest is None:
                 rest = self._engine.ordered(self._blob, self._stop, start=len(self.head))
-                self._rest = ahead.Reader(readers.Watched(rest, self._hash.update), self._stop, self._end)
+                self._rest = ahead.Reader(readers.Watched(rest, self._hash.update), self._stop)
             if count := self._rest.readinto(into):
                 return count
         self._ended = True

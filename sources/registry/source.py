@@ -63,10 +63,6 @@ class RegistrySource(base.Source):
         )
         return self
 
-    def interrupt(self) -> None:
-        if self._store is not None:
-            self._store.interrupt()
-
     def close(self) -> None:
         """End all connections, and the threads that fetch and verify."""
         if self._disk is not None:

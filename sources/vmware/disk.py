@@ -89,17 +89,17 @@ class Disk:
     ``longest``: bytes of one read at most.
     """
 
-    def __init__(self, socket: str, name: str, said: Log, longest: int) -> None:
+    def __init__(self, socket: str, name: str, said: Log, longest: int, cancel: base.Cancel) -> None:
         self._name = name
         self._said = said
         self._longest = longest
         self._lock = threading.Lock()
         self._busy = [0] * CONNECTIONS
         self._asking: list[Generator[base.Extent]] = []
-        self._clients = [nbd.Client(socket, name) for _ in range(CONNECTIONS)]
+        self._clients = [nbd.Client(socket, name, cancel) for _ in range(CONNECTIONS)]
 
     def open(self) -> int:
-        """Have VDDK open the disk, which ``interrupt`` ends as well; return its size in bytes."""
+        """Have VDDK open the disk; return its size in bytes."""
         try:
             self._size = self._clients[0].size
         except errors.Transient as err:
@@ -118,11 +118,6 @@ class Disk:
         finally:
             with self._lock:
                 self._busy[number] -= 1
-
-    def interrupt(self) -> None:
-        """End the reads under way in other threads; later ones open the disk anew."""
-        for client in self._clients:
-            client.interrupt()
 
     def close(self) -> None:
         """End all connections and see VDDK do so, too."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 
 # What every server has to grant, and what all know how to count with 32 bits.
 _LONGEST = 32 << 20
@@ -33,21 +35,20 @@ class Extent(NamedTuple):
 
 
 class Client:
-    """Read the disk that a server on ``path`` offers. ``name``: for messages.
+    """Read the disk that a server on ``path`` offers. ``name``: for messages. ``cancel`` ends all waits.
 
     A connection is made when needed and again after it broke or a read failed: opened anew, the disk
     may be read again where the server had lost it. Raises ``errors.Transient`` for every
     failure: whoever runs the server knows whether trying again can help.
     """
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
         self._path = path
         self._name = name
+        self._cancel = cancel
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
         self._connection: Connection | None = None
-        #: What threads wait for outside of a connection's reads, which may be for ever.
-        self._awaited: set[socket.socket] = set()
         self._closed = False
 
     @property
@@ -59,7 +60,9 @@ class Client:
         """Read up to ``len(into)`` bytes from ``offset``. Called from several threads at once."""
         into = into[:_LONGEST]
         connection = self._connected()
-        error = connection.read(offset, into)
+        # All reads of the connection: libnbd cannot take back a single one.
+        with self._cancel.ending(functools.partial(self._drop, connection)):
+            error = connection.read(offset, into)
         if error:
             self._drop(connection)
             raise errors.Transient(
@@ -78,18 +81,11 @@ class Client:
             return None
         return self._merged(handle, [(0, handle.get_size())] if parts is None else parts)
 
-    def interrupt(self) -> None:
-        """End what other threads wait for; what comes later connects anew."""
-        with self._lock:
-            for awaited in self._awaited:
-                awaited.shutdown(socket.SHUT_RDWR)
-        self._drop(self._connection)
-
     def close(self) -> None:
-        """End what other threads wait for, and let none connect any more."""
+        """End the reads that other threads wait for, and let none connect any more."""
         with self._lock:
             self._closed = True
-        self.interrupt()
+        self._drop(self._connection)
 
     def _drop(self, connection: Connection | None) -> None:
         """Close a connection, once, whoever else has made a new one meanwhile."""
@@ -135,24 +131,16 @@ class Client:
                     self._connection = made
                     return made
         made.close()
-        raise self._ended()
+        raise errors.Transient(url=self._name, reason="closed")
 
     @contextlib.contextmanager
     def _awaiting(self, fd: int) -> Iterator[None]:
-        """Let a wait for what comes over a socket be ended by other threads."""
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            with self._lock:
-                if self._closed:
-                    raise self._ended()
-                self._awaited.add(sock)
-            try:
-                yield
-            finally:
-                with self._lock:
-                    self._awaited.discard(sock)
-
-    def _ended(self) -> errors.Transient:
-        return errors.Transient(url=self._name, reason="closed")
+        """Have a wait for what comes over a socket, which may be for ever, end with the cancel."""
+        with (
+            socket.socket(fileno=os.dup(fd)) as sock,
+            self._cancel.ending(lambda: sock.shutdown(socket.SHUT_RDWR)),
+        ):
+            yield
 
     def _merged(self, handle: Any, parts: Iterable[tuple[int, int]]) -> Generator[Extent]:
         try:

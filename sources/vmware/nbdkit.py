@@ -44,7 +44,7 @@ class Follow:
     """
 
     on_line: Callable[[str], None] = lambda _line: None
-    cancel: cancelling.Flag = cancelling.NEVER
+    cancel: cancelling.Cancel = cancelling.NEVER
     watch: process.Watch | None = None
 
 
@@ -108,12 +108,12 @@ def _path(fd: int) -> str:
 def _await(running: process.Process, started: int, follow: Follow) -> None:
     # nbdkit writes its process id when it can be connected to. Into a pipe: no time is spent asking.
     watch = follow.watch or process.Watch("nbdkit")
-    while not running.ready(started):
-        if running.ended:
-            raise running.failure()
-        if follow.cancel.is_set():
-            raise errors.Cancelled
-        watch.check()
+    with cancelling.woken(follow.cancel) as wake:
+        while not running.ready(started, watch.turn, wake):
+            if running.ended:
+                raise running.failure()
+            follow.cancel.check()
+            watch.check()
 
 
 @contextlib.contextmanager

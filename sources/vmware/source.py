@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -46,8 +46,6 @@ class VddkSource(base.Source):
         self._said = vddk_disk.Log(self.name)
         self._areas: list[tuple[int, int]] | None = None
         self._open = contextlib.ExitStack()
-        #: What ``interrupt`` does: there is nothing to end before VDDK is asked.
-        self._interrupt: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         self._check_library()
@@ -59,9 +57,8 @@ class VddkSource(base.Source):
             except errors.ToolFailed as err:
                 raise self._said.explained(err) from err
             self.longest_read = longest
-            self._disk = vddk_disk.Disk(socket, self.name, self._said, longest)
+            self._disk = vddk_disk.Disk(socket, self.name, self._said, longest, self._cancel)
             stack.callback(self._disk.close)
-            self._interrupt = self._disk.interrupt
             self.size = self._disk.open()
             if self._areas is not None and self.size != disk.size:
                 raise errors.SourceError(
@@ -76,10 +73,6 @@ class VddkSource(base.Source):
 
     def close(self) -> None:
         self._open.close()
-
-    def interrupt(self) -> None:
-        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
-        self._interrupt()
 
     def ranges(self) -> base.RandomReader | None:
         return self._disk

@@ -20,7 +20,6 @@ import http.client
 import ipaddress
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,8 @@ import requests.adapters
 import urllib3
 import urllib3.connection
 
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 
 #: One read of a body without a length; the work in Python is for each of these.
@@ -36,8 +37,6 @@ READ_SIZE = 512 * 1024
 
 #: Where the machine's own keys are to be had, beside link-local addresses: at AWS, Google, Alibaba, Azure.
 CLOUDS = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"})
-
-Waiting = set["_Plain | _Attempt"]
 
 
 class LedInside(Exception):
@@ -74,17 +73,18 @@ def is_inside(address: str) -> bool:
 
 
 class Adapter(requests.adapters.HTTPAdapter):
-    """An adapter whose TLS context decides, alone, what is trusted, and which can be interrupted.
+    """An adapter whose TLS context decides, alone, what is trusted, and whose waits end with ``cancel``.
 
     requests would add its own list of authorities to the context otherwise. ``context`` is not asked for
     one before it is needed: to read the system's authorities takes 20 ms, of which plain http has no use.
     """
 
-    def __init__(self, context: Callable[[], ssl.SSLContext], connections: int) -> None:
+    def __init__(
+        self, context: Callable[[], ssl.SSLContext], connections: int, cancel: cancelling.Cancel
+    ) -> None:
         self._context = context
-        self._waiting: Waiting = set()
         # A pool hands on to its connections what it does not know itself.
-        shared: dict[str, Any] = {"waiting": self._waiting, "border": Border()}
+        shared: dict[str, Any] = {"cancel": cancel, "border": Border()}
         self._pools = {
             "http": functools.partial(_PlainPool, **shared),
             "https": functools.partial(_SecurePool, **shared),
@@ -110,14 +110,6 @@ class Adapter(requests.adapters.HTTPAdapter):
         if _is_secure(url):
             conn.cert_reqs = self._context().verify_mode
 
-    def interrupt(self) -> None:
-        """End the waits of other threads for an answer to begin; what is asked later is not concerned."""
-        for waiting in list(self._waiting):
-            if isinstance(waiting, _Attempt):
-                waiting.leave()
-            else:
-                wire.shut(waiting.answering)
-
 
 def read(raw: Any, into: memoryview) -> int:
     """Read the next of a body, as much as one call of the kernel gives; 0 at the end.
@@ -142,28 +134,21 @@ def _is_secure(url: str) -> bool:
     return url.lower().startswith("https:")
 
 
-def interrupt(session: requests.Session) -> None:
-    """End the waits of other threads for an answer of this session."""
-    for adapter in session.adapters.values():
-        if isinstance(adapter, Adapter):
-            adapter.interrupt()
-
-
 class _Plain(urllib3.connection.HTTPConnection):
-    """A connection that crosses the border, and is in ``waiting`` until an answer begins.
+    """A connection that crosses the border, and whose waits end with ``cancel`` until an answer begins.
 
-    The read of an answer that has begun can be ended through the answer; before, there is none.
+    From then on the answer is what is read, and ``pinned`` ends that.
     """
 
     #: Kept for ``read``.
     answer: http.client.HTTPResponse
     #: What the answer is read from, also when the connection is not kept.
     answering: Any = None
-    _attempt: _Attempt | None = None
+    _is_left = False
 
-    def __init__(self, *args: Any, waiting: Waiting, border: Border, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, cancel: cancelling.Cancel, border: Border, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._waiting = waiting
+        self._cancel = cancel
         self._border = border
 
     # A class there, of which nothing is wanted but to be called.
@@ -172,12 +157,12 @@ class _Plain(urllib3.connection.HTTPConnection):
         return self.answer
 
     def connect(self) -> None:
-        attempt = self._attempt = _Attempt(super().connect, super().close)
-        self._waiting.add(attempt)
         try:
-            attempt.run()
-        finally:
-            self._waiting.discard(attempt)
+            # The socket is known only after the handshakes: there is none to shut down before.
+            cancelling.apart(super().connect, self._cancel, grace=0, late=super().close)
+        except errors.Cancelled:
+            self._is_left = True
+            raise
 
     def close(self) -> None:
         """Close it, unless a connect left behind will.
@@ -185,7 +170,7 @@ class _Plain(urllib3.connection.HTTPConnection):
         To close a socket in the hands of its thread would give its descriptor's number to another file,
         for TLS to begin on.
         """
-        if self._attempt is None or not self._attempt.is_left:
+        if not self._is_left:
             super().close()
 
     def _new_conn(self) -> socket.socket:
@@ -200,11 +185,15 @@ class _Plain(urllib3.connection.HTTPConnection):
 
     def getresponse(self) -> Any:
         self.answering = self.sock
-        self._waiting.add(self)
+        response = None
         try:
-            return super().getresponse()
-        finally:
-            self._waiting.discard(self)
+            with self._cancel.ending(lambda: wire.shut(self.answering)):
+                response = super().getresponse()
+        except errors.Cancelled:
+            if response is not None:
+                response.close()
+            raise
+        return response
 
 
 class _Secure(_Plain, urllib3.connection.HTTPSConnection):
@@ -217,42 +206,3 @@ class _PlainPool(urllib3.HTTPConnectionPool):
 
 class _SecurePool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _Secure
-
-
-class _Attempt:
-    """A connect in a thread that can be left behind, to ``close`` what it comes to.
-
-    Nothing else ends the wait for a name server, and a socket is known only after the handshakes.
-    """
-
-    def __init__(self, connect: Callable[[], None], close: Callable[[], None]) -> None:
-        self._connect = connect
-        self._close = close
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self.is_left = False
-        self._failure: BaseException | None = None
-
-    def run(self) -> None:
-        threading.Thread(target=self._work, name="connect", daemon=True).start()
-        self._over.wait()
-        if self.is_left:
-            raise ConnectionAbortedError("given up")
-        if self._failure is not None:
-            raise self._failure
-
-    def leave(self) -> None:
-        with self._lock:
-            if not self._over.is_set():
-                self.is_left = True
-                self._over.set()
-
-    def _work(self) -> None:
-        try:
-            self._connect()
-        except BaseException as err:  # noqa: BLE001  (raised again in the thread that waits)
-            self._failure = err
-        with self._lock:
-            self._over.set()
-        if self.is_left:
-            self._close()

@@ -13,6 +13,7 @@ import requests
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.web import connections, pinned, session
 
@@ -53,8 +54,15 @@ class HttpSource(base.Source):
     #: Bytes that the first request asks for.
     head_size = HEAD_SIZE
 
-    def __init__(self, url: str, access: base.Access, place: pinned.Place | None = None) -> None:
-        self._place = place or pinned.Place(url, access)
+    def __init__(
+        self,
+        url: str,
+        access: base.Access,
+        place: pinned.Place | None = None,
+        *,
+        cancel: base.Cancel = cancelling.NEVER,
+    ) -> None:
+        self._place = place or pinned.Place(url, access, cancel=cancel)
         self.name = self._place.name
         self._version: Version | None = None
         self._has_ranges = False
@@ -84,12 +92,8 @@ class HttpSource(base.Source):
         return self
 
     def close(self) -> None:
-        """End all connections, also those that other threads are reading from."""
+        """Close all connections, also those that other threads are reading from."""
         self._place.close()
-
-    def interrupt(self) -> None:
-        """End the reads under way in other threads; see ``sources.base.RandomReader``."""
-        self._place.interrupt()
 
     def ranges(self) -> base.RandomReader | None:
         return self if self._has_ranges else None
@@ -246,6 +250,9 @@ class _Range(_HttpStream):
         try:
             while done < len(into) and (count := self.readinto(into[done:])):
                 done += count
+        except errors.Cancelled:
+            self.close()
+            raise
         except errors.Transient:
             # What came is good; the engine asks again from there.
             if not done:

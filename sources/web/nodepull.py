@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, labels, wire
 from cdi_worker.sources.web import http, locations, session
 
@@ -19,7 +20,6 @@ log = logging.getLogger(__name__)
 
 #: Pulling a large image takes the node minutes, sometimes many; in seconds.
 READY_PATIENCE = 3600.0
-TURN = 0.25
 DISK = "disk.img"
 LARGEST_INFO = 1 << 20
 
@@ -36,14 +36,14 @@ class NodePullSource(http.HttpSource):
         self._cancel = cancel
         self._patience = patience
         self._labels: Mapping[str, str] = {}
-        super().__init__(location.endpoint, access)
+        super().__init__(location.endpoint, access, cancel=cancel)
 
     def __enter__(self) -> Self:
         name = self._wait()
         endpoint = self._location.endpoint
         if endpoint.endswith(DISK):
             endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
-        super().__init__(endpoint, self._location.access)
+        super().__init__(endpoint, self._location.access, cancel=self._cancel)
         return super().__enter__()
 
     def finish(self) -> None:
@@ -62,7 +62,10 @@ class NodePullSource(http.HttpSource):
         """Return what ``GET /info`` tells; a disk is worth more than its labels."""
         url = urllib.parse.urljoin(self._location.endpoint, "/info")
         try:
-            with session.new_session(self._location.access) as fresh, session.translated(url, first=False):
+            with (
+                session.new_session(self._location.access, self._cancel) as fresh,
+                session.translated(url, first=False),
+            ):
                 answer = fresh.get(url, timeout=wire.TIMEOUT, allow_redirects=False, stream=True)
                 if answer.status_code != 200:
                     log.warning("no labels url=%r status=%d", url, answer.status_code)
@@ -89,6 +92,6 @@ class NodePullSource(http.HttpSource):
                 pass
             except (OSError, UnicodeDecodeError) as err:
                 raise errors.Unreachable(url=str(path), reason="unreadable ready file") from err
-            if self._cancel.wait(TURN):
-                raise errors.Cancelled
+            # What another container writes into a shared volume wakes nobody here.
+            self._cancel.pause(cancelling.TURN)
         raise errors.Unreachable(url=str(path), reason=f"no ready file within {self._patience:.0f} s")

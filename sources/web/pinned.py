@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
+import functools
 import logging
 import threading
 import urllib.parse
@@ -16,30 +16,31 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.web import connections, session
+from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class _State(enum.Enum):
-    """Of an answer that has begun. One ``IN_HAND`` is for its thread to close, also once ``ENDED``."""
-
-    IN_HAND = enum.auto()
-    IDLE = enum.auto()
-    ENDED = enum.auto()
-
-
 class Place:
     """An address and its connections; several threads may ask at once.
 
     Credentials and secret headers go to the origin of the address, never to where it redirects.
-    ``name``: the address without secrets. ``connection``: a session to share with other places.
+    ``name``: the address without secrets. ``connection``: a session to share with other places. ``cancel``:
+    ends what is under way, and lets nothing begin while it is set.
     """
 
-    def __init__(self, url: str, access: base.Access, connection: requests.Session | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        access: base.Access,
+        connection: requests.Session | None = None,
+        *,
+        cancel: cancelling.Cancel = cancelling.NEVER,
+    ) -> None:
         parts = checked(url)
         if parts.username is not None and not access.user:
             user, password = (urllib.parse.unquote(item or "") for item in (parts.username, parts.password))
@@ -49,11 +50,13 @@ class Place:
         )
         self.access = access
         self.name = wire.safe_url(url)
-        self._session = connection or session.new_session(access)
+        self._session = connection or session.new_session(access, cancel)
+        self._cancel = cancel
         self._pinned = self.url
         self._answered = False
-        #: Those not given back.
-        self._answers: dict[requests.Response, _State] = {}
+        #: Those not given back, and those of them that a thread is reading from.
+        self._answers: dict[requests.Response, cancelling.Registration] = {}
+        self._in_hand: set[requests.Response] = set()
         self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -117,7 +120,7 @@ class Place:
             raise
         response.raw.decode_content = False
         with self._lock:
-            self._answers[response] = _State.IN_HAND
+            self._answers[response] = self._cancel.on_set(functools.partial(_shut, response))
         if self._closed:
             self.drop(response)
             raise errors.Cancelled
@@ -145,52 +148,37 @@ class Place:
         return response in self._led
 
     def drop(self, response: requests.Response) -> None:
-        """Let go of an answer, read or not; what ``interrupt`` has closed is closed once."""
+        """Let go of an answer, read or not; what ``close`` has closed is closed once."""
         with self._lock:
-            is_open = self._answers.pop(response, None) is not None
-        if is_open:
+            ending = self._answers.pop(response, None)
+        if ending is not None:
+            ending.close()
             response.close()
 
     @contextlib.contextmanager
     def reading(self, response: requests.Response) -> Iterator[None]:
-        """Have an answer in hand, to read from it.
-
-        Raises ``Transient`` where it was interrupted: its end then need not be the object's.
-        """
-        interrupted = errors.Transient(url=self.name, reason="interrupted")
-        with self._lock:
-            if self._answers.get(response, _State.ENDED) is _State.ENDED:
-                raise interrupted
-            self._answers[response] = _State.IN_HAND
+        """Read from an answer. Raises ``Cancelled`` where the read was ended: it is not the object's end."""
+        ending = self._answers.get(response)
+        if ending is None:
+            raise errors.Transient(url=self.name, reason="closed")
+        self._in_hand.add(response)
         try:
             yield
         finally:
-            with self._lock:
-                is_ended = self._answers.get(response) is not _State.IN_HAND
-                if not is_ended:
-                    self._answers[response] = _State.IDLE
-            if is_ended:
+            self._in_hand.discard(response)
+            if self._closed:
                 self.drop(response)
-                raise interrupted
-
-    def interrupt(self) -> None:
-        """End all answers, also those that other threads have in hand or wait for; those close them."""
-        with self._lock:
-            idle = [response for response, state in self._answers.items() if state is _State.IDLE]
-            for response in idle:
-                del self._answers[response]
-            in_hand = list(self._answers)
-            self._answers = dict.fromkeys(in_hand, _State.ENDED)
-        for response in in_hand:
-            _shut(response)
-        for response in idle:
-            response.close()
-        connections.interrupt(self._session)
+            if self._closed or ending.was_called:
+                raise errors.Cancelled
 
     def close(self) -> None:
-        """End all connections, also those that other threads are reading from."""
+        """Close all connections. A read that another thread waits in ends, and that thread closes its own."""
         self._closed = True
-        self.interrupt()
+        for response in list(self._answers):
+            if response in self._in_hand:
+                _shut(response)
+            else:
+                self.drop(response)
         self._session.close()
 
 
@@ -220,8 +208,6 @@ def checked(url: str) -> urllib.parse.SplitResult:
 
 def _shut(response: requests.Response) -> None:
     connection: Any = response.raw.connection
-    try:
+    # At its end it has none, or one without a socket, and nothing to wait for.
+    with contextlib.suppress(AttributeError, TypeError):
         wire.shut(connection.answering)
-    except (AttributeError, TypeError):
-        # Already at its end.
-        response.close()

@@ -17,6 +17,7 @@ import urllib3
 import urllib3.exceptions
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
 from cdi_worker.sources.web import connections
@@ -52,8 +53,11 @@ class _Session(requests.Session):
         return None
 
 
-def new_session(access: Access) -> requests.Session:
-    """Return a session that takes nothing from the process's environment: no netrc, no proxies."""
+def new_session(access: Access, cancel: cancelling.Cancel = cancelling.NEVER) -> requests.Session:
+    """Return a session that takes nothing from the process's environment: no netrc, no proxies.
+
+    ``cancel`` ends its connects and its waits for answers to begin.
+    """
     session = _Session()
     session.trust_env = False
     session.verify = not access.insecure
@@ -62,7 +66,9 @@ def new_session(access: Access) -> requests.Session:
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
-    adapter = connections.Adapter(functools.cache(lambda: wire.tls_context(access)), access.connections)
+    adapter = connections.Adapter(
+        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel
+    )
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     return session

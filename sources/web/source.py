@@ -17,4 +17,4 @@ def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
         return nodepull.NodePullSource(location, cancel)
     from cdi_worker.sources.web import http
 
-    return http.HttpSource(location.endpoint, location.access)
+    return http.HttpSource(location.endpoint, location.access, cancel=cancel)

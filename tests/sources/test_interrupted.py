@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.web import http
 from tests.support import misbehave, processes, proxy, tls
@@ -32,17 +33,18 @@ def test_within_a_proxys_tls(tmp_path: Path, silence: dict[str, int]) -> None:
         outcome: list[int] = []
 
         def read() -> None:
-            with contextlib.suppress(errors.Transient):
+            with contextlib.suppress(errors.Cancelled):
                 outcome.append(source.read_range(300_000, into))
 
-        with http.HttpSource(url, access) as source:
+        cancel = cancelling.Cancel()
+        with http.HttpSource(url, access, cancel=cancel) as source:
             reading = threading.Thread(target=read)
             reading.start()
             processes.wait_for(lambda: len(server.gets("/d")) == 2, "the second request")
             time.sleep(0.2)
             began = time.monotonic()
-            source.interrupt()
+            cancel.set()
             reading.join()
             assert time.monotonic() - began < SOON
-            assert outcome == ([1000] if "stall" in silence else [])
-            assert into[:1000] == (DATA[300_000:301_000] if outcome else bytes(1000))
+            # What has come of it may be written by now, but it is not told as read.
+            assert not outcome

@@ -10,6 +10,7 @@ from concurrent import futures
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import upload
 from tests.support import processes
 
@@ -201,7 +202,7 @@ def test_a_source_is_read_once() -> None:
     body = upload.Body()
     data = random.Random(1).randbytes(upload.HEAD_SIZE + 1000)
     lent = futures.ThreadPoolExecutor(1).submit(body.lend, Content(data))
-    source = upload.UploadSource(body, len(data))
+    source = upload.UploadSource(body, len(data), cancelling.Cancel())
     with source:
         assert source.head == data[: upload.HEAD_SIZE]
         stream = source.stream()

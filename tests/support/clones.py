@@ -7,13 +7,13 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from cdi_worker import contract, progress
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume as devices
+from cdi_worker.images.engine import cancelling
 from cdi_worker.send import extents, volume
 from tests.support import processes, uploads
 
@@ -87,7 +87,7 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
 
 def play(env: dict[str, str]) -> str:
     """Run the clone source in this process and return its termination message."""
-    outcome = volume.play(env, contract.Paths(metrics_port=0), threading.Event())
+    outcome = volume.play(env, contract.Paths(metrics_port=0), cancelling.Cancel())
     assert outcome.status == 0
     return outcome.message
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import google_crc32c
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
 from tests.support import misbehave
@@ -29,7 +29,7 @@ def opened(
     location = locations.Gcs(
         endpoint=endpoint, access=access or base.Access(), credentials_file=str(credentials_file)
     )
-    return gcs.source(location, threading.Event())
+    return gcs.source(location, cancelling.Cancel())
 
 
 def refusal(endpoint: str, credentials_file: Path | str = "") -> str:

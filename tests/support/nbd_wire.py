@@ -6,8 +6,8 @@ import contextlib
 import random
 import socket
 import struct
-import threading
 
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.export import server
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -22,10 +22,10 @@ READ, WRITE, DISCONNECT, FLUSH, TRIM, WRITE_ZEROES, BLOCK_STATUS = 0, 1, 2, 3, 4
 def from_memory(content: bytes) -> server.Export:
     """Return an export that serves ``content``."""
 
-    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
+    def read(offset: int, into: memoryview) -> None:
         into[:] = content[offset : offset + len(into)]
 
-    return server.Export(read, len(content))
+    return server.Export(read, len(content), cancelling.Cancel())
 
 
 class Client:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import locations
 from cdi_worker.sources.ovirt import source as imageio
@@ -47,9 +47,14 @@ class Place:
         )
         return locations.Imageio(self.engine.url, access, disk_id=disk, current=current, previous=previous)
 
-    def source(self, *checkpoints: str, patience: imageio.Patience = QUICK) -> imageio.ImageioSource:
+    def source(
+        self,
+        *checkpoints: str,
+        patience: imageio.Patience = QUICK,
+        cancel: cancelling.Cancel = cancelling.NEVER,
+    ) -> imageio.ImageioSource:
         """Return the source of the disk, or of a delta."""
-        return imageio.ImageioSource(self.location(*checkpoints), threading.Event(), patience)
+        return imageio.ImageioSource(self.location(*checkpoints), cancel, patience)
 
     def ended(self, *phases: str) -> None:
         """Check the final phases of the transfers, that the disk is unlocked and no session is open."""

@@ -11,7 +11,7 @@ from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.qcow2 import layout as qcow2
 from cdi_worker.formats.vmdk import check as vmdk
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.place import ranges, stream
 from cdi_worker.scratch import journal, space
 from tests.support import disks
@@ -71,7 +71,7 @@ class Bytes:
 
 def fetcher(file: Bytes) -> fetch.Fetcher:
     """Return a fetcher of two connections for ``file``."""
-    return fetch.Fetcher(file, file.size, fetch.Options(connections=2), cancel=threading.Event())
+    return fetch.Fetcher(file, file.size, fetch.Options(connections=2), scope=cancelling.Cancel())
 
 
 def unjournalled() -> journal.Journal:
@@ -137,7 +137,7 @@ def streamed(data: bytes, scratch: space.Spill | None = None, form: str = "qcow2
     """Return the disk of an image that is read once, in order."""
     following = follower(data, form)
     target = Dirty(following.virtual_size)
-    length = stream.from_stream(following, Ordered(data), target, cancel=threading.Event(), spill=scratch)
+    length = stream.from_stream(following, Ordered(data), target, scope=cancelling.Cancel(), spill=scratch)
     assert length == len(data)
     assert all(target.covered), "left out"
     return bytes(target.data)

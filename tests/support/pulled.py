@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
 
 from cdi_worker import engine
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
@@ -18,9 +17,9 @@ LARGE = random.Random(2).randbytes(3 << 20)
 OTHER = b"other" * 1000
 
 
-def source(location: locations.Registry, cancel: threading.Event | None = None) -> registry.RegistrySource:
+def source(location: locations.Registry, cancel: cancelling.Cancel | None = None) -> registry.RegistrySource:
     """Return the source, read by an engine as in an import."""
-    made = registry.source(location, cancel or threading.Event())
+    made = registry.source(location, cancel or cancelling.Cancel())
     made.engine = engine.Engine(fetch.Options(), lambda _: None)
     return made
 
@@ -32,7 +31,7 @@ def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry
 
 def read(source: base.Source) -> bytes:
     """Read and verify the disk, as an import does."""
-    data = reading.drained(source.ordered(threading.Event()))
+    data = reading.drained(source.ordered(cancelling.Cancel()))
     source.verify()
     return data
 

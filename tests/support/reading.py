@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 
 
@@ -53,17 +52,17 @@ def part(source: base.RandomReader, offset: int, length: int) -> bytes:
     return bytes(into[:count])
 
 
-def interrupted(source: base.RandomReader, interrupt: Callable[[], object], content: bytes) -> None:
+def interrupted(source: base.RandomReader, reads: cancelling.Reads, content: bytes) -> None:
     """Interrupt reads after delays of different length; what was read must match the content.
 
     Bytes delivered after an interrupt could still be encrypted, and would be written and counted as done.
     """
     for turn in range(60):
         into = memoryview(bytearray(len(content)))
-        timer = threading.Timer(turn / 4000, interrupt)
-        timer.start()
         count = 0
-        with contextlib.suppress(errors.Transient):
+        with contextlib.suppress(errors.Cancelled), reads.scope() as scope:
+            timer = threading.Timer(turn / 4000, scope.set)
+            timer.start()
             while count < len(content) and timer.is_alive():
                 count += source.read_range(count, into[count:])
         timer.join()
@@ -77,6 +76,6 @@ def streamed(source: base.Source) -> bytes:
     assert size is not None
     options = fetch.Options(connections=4, chunk=300_000)
     with contextlib.closing(
-        fetch.Fetcher(ranges, size, options, cancel=threading.Event()).stream()
+        fetch.Fetcher(ranges, size, options, scope=cancelling.Cancel()).stream()
     ) as stream:
         return drained(stream)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations, s3
 from tests.support import misbehave, objectservers
@@ -19,7 +19,7 @@ READER = base.Access(user=objectservers.READER[0], password=objectservers.READER
 
 def opened(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
     """Return the source of an object."""
-    return s3.source(locations.S3(endpoint=endpoint, access=access, region=region), threading.Event())
+    return s3.source(locations.S3(endpoint=endpoint, access=access, region=region), cancelling.Cancel())
 
 
 def refusal(endpoint: str, access: base.Access = ADMIN) -> str:

@@ -17,6 +17,7 @@ from typing import ClassVar
 import pytest
 
 from cdi_worker import contract, errors, report
+from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import role, settings
 from tests.support import processes, threaded, tls
 
@@ -83,7 +84,7 @@ class Server:
             "CLIENT_NAME": CLIENT,
             **env,
         }
-        self.cancel = threading.Event()
+        self.cancel = cancelling.Cancel()
         self.settings = settings.read(self.env, paths)
         self._outcome: report.Report | errors.Error | None = None
         self._thread = threading.Thread(target=self._run, name="upload-server")

@@ -13,6 +13,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import detect, readers
 from cdi_worker.formats.compressed import layers
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import xz
 from tests.support import reading
 
@@ -95,7 +96,7 @@ def test_failure_stops_the_tool():
     started = []
 
     def tool(reader):
-        started.append(xz.Reader(reader))
+        started.append(xz.Reader(reader, cancelling.Cancel()))
         return started[0]
 
     with pytest.raises(errors.Corrupt):

@@ -12,8 +12,6 @@ from cdi_worker import errors
 from cdi_worker.images.engine import ahead, cancelling
 from tests.support import processes
 
-NEVER = cancelling.NEVER
-
 
 class Source:
     """Bytes in reads of different lengths; block at ``stops_at`` until given up, raise at ``fails_at``."""
@@ -60,16 +58,15 @@ def test_items_keep_order_and_error_comes_last() -> None:
         yield from range(10)
         raise KeyError("its place")
 
-    given_up: list[int] = []
     found: list[int] = []
-    over = threading.Event()
-    with ahead.Ahead(items(), over, lambda: given_up.append(1)) as reader:
+    scope = cancelling.Cancel()
+    with ahead.Ahead(items(), scope) as reader:
         with pytest.raises(KeyError, match="its place"):
             found.extend(reader)
         with pytest.raises(KeyError, match="its place"):
             next(reader)
     assert not found or found == [*range(10)]
-    assert not given_up
+    assert not scope.is_set()
     assert threads() == 0
 
 
@@ -78,14 +75,14 @@ def test_items_before_an_error_are_delivered() -> None:
         yield 1
         raise KeyError
 
-    with ahead.Ahead(items(), threading.Event()) as reader:
+    with ahead.Ahead(items(), cancelling.Cancel()) as reader:
         assert next(reader) == 1
         with pytest.raises(KeyError):
             next(reader)
 
 
 def test_empty_iterator_ends_at_once() -> None:
-    with ahead.Ahead(iter(()), threading.Event()) as reader:
+    with ahead.Ahead(iter(()), cancelling.Cancel()) as reader:
         assert [*reader] == []
         assert next(reader, None) is None
 
@@ -101,7 +98,7 @@ def test_slow_consumer_limits_reading_ahead() -> None:
             counted.release()
             yield made_so_far
 
-    with ahead.Ahead(items(), threading.Event()) as reader:
+    with ahead.Ahead(items(), cancelling.Cancel()) as reader:
         for used in range(1, 20):
             assert next(reader) == used
             # The items taken, those in the queue, and one that waits for room in it.
@@ -116,10 +113,11 @@ def test_slow_consumer_limits_reading_ahead() -> None:
 def test_leaving_early_stops_the_thread(taken: int, raises: bool) -> None:
     """The reading thread ends whether it waits for room or for bytes, and is given up once."""
     source = Source(bytes(3 * ahead.CHUNK), stops_at=2 * ahead.CHUNK + 5)
-    over = threading.Event()
-    pieces = ahead.pieces(source, NEVER, over)
+    scope = cancelling.Cancel()
+    scope.on_set(source.give_up)
+    pieces = ahead.pieces(source, scope)
     try:
-        with ahead.Ahead(pieces, over, source.give_up) as reader:
+        with ahead.Ahead(pieces, scope) as reader:
             for _ in range(min(taken, 2)):
                 next(reader)
             if taken == 3:
@@ -128,15 +126,16 @@ def test_leaving_early_stops_the_thread(taken: int, raises: bool) -> None:
                 raise KeyError("the user's")
     except KeyError:
         assert raises
-    assert over.is_set()
+    assert scope.is_set()
     assert source.given_up == 1
     assert threads() == 0
 
 
 def test_leaving_with_a_full_queue_stops_the_thread() -> None:
     source = Source(bytes(20 * ahead.CHUNK))
-    over = threading.Event()
-    with ahead.Ahead(ahead.pieces(source, NEVER, over), over, source.give_up):
+    scope = cancelling.Cancel()
+    scope.on_set(source.give_up)
+    with ahead.Ahead(ahead.pieces(source, scope), scope):
         processes.wait_for(lambda: source.at == (ahead.DEPTH + 1) * ahead.CHUNK, "no more room")
     assert (source.given_up, threads()) == (1, 0)
     assert source.at == (ahead.DEPTH + 1) * ahead.CHUNK
@@ -148,9 +147,9 @@ def test_leaving_with_a_full_queue_stops_the_thread() -> None:
 @pytest.mark.parametrize("size", [0, 1, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 7 * ahead.CHUNK + 333])
 def test_all_pieces_but_the_last_are_full(size: int) -> None:
     data = random.Random(size).randbytes(size)
-    over = threading.Event()
+    scope = cancelling.Cancel()
     found = b""
-    with ahead.Ahead(ahead.pieces(Source(data), NEVER, over), over) as reader:
+    with ahead.Ahead(ahead.pieces(Source(data), scope), scope) as reader:
         for piece in reader:
             assert len(piece) == min(ahead.CHUNK, size - len(found))
             found += bytes(piece)
@@ -160,9 +159,9 @@ def test_all_pieces_but_the_last_are_full(size: int) -> None:
 def test_piece_is_valid_until_the_next_is_taken() -> None:
     data = random.Random(2).randbytes(12 * ahead.CHUNK)
     source = Source(data)
-    over = threading.Event()
+    scope = cancelling.Cancel()
     at = 0
-    with ahead.Ahead(ahead.pieces(source, NEVER, over), over) as reader:
+    with ahead.Ahead(ahead.pieces(source, scope), scope) as reader:
         for piece in reader:
             last = min(at + (ahead.DEPTH + 2) * ahead.CHUNK, len(data))
             processes.wait_for(lambda last=last: source.at >= last, "all that there is room for")  # type: ignore[misc]
@@ -171,10 +170,10 @@ def test_piece_is_valid_until_the_next_is_taken() -> None:
 
 
 def test_error_comes_after_the_complete_pieces() -> None:
-    over = threading.Event()
+    scope = cancelling.Cancel()
     source = Source(bytes(3 * ahead.CHUNK), fails_at=2 * ahead.CHUNK + 1)
     found = []
-    with ahead.Ahead(ahead.pieces(source, NEVER, over), over) as reader:
+    with ahead.Ahead(ahead.pieces(source, scope), scope) as reader:
         found += [len(next(reader)), len(next(reader))]
         with pytest.raises(errors.Unreachable):
             next(reader)
@@ -182,11 +181,10 @@ def test_error_comes_after_the_complete_pieces() -> None:
 
 
 def test_cancel_ends_reading() -> None:
-    cancel = cancelling.Stop(threading.Event())
-    over = threading.Event()
-    with ahead.Ahead(ahead.pieces(Source(bytes(50 * ahead.CHUNK)), cancel, over), over) as reader:
+    scope = cancelling.Cancel()
+    with ahead.Ahead(ahead.pieces(Source(bytes(50 * ahead.CHUNK)), scope), scope) as reader:
         next(reader)
-        cancel.set()
+        scope.set()
         with pytest.raises(errors.Cancelled):
             for _ in reader:
                 pass
@@ -201,7 +199,9 @@ def read(reader: ahead.Reader, size: int) -> bytes:
 
 
 def open_reader(source: Source) -> ahead.Reader:
-    return ahead.Reader(source, NEVER, source.give_up)
+    scope = cancelling.Cancel()
+    scope.on_set(source.give_up)
+    return ahead.Reader(source, scope)
 
 
 def test_reader_returns_all_bytes() -> None:

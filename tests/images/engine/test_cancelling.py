@@ -207,6 +207,23 @@ def test_the_exception_of_a_wait_that_was_ended_is_the_cause() -> None:
     assert isinstance(raised.value.__cause__, ConnectionResetError)
 
 
+def test_a_wait_that_another_callback_has_ended() -> None:
+    """Such as a connection that several threads share."""
+    cancel = cancelling.Cancel()
+    closed = threading.Event()
+    cancel.on_set(closed.set)
+    cancel.on_set(lambda: time.sleep(0.2))
+
+    def wait() -> None:
+        with cancel.ending(lambda: None):
+            assert closed.wait(SOON)
+            raise ConnectionResetError
+
+    threading.Timer(0.1, cancel.set).start()
+    with pytest.raises(errors.Cancelled):
+        wait()
+
+
 def test_what_fails_by_itself_is_raised_as_it_is() -> None:
     with pytest.raises(ConnectionResetError), cancelling.Cancel().ending(lambda: None):
         raise ConnectionResetError

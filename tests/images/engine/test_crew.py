@@ -1,53 +1,69 @@
-"""Ending threads that wait for a response."""
+"""The end of threads that wait for an answer."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
-from cdi_worker.images.engine import crew
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling, crew
+
+SOON = 5.0
 
 
-class Waiting:
-    """Threads that wait until the ``needed``-th interruption; earlier ones have no effect."""
-
-    def __init__(self, needed: int) -> None:
-        self._left = needed
-        self._over = threading.Event()
-        self.threads = [threading.Thread(target=self._over.wait) for _ in range(8)]
-        for thread in self.threads:
-            thread.start()
-
-    def interrupt(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self.end()
-
-    def end(self) -> None:
-        self._over.set()
-        for thread in self.threads:
-            thread.join()
+def run(workers: crew.Crew, job: Callable[[], object], count: int) -> None:
+    with workers:
+        workers.start(job, count)
+        workers.wait()
 
 
-@pytest.fixture
-def waiting_threads(request: pytest.FixtureRequest) -> Iterator[Waiting]:
-    waiting = Waiting(request.param)
-    yield waiting
-    waiting.end()
-
-
-@pytest.mark.parametrize("waiting_threads", [3], indirect=True)
-def test_join_repeats_an_interruption_without_effect(waiting_threads: Waiting) -> None:
-    crew.join(waiting_threads.threads, waiting_threads.interrupt)
-    assert not any(thread.is_alive() for thread in waiting_threads.threads)
-
-
-@pytest.mark.parametrize("waiting_threads", [-1], indirect=True)
-def test_join_waits_for_all_threads_at_once(waiting_threads: Waiting) -> None:
+def test_threads_that_nothing_ends_are_left_behind_together() -> None:
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
     began = time.monotonic()
-    crew.join(waiting_threads.threads, waiting_threads.interrupt)
+    crew.join(threads)
     assert time.monotonic() - began < 3 * crew.LAST_WAIT
-    assert all(thread.is_alive() for thread in waiting_threads.threads)
+    assert all(thread.is_alive() for thread in threads)
+    over.set()
+    crew.join(threads)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_the_first_failure_ends_the_waits_of_the_others() -> None:
+    scope = cancelling.Cancel()
+    workers = crew.Crew(scope)
+    numbers = iter(range(3))
+
+    def work() -> None:
+        if next(numbers) == 2:
+            raise errors.Unreachable(url="here", reason="gone")
+        scope.pause(60)
+
+    began = time.monotonic()
+    with pytest.raises(errors.Unreachable, match="gone"):
+        run(workers, work, 3)
+    assert time.monotonic() - began < SOON
+    assert scope.reason == "Unreachable"
+
+
+def test_what_ends_well_sets_nothing() -> None:
+    scope = cancelling.Cancel()
+    workers = crew.Crew(scope)
+    run(workers, lambda: None, 3)
+    assert not scope.is_set()
+
+
+def test_a_cancel_ends_the_wait_for_threads_that_do_not() -> None:
+    scope, over = cancelling.Cancel(), threading.Event()
+    workers = crew.Crew(scope)
+    threading.Timer(0.1, scope.set).start()
+    began = time.monotonic()
+    with pytest.raises(errors.Cancelled):
+        run(workers, over.wait, 2)
+    assert time.monotonic() - began < SOON
+    over.set()

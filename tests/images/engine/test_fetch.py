@@ -11,7 +11,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import remembered
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import cancelling, fetch
 from tests.support import processes
 
 DATA = random.Random(1).randbytes(300_000)
@@ -37,9 +37,6 @@ class Memory:
         length = self.fault(number, offset, len(into))
         into[:length] = self.data[offset : offset + length]
         return length
-
-    def interrupt(self) -> None:
-        self.interrupted.set()
 
 
 class Short(Memory):
@@ -79,15 +76,22 @@ class Stuck(Memory):
 
     def fault(self, number: int, offset: int, length: int) -> int:
         if number == 5:
-            self.interrupted.wait(60)
+            assert self.interrupted.wait(60)
             raise errors.Transient(url="memory", reason="interrupted")
         return length
 
 
+def scope(reader: Memory, cancel: cancelling.Cancel | None) -> cancelling.Cancel:
+    """Return what ends an attempt, with the reads of its source."""
+    made = cancel or cancelling.Cancel()
+    made.on_set(reader.interrupted.set)
+    return made
+
+
 def fetcher(
-    reader: Memory, options: fetch.Options = OPTIONS, cancel: threading.Event | None = None
+    reader: Memory, options: fetch.Options = OPTIONS, cancel: cancelling.Cancel | None = None
 ) -> fetch.Fetcher:
-    return fetch.Fetcher(reader, len(reader.data), options, cancel=cancel or threading.Event())
+    return fetch.Fetcher(reader, len(reader.data), options, scope=scope(reader, cancel))
 
 
 def drain(stream: fetch.OrderedStream, size: int = 1000) -> bytes:
@@ -195,7 +199,7 @@ def test_permanent_error_is_raised_unchanged(ordered: bool) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_cancel_interrupts_a_blocked_read(ordered: bool) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     reader = Stuck()
     threading.Timer(0.2, cancel.set).start()
     started = time.monotonic()
@@ -247,7 +251,7 @@ def test_known_bytes_are_not_fetched(offset: int) -> None:
     known.remembering(lambda _offset, length: middle[:length])(12_000, 100)
     reader, counted = Memory(), list[int]()
     engine = fetch.Fetcher(
-        reader, len(DATA), OPTIONS, cancel=threading.Event(), known=known, advance=counted.append
+        reader, len(DATA), OPTIONS, scope=cancelling.Cancel(), known=known, advance=counted.append
     )
     expected = bytearray(DATA)
     expected[:5000], expected[12_000:12_100] = head, middle

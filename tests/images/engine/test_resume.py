@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images.engine import resume
+from cdi_worker.images.engine import cancelling, resume
 
 DATA = random.Random(2).randbytes(10_000)
 
@@ -56,7 +55,7 @@ class Server:
 
 
 def read(server: Server, size: int | None = len(DATA)) -> bytes:
-    stream = resume.Resuming(server.open_at, size, name="memory", no_progress=2, cancel=threading.Event())
+    stream = resume.Resuming(server.open_at, size, name="memory", no_progress=2, cancel=cancelling.Cancel())
     parts = []
     buffer = memoryview(bytearray(999))
     while count := stream.readinto(buffer):
@@ -108,7 +107,7 @@ def test_closed_stream_is_not_reopened() -> None:
     """A decompressor closes its input; draining that afterwards must not fetch everything again."""
     server = Server(ranges=False)
     stream = resume.Resuming(
-        server.open_at, len(DATA), name="memory", no_progress=2, cancel=threading.Event()
+        server.open_at, len(DATA), name="memory", no_progress=2, cancel=cancelling.Cancel()
     )
     buffer = memoryview(bytearray(len(DATA)))
     while stream.readinto(buffer):

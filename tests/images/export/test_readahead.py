@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.export import readahead
 from tests.support import processes
 
@@ -25,7 +26,7 @@ class Source:
         self.gate = threading.Event()
         self.gate.set()
 
-    def read(self, offset: int, into: memoryview, stop: threading.Event) -> None:
+    def read(self, offset: int, into: memoryview) -> None:
         self.reads.append((offset, len(into)))
         self.started.set()
         assert self.gate.wait(20)
@@ -54,7 +55,7 @@ def use(cache: readahead.Cache, offset: int, length: int) -> bytes:
 @pytest.mark.parametrize("size", [1, 255 * KiB, 256 * KiB, 256 * KiB + 1, 9 * MiB + 333])
 def test_any_range_is_read(size: int) -> None:
     source = Source(size)
-    cache = readahead.Cache(source.read, size, parallel=3, capacity=8 * MiB)
+    cache = readahead.Cache(source.read, size, cancelling.Cancel(), parallel=3, capacity=8 * MiB)
     dice = random.Random(1)
     try:
         assert use(cache, 0, size) == source.content
@@ -70,7 +71,7 @@ def test_any_range_is_read(size: int) -> None:
 def test_sequential_reads_fetch_large_pieces_once() -> None:
     size = 64 * MiB
     source = Source(size)
-    cache = readahead.Cache(source.read, size, capacity=32 * MiB)
+    cache = readahead.Cache(source.read, size, cancelling.Cancel(), capacity=32 * MiB)
     for offset in range(0, size, 64 * KiB):
         assert use(cache, offset, 64 * KiB) == source.content[offset : offset + 64 * KiB]
     cache.close()
@@ -81,7 +82,7 @@ def test_sequential_reads_fetch_large_pieces_once() -> None:
 def test_scattered_reads_fetch_few_extra_bytes() -> None:
     size = 64 * MiB
     source = Source(size)
-    cache = readahead.Cache(source.read, size)
+    cache = readahead.Cache(source.read, size, cancelling.Cancel())
     for offset in range(0, size, 4 * MiB):
         use(cache, offset + MiB, 64 * KiB)
     cache.close()
@@ -91,7 +92,7 @@ def test_scattered_reads_fetch_few_extra_bytes() -> None:
 def test_concurrent_reads_share_one_fetch() -> None:
     source = Source(MiB)
     source.gate.clear()
-    cache = readahead.Cache(source.read, MiB)
+    cache = readahead.Cache(source.read, MiB, cancelling.Cancel())
     got: list[bytes] = []
     threads = [threading.Thread(target=lambda: got.append(use(cache, 10, 100))) for _ in range(8)]
     for thread in threads:
@@ -107,7 +108,7 @@ def test_concurrent_reads_share_one_fetch() -> None:
 def test_failed_read_raises_and_is_retried() -> None:
     source = Source(MiB)
     source.broken = {5000}
-    cache = readahead.Cache(source.read, MiB)
+    cache = readahead.Cache(source.read, MiB, cancelling.Cancel())
     for _ in range(2):
         with pytest.raises(errors.TransferFailed):
             use(cache, 0, 100)
@@ -119,7 +120,7 @@ def test_failed_read_raises_and_is_retried() -> None:
 def test_failed_read_ahead_is_ignored_unless_read() -> None:
     source = Source(8 * MiB)
     source.broken = {7 * MiB}
-    cache = readahead.Cache(source.read, 8 * MiB)
+    cache = readahead.Cache(source.read, 8 * MiB, cancelling.Cancel())
     for offset in range(0, 2 * MiB, 64 * KiB):
         use(cache, offset, 64 * KiB)
     processes.wait_for(
@@ -131,7 +132,7 @@ def test_failed_read_ahead_is_ignored_unless_read() -> None:
 def test_buffers_in_use_are_not_overwritten() -> None:
     size = 16 * MiB
     source = Source(size)
-    cache = readahead.Cache(source.read, size, capacity=MiB)
+    cache = readahead.Cache(source.read, size, cancelling.Cancel(), capacity=MiB)
     taken = [(offset, cache.take(offset, 100)) for offset in range(0, size, MiB)]
     for offset, fetches in taken:
         done = threading.Event()
@@ -145,7 +146,7 @@ def test_buffers_in_use_are_not_overwritten() -> None:
 
 def test_closed_cache_fails_at_once() -> None:
     source = Source(MiB)
-    cache = readahead.Cache(source.read, MiB)
+    cache = readahead.Cache(source.read, MiB, cancelling.Cancel())
     cache.close()
     with pytest.raises(errors.Cancelled):
         use(cache, 0, 1)
@@ -154,7 +155,7 @@ def test_closed_cache_fails_at_once() -> None:
 def test_closing_fails_waiting_reads() -> None:
     source = Source(8 * MiB)
     source.gate.clear()
-    cache = readahead.Cache(source.read, 8 * MiB, parallel=1)
+    cache = readahead.Cache(source.read, 8 * MiB, cancelling.Cancel(), parallel=1)
     running, waiting = cache.take(0, 1), cache.take(4 * MiB, 1)
     assert source.started.wait(20)
     closing = threading.Thread(target=cache.close)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images.export import server
+from cdi_worker.images.engine import cancelling
+from cdi_worker.images.export import readahead, server
 from cdi_worker.images.tools import process, qemu_img
 from tests.support import devices, hostile, nbd_wire, oracle, processes
 from tests.support import disks as disks_module
@@ -118,12 +119,12 @@ def test_libnbd_has_many_reads_in_flight(export: server.Export) -> None:
 def test_slow_read_does_not_delay_others() -> None:
     gate = threading.Event()
 
-    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
+    def read(offset: int, into: memoryview) -> None:
         if offset < MiB:
             assert gate.wait(20)
         into[:] = bytes(len(into))
 
-    with server.Export(read, 8 * MiB) as running, nbd_wire.Client(running) as client:
+    with server.Export(read, 8 * MiB, cancelling.Cancel()) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512, cookie=1)
         client.request(nbd_wire.READ, 4 * MiB, 512, cookie=2)
@@ -135,19 +136,23 @@ def test_slow_read_does_not_delay_others() -> None:
 # -- errors ------------------------------------------------------------------------------------
 
 
-def failing(offset: int, into: memoryview, stop: threading.Event) -> None:
+def exported(read: readahead.Read) -> server.Export:
+    return server.Export(read, MiB, cancelling.Cancel())
+
+
+def failing(offset: int, into: memoryview) -> None:
     raise errors.SourceChanged(url="http://x/disk", what="ETag", before="a", now="b")
 
 
 def test_block_raises_the_source_error(tmp_path: Path) -> None:
-    with pytest.raises(errors.SourceChanged) as caught, server.Export(failing, MiB) as running:
+    with pytest.raises(errors.SourceChanged) as caught, exported(failing) as running:
         qemu_img.virtual_size(qemu_img.exported(running.socket, "qcow2"))
     assert isinstance(caught.value.__cause__, errors.Unsupported)
 
 
 def test_failed_read_is_raised_even_if_the_client_ignores_it() -> None:
     failed = pytest.raises(errors.SourceChanged)
-    with failed, server.Export(failing, MiB) as running, nbd_wire.Client(running) as client:
+    with failed, exported(failing) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512, cookie=3)
         assert client.reply(0) == (errno.EIO, 3, b"")
@@ -155,22 +160,21 @@ def test_failed_read_is_raised_even_if_the_client_ignores_it() -> None:
 
 def test_error_of_the_block_takes_precedence() -> None:
     cancelled = pytest.raises(errors.Cancelled)
-    with cancelled, server.Export(failing, MiB) as running, nbd_wire.Client(running) as client:
+    with cancelled, exported(failing) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512)
         client.reply(0)
         raise errors.Cancelled
 
 
-@pytest.mark.parametrize("notices", ["the event", "the interruption"])
-def test_export_closes_while_reads_are_blocked(notices: str) -> None:
-    interrupted = threading.Event()
+def test_export_closes_while_reads_are_blocked() -> None:
+    scope = cancelling.Cancel()
 
-    def read(offset: int, into: memoryview, stop: threading.Event) -> None:
-        assert (stop if notices == "the event" else interrupted).wait(20)
+    def read(offset: int, into: memoryview) -> None:
+        assert scope.wait(20)
 
     before = threading.active_count()
-    with server.Export(read, 64 * MiB, interrupt=interrupted.set) as running:
+    with server.Export(read, 64 * MiB, scope) as running:
         clients = [nbd_wire.Client(running) for _ in range(3)]
         for client in clients:
             client.go()

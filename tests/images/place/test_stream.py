@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.place import stream
 from cdi_worker.scratch import space
 from tests.support import disks as disks_module
@@ -92,13 +92,13 @@ def test_failing_target_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
 
     follower = placing.follower(data)
     with pytest.raises(errors.TargetError, match="no space"):
-        stream.from_stream(follower, placing.Ordered(data), Full(len(expected)), cancel=threading.Event())
+        stream.from_stream(follower, placing.Ordered(data), Full(len(expected)), scope=cancelling.Cancel())
 
 
 def test_cancel_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
     data, expected = large
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     cancel.set()
     follower = placing.follower(data)
     with pytest.raises(errors.Cancelled):
-        stream.from_stream(follower, placing.Ordered(data), placing.Dirty(len(expected)), cancel=cancel)
+        stream.from_stream(follower, placing.Ordered(data), placing.Dirty(len(expected)), scope=cancel)

@@ -12,7 +12,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import target
-from cdi_worker.images.engine import ahead
+from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.images.target import copy
 from tests.support import devices, limits, oracle, processes
 
@@ -70,7 +70,7 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
                 Bytes(source.read_bytes()),
                 disk,
                 limit=16 * MiB,
-                cancel=threading.Event(),
+                scope=cancelling.Cancel(),
                 advance=steps.append,
             )
             assert copied == size == sum(steps)
@@ -86,9 +86,9 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
             oracle.same(device, expected, beyond=None)
 
 
-def copy_to(path: Path, reader: copy.Reader, limit: int, cancel: threading.Event | None = None) -> int:
+def copy_to(path: Path, reader: copy.Reader, limit: int, cancel: cancelling.Cancel | None = None) -> int:
     with target.open(path, None) as disk:
-        return copy.copy_ordered(reader, disk, limit=limit, cancel=cancel or threading.Event())
+        return copy.copy_ordered(reader, disk, limit=limit, scope=cancel or cancelling.Cancel())
 
 
 def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_runs_follow_one_another(tmp_path: Path) -> None:
     data = disk_like(MiB)
     with target.open(tmp_path / "disk.img", None) as disk:
         runs = iter([8 * MiB, memoryview(data), memoryview(b"x" * 512), 3 * MiB])
-        size = copy.copy_runs(runs, disk, limit=12 * MiB + 512, cancel=threading.Event())
+        size = copy.copy_runs(runs, disk, limit=12 * MiB + 512, scope=cancelling.Cancel())
         disk.commit()
     assert size == 12 * MiB + 512
     assert (tmp_path / "disk.img").read_bytes() == bytes(8 * MiB) + data + b"x" * 512 + bytes(3 * MiB)
@@ -112,7 +112,7 @@ def test_runs_follow_one_another(tmp_path: Path) -> None:
 def test_a_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memoryview) -> None:
     with devices.loop(tmp_path, 2 * MiB) as device:
         with target.open(device, None) as disk, pytest.raises(errors.TooLarge):
-            copy.copy_runs(iter([MiB, last]), disk, limit=MiB + 511, cancel=threading.Event())
+            copy.copy_runs(iter([MiB, last]), disk, limit=MiB + 511, scope=cancelling.Cancel())
         assert device.read_bytes()[MiB:] == devices.DIRT * MiB
 
 
@@ -142,7 +142,7 @@ def test_error_of_the_target_ends_reading(tmp_path: Path) -> None:
 
 
 def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     before = threading.active_count()
     timer = threading.Timer(0.1, cancel.set)
     timer.start()
@@ -153,8 +153,8 @@ def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
 
 
 IN_A_POD = """
-import sys, threading
-from cdi_worker.images.engine import ahead
+import sys
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.target import copy
 from cdi_worker.images import target
 
@@ -167,7 +167,7 @@ class Data:
         return count
 
 with target.open(sys.argv[1], 80 << 20, target.Options(direct=sys.argv[2] == "direct")) as disk:
-    copy.copy_ordered(Data(), disk, limit=80 << 20, cancel=threading.Event())
+    copy.copy_ordered(Data(), disk, limit=80 << 20, scope=cancelling.Cancel())
     disk.commit()
 """
 

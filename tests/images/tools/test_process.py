@@ -14,6 +14,7 @@ import time
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 from tests.support import processes, repository
 
@@ -120,7 +121,7 @@ def test_output_of_any_size_is_read() -> None:
 
 
 def test_cancel_stops_the_program() -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     threading.Timer(0.3, cancel.set).start()
     start = time.monotonic()
     with pytest.raises(errors.Cancelled):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process, qemu_img
 from tests.support import devices, oracle, processes
 from tests.support import disks as disks_module
@@ -217,7 +217,7 @@ def test_failing_device_is_a_target_error(disks: disks_module.Disks, tmp_path: P
 
 
 def test_cancel_stops_the_conversion(disks: disks_module.Disks, tmp_path: Path) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     target = devices.fill(tmp_path / "target", 8 * MiB)
     cancel.set()
     with pytest.raises(errors.Cancelled):

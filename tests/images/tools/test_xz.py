@@ -10,6 +10,7 @@ import time
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import xz
 from tests.support import reading
 
@@ -36,7 +37,7 @@ class Source:
 
 
 def unpack(source: Source, **keywords: int) -> bytes:
-    reader = xz.Reader(source, **keywords)
+    reader = xz.Reader(source, cancelling.Cancel(), **keywords)
     try:
         return reading.drained(reader)
     finally:
@@ -87,7 +88,7 @@ def test_large_dictionary_is_refused() -> None:
 def test_reader_can_be_closed_early() -> None:
     source = Source(lzma.compress(bytes(50_000_000), preset=0))
     before = threading.active_count()
-    reader = xz.Reader(source)
+    reader = xz.Reader(source, cancelling.Cancel())
     assert reader.readinto(memoryview(bytearray(10)))
     start = time.monotonic()
     reader.close()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import contract, errors, progress
+from cdi_worker.images.engine import cancelling
 from cdi_worker.send import file
 from tests.support import devices, oracle, processes, upload_relay, uploads
 
@@ -63,19 +64,21 @@ def test_command(server: uploads.Server, image: Path, disk: Path) -> None:
 def test_the_command_says_what_the_server_says(server: uploads.Server, image: Path) -> None:
     with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
         file.send(
-            wanted(server, image, checksum="md5:" + "0" * 32), progress.NullProgress(), threading.Event()
+            wanted(server, image, checksum="md5:" + "0" * 32), progress.NullProgress(), cancelling.Cancel()
         )
     with pytest.raises(errors.UploadFailed, match="401"):
-        file.send(wanted(server, image, certificate="", key=""), progress.NullProgress(), threading.Event())
+        file.send(wanted(server, image, certificate="", key=""), progress.NullProgress(), cancelling.Cancel())
     with pytest.raises(errors.Unreachable, match="certificate"):
-        file.send(wanted(server, image, ca_file=""), progress.NullProgress(), threading.Event())
+        file.send(wanted(server, image, ca_file=""), progress.NullProgress(), cancelling.Cancel())
 
 
 def test_a_server_that_knows_only_one_request(image: Path) -> None:
     """Such as CDI's upload proxy, which wants a token."""
     with uploads.OneRequest.serving() as port:
         url = f"http://127.0.0.1:{port}"
-        file.send(file.Settings(str(image), url, token="secret"), progress.NullProgress(), threading.Event())
+        file.send(
+            file.Settings(str(image), url, token="secret"), progress.NullProgress(), cancelling.Cancel()
+        )
     seen = uploads.OneRequest.seen
     assert [(method, path) for method, path, _, _ in seen] == [
         ("HEAD", PLACE),
@@ -87,7 +90,7 @@ def test_a_server_that_knows_only_one_request(image: Path) -> None:
 
 
 def test_a_server_silent_in_the_handshake_keeps_no_cancel_waiting(image: Path) -> None:
-    cancel, began = threading.Event(), time.monotonic()
+    cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}"
@@ -103,12 +106,12 @@ def test_a_checksum_that_only_we_compare(image: Path) -> None:
     with uploads.OneRequest.serving() as port:
         made = file.Settings(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
         with pytest.raises(errors.ChecksumMismatch):
-            file.send(made, progress.NullProgress(), threading.Event())
+            file.send(made, progress.NullProgress(), cancelling.Cancel())
         made = dataclasses.replace(made, checksum=right)
-        file.send(made, progress.NullProgress(), threading.Event())
+        file.send(made, progress.NullProgress(), cancelling.Cancel())
         made = dataclasses.replace(made, checksum="md5:0")
         with pytest.raises(errors.RequestError):
-            file.send(made, progress.NullProgress(), threading.Event())
+            file.send(made, progress.NullProgress(), cancelling.Cancel())
     bodies = [
         body for method, path, _, body in uploads.OneRequest.seen if (method, path) == ("POST", uploads.SYNC)
     ]
@@ -124,14 +127,14 @@ def test_the_command_goes_on_after_breaks(
     with upload_relay.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, tells=tells) as relay:
         meter = progress.Meter()
         url = f"https://localhost:{relay.port}"
-        file.send(wanted(server, image, url=url), meter, threading.Event())
+        file.send(wanted(server, image, url=url), meter, cancelling.Cancel())
         assert relay.sent < len(DATA) + 4 * relay.RECORD + 10 * relay.REQUEST
     assert (meter.finished, meter.count) == (True, len(DATA))
     assert disk.read_bytes() == DATA
 
 
 def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
 
     class Stop(progress.NullProgress):
         def advance(self, count: int) -> None:
@@ -144,14 +147,14 @@ def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) ->
     assert begun > 0
     with upload_relay.Relay(server.port) as relay:
         url = f"https://localhost:{relay.port}"
-        file.send(wanted(server, image, url=url), progress.NullProgress(), threading.Event())
+        file.send(wanted(server, image, url=url), progress.NullProgress(), cancelling.Cancel())
         assert relay.sent < len(DATA) - begun + 100_000
     assert disk.read_bytes() == DATA
 
 
 def test_another_run_that_wants_more(server: uploads.Server, image: Path, disk: Path) -> None:
     """What was begun without a checksum is no part of an upload that is to be verified."""
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
 
     class Stop(progress.NullProgress):
         def advance(self, count: int) -> None:
@@ -162,7 +165,7 @@ def test_another_run_that_wants_more(server: uploads.Server, image: Path, disk: 
     assert server.ask("HEAD", PLACE).status == 200
     wrong = wanted(server, image, checksum="md5:" + "0" * 32)
     with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
-        file.send(wrong, progress.NullProgress(), threading.Event())
+        file.send(wrong, progress.NullProgress(), cancelling.Cancel())
     oracle.unusable(disk)
 
 
@@ -179,7 +182,7 @@ def test_the_server_is_started_anew(
 
         def send() -> None:
             try:
-                file.send(wanted(first, image), meter, threading.Event())
+                file.send(wanted(first, image), meter, cancelling.Cancel())
                 ended.append(None)
             except errors.Error as err:
                 ended.append(err)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import contract, errors, progress
+from cdi_worker.images.engine import cancelling
 from cdi_worker.send import volume
 from tests.support import clones, devices, oracle, tls, upload_relay, uploads
 
@@ -154,7 +154,7 @@ def test_progress_never_falls_and_ends_at_100(
     server: uploads.Server, original: Path, paths: contract.Paths
 ) -> None:
     meter = progress.Meter()
-    volume.send(volume.read(clones.environment(server, "block", original)), meter, threading.Event())
+    volume.send(volume.read(clones.environment(server, "block", original)), meter, cancelling.Cancel())
     assert meter.finished
     assert meter.count == SIZE
 
@@ -203,7 +203,7 @@ def test_a_clone_goes_on_after_breaks(
         url = f"https://localhost:{relay.port}{SYNC}"
         place = noise if mode == "block" else folder
         settings = volume.read(clones.environment(server, mode, place, UPLOAD_URL=url))
-        volume.send(settings, meter, threading.Event())
+        volume.send(settings, meter, cancelling.Cancel())
         assert relay.sent < 8 * MIB + 5 * relay.RECORD + 12 * relay.REQUEST
     assert meter.finished
     assert Path(paths.data, "disk.img").read_bytes() == noise.read_bytes()

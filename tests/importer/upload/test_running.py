@@ -64,11 +64,12 @@ class Case:
         client = threading.Thread(target=bring)
         client.start()
         try:
+            reads = cancelling.Reads(cancelling.Cancel())
             return execute.bring(
-                self.order.source(body, len(self.data)),
+                self.order.source(body, len(self.data), reads),
                 self.order.wanted,
                 progress.NullProgress(),
-                cancelling.Stop(threading.Event()),
+                reads,
                 accepted=lambda: self.accepted(body),
             )
         finally:

@@ -12,6 +12,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.local import file
 from tests.support import devices, vmdk_stream
@@ -19,8 +20,8 @@ from tests.support import devices, vmdk_stream
 MIB = 1 << 20
 
 
-def opened(path: Path, cancel: threading.Event | None = None) -> file.LocalSource:
-    return file.source(base.Location(str(path)), cancel or threading.Event())
+def opened(path: Path, cancel: cancelling.Cancel | None = None) -> file.LocalSource:
+    return file.source(base.Location(str(path)), cancel or cancelling.Cancel())
 
 
 def wanted(path: Path, target: Path) -> cdi_worker.Request:
@@ -91,4 +92,4 @@ def test_cancel_ends_the_wait_for_a_pipe(tmp_path: Path, sent: int | None) -> No
 
 def test_a_path_has_no_zero_byte() -> None:
     with pytest.raises(errors.RequestError, match="zero byte"):
-        file.source(base.Location("file:///tmp/%00x"), threading.Event())
+        file.source(base.Location("file:///tmp/%00x"), cancelling.Cancel())

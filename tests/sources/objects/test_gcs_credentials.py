@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
 from tests.support import gcs_objects, misbehave, objectservers, processes, proxy, reading, tls
@@ -137,7 +138,7 @@ def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp
 
 
 def test_a_silent_token_service_keeps_no_cancel_waiting(tmp_path: Path) -> None:
-    cancel, began = threading.Event(), time.monotonic()
+    cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = service_account(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/token")
@@ -174,12 +175,13 @@ def test_an_unusable_credentials_file(tmp_path: Path, text: str, fault: str) -> 
 
 
 READ = """
-import os, sys, threading, hashlib
+import os, sys, hashlib
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
 from cdi_worker.sources.web import session
 access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
-with gcs.source(locations.Gcs(endpoint=sys.argv[1], access=access), threading.Event()) as source:
+with gcs.source(locations.Gcs(endpoint=sys.argv[1], access=access), cancelling.Cancel()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 

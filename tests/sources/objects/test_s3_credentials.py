@@ -12,9 +12,9 @@ from tests.support import misbehave, objectservers, processes, s3_objects
 
 READ = """
 import sys, threading, hashlib
-from cdi_worker.sources import base
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources.objects import locations, s3
-with s3.source(locations.S3(endpoint=sys.argv[1]), threading.Event()) as source:
+with s3.source(locations.S3(endpoint=sys.argv[1]), cancelling.Cancel()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 
@@ -65,9 +65,10 @@ def test_credentials_of_a_web_identity(server: misbehave.Server, tmp_path: Path)
 STOPPED = """
 import sys, threading, time
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations, s3
-cancel = threading.Event()
+cancel = cancelling.Cancel()
 threading.Timer(1, cancel.set).start()
 began = time.monotonic()
 try:
@@ -104,11 +105,12 @@ def test_no_secret_is_logged(server: misbehave.Server) -> None:
     script = """
 import logging, sys, threading
 logging.basicConfig(level=logging.DEBUG)
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations, s3
 access = base.Access(user="AKID", password="the-secret", session_token="the-token")
 location = locations.S3(endpoint=sys.argv[1], access=access)
-with s3.source(location, threading.Event()) as source:
+with s3.source(location, cancelling.Cancel()) as source:
     print(location, source, source.name, file=sys.stderr)
 """
     done = processes.script(script, server.serve("/b/k", misbehave.Page(s3_objects.DATA)))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import data as imageio_data
 from tests.support import threaded
@@ -99,8 +100,13 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pool(server: Server) -> Iterator[imageio_data.Pool]:
-    made = imageio_data.Pool("disk", base.Access(connections=6), "")
+def reads() -> cancelling.Reads:
+    return cancelling.Reads(cancelling.Cancel())
+
+
+@pytest.fixture
+def pool(server: Server, reads: cancelling.Reads) -> Iterator[imageio_data.Pool]:
+    made = imageio_data.Pool("disk", base.Access(connections=6), "", reads)
     yield made
     made.close()
 
@@ -197,19 +203,24 @@ def test_the_next_place_where_the_first_does_not_answer(server: Server, pool: im
         pool.connect([dead])
 
 
-def test_reads_under_way_can_be_ended(server: Server, pool: imageio_data.Pool) -> None:
+def test_reads_under_way_can_be_ended(
+    server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
+) -> None:
     pool.connect([server.url])
     server.stall = True
-    threading.Timer(0.3, pool.interrupt).start()
     started = time.monotonic()
-    with pytest.raises(errors.Transient):
-        read(pool, 0, 1000)
+    with reads.scope() as scope:
+        threading.Timer(0.3, scope.set).start()
+        with pytest.raises(errors.Cancelled):
+            read(pool, 0, 1000)
     assert time.monotonic() - started < 5
     server.stall = False
     assert read(pool, 0, 1000) == DATA[:1000]
 
 
-def test_ending_reads_that_end_by_themselves(server: Server, pool: imageio_data.Pool) -> None:
+def test_ending_reads_that_end_by_themselves(
+    server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
+) -> None:
     """Whatever a connection is doing at that moment, also closing."""
     pool.connect([server.url])
     server.cut = 500
@@ -220,7 +231,7 @@ def test_ending_reads_that_end_by_themselves(server: Server, pool: imageio_data.
         while not stop.is_set():
             try:
                 read(pool, 0, 1000)
-            except errors.Transient:
+            except (errors.Transient, errors.Cancelled):
                 continue
             except BaseException as err:  # noqa: BLE001
                 failures.append(err)
@@ -230,7 +241,8 @@ def test_ending_reads_that_end_by_themselves(server: Server, pool: imageio_data.
         thread.start()
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
-        pool.interrupt()
+        with reads.scope() as scope:
+            scope.set()
     stop.set()
     for thread in threads:
         thread.join()

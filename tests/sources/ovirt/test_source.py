@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import locations
 from cdi_worker.sources.ovirt import source as imageio
@@ -132,7 +131,7 @@ def test_what_is_not_verified_is_cancelled(ovirt_disk: ovirt_disks.Place) -> Non
 def test_what_cannot_be(ovirt_disk: ovirt_disks.Place, changes: dict[str, object], words: str) -> None:
     location = dataclasses.replace(ovirt_disk.location(), **changes)  # type: ignore[arg-type]
     with pytest.raises(errors.Unreachable, match=words) as caught:
-        imageio.ImageioSource(location, threading.Event()).__enter__()
+        imageio.ImageioSource(location, cancelling.Cancel()).__enter__()
     assert "secret" not in str(caught.value)
     ovirt_disk.ended()
 
@@ -144,5 +143,5 @@ def test_a_disk_has_to_be_named() -> None:
 def test_no_certificates_are_asked_for_when_insecure(ovirt_disk: ovirt_disks.Place) -> None:
     access = dataclasses.replace(ovirt_disk.location().access, ca_files=(), insecure=True)
     location = dataclasses.replace(ovirt_disk.location(), access=access)
-    with imageio.ImageioSource(location, threading.Event(), ovirt_disks.QUICK) as source:
+    with imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK) as source:
         assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()

@@ -13,6 +13,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors, progress
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes, reading
 
@@ -68,7 +69,7 @@ def test_a_disk_that_stays_locked(ovirt_disk: ovirt_disks.Place) -> None:
 
 def test_waiting_ends_with_the_worker(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.engine.slow = 60.0
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     threading.Timer(0.5, cancel.set).start()
     with pytest.raises(errors.Cancelled):
         imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
@@ -77,7 +78,7 @@ def test_waiting_ends_with_the_worker(ovirt_disk: ovirt_disks.Place) -> None:
 
 def test_an_engine_that_does_not_answer(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.engine.mute = True
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     threading.Timer(0.5, cancel.set).start()
     started = time.monotonic()
     with pytest.raises(errors.Cancelled):
@@ -88,7 +89,7 @@ def test_an_engine_that_does_not_answer(ovirt_disk: ovirt_disks.Place) -> None:
 
 def test_an_engine_that_falls_silent_keeps_no_end_waiting(ovirt_disk: ovirt_disks.Place) -> None:
     """A pod that is stopped has 30 s for everything; the engine ends by itself what nobody uses."""
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     ovirt_disk.engine.inactivity = 2
     source = imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
     ovirt_disk.engine.mute = True
@@ -236,12 +237,13 @@ def test_a_restart_of_engine_and_host(ovirt_disk: ovirt_disks.Place) -> None:
 
 
 def test_what_an_interrupted_read_brings_is_data(ovirt_disk: ovirt_disks.Place) -> None:
-    with ovirt_disk.source() as source:
-        reading.interrupted(source, source.interrupt, ovirt_disk.now.read_bytes())
+    reads = cancelling.Reads(cancelling.Cancel())
+    with ovirt_disk.source(cancel=reads) as source:
+        reading.interrupted(source, reads, ovirt_disk.now.read_bytes())
 
 
 def test_an_end_in_the_middle(ovirt_disk: ovirt_disks.Place) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     wanted = cdi_worker.Request(
         source="imageio", location=ovirt_disk.location(), target=str(ovirt_disk.before.parent / "target"),
         fetch=cdi_worker.FetchOptions(connections=2, chunk=256 << 10),

@@ -8,12 +8,12 @@ import os
 import random
 import resource
 import tarfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, processes, pulled, reading, registries, tls, worker
@@ -27,7 +27,7 @@ SECOND = Image((containers.titled(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
 
 def read(endpoint: str, **more: str) -> bytes:
     with pulled.source(locations.Registry(endpoint, **more)) as source:
-        data = reading.drained(source.ordered(threading.Event()))
+        data = reading.drained(source.ordered(cancelling.Cancel()))
         source.verify()
         return data
 
@@ -36,7 +36,7 @@ def test_one_image(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     assert read(f"oci-archive:{path}") == DISK
     location = locations.Registry(f"oci-archive:{path}")
-    assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
+    assert registry.digest(location, cancelling.Cancel()) == IMAGE.manifest.digest
 
 
 def test_tags(tmp_path: Path) -> None:

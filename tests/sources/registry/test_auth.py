@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import auth, locations
 from cdi_worker.sources.registry import reference as oci_reference
@@ -171,7 +172,7 @@ def by_token(
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
     with pulled.source(locations.Registry(endpoint, access, **more)) as source:
-        data = reading.drained(source.ordered(threading.Event()))
+        data = reading.drained(source.ordered(cancelling.Cancel()))
         source.verify()
     return len(data)
 
@@ -228,7 +229,7 @@ def test_a_token_that_expires_while_reading(authority: tls.Authority, tmp_path: 
         with pulled.source(location) as source:
             before = len(tokens.issued)
             threading.Event().wait(LATE)
-            reader, into, done = source.ordered(threading.Event()), memoryview(bytearray(len(data))), 0
+            reader, into, done = source.ordered(cancelling.Cancel()), memoryview(bytearray(len(data))), 0
             while done < len(data):
                 done += reader.readinto(into[done : done + 100_000])
             source.verify()

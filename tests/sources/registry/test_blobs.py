@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
-import threading
 import time
 
 import pytest
@@ -41,11 +40,9 @@ class Part(base.Source):
     def reader(self, data: bytes) -> base.Reader:
         return readers.Bytes(data)
 
-    def interrupt(self) -> None: ...
-
 
 def verified_part(stated: bytes, part: base.Source, algorithm: str = "sha256") -> blobs.Verified:
-    stop = cancelling.Stop(threading.Event())
+    stop = cancelling.Cancel().child()
     return blobs.Verified(descriptor(stated, algorithm), "x", part, base.Plain(), stop)
 
 
@@ -115,10 +112,10 @@ def test_read_all_is_bounded() -> None:
 # -- over the wire ------------------------------------------------------------------------------
 
 
-def blob_at(url: str, cancel: threading.Event | None = None) -> blobs.Verified:
+def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified:
     """Open the blob, read by an import's engine."""
-    opened = http.HttpSource(url, base.Access()).__enter__()
-    stop = cancelling.Stop(cancel or threading.Event())
+    stop = (cancel or cancelling.Cancel()).child()
+    opened = http.HttpSource(url, base.Access(), cancel=stop).__enter__()
     reading_it = engine.Engine(OPTIONS, lambda _: None)
     return blobs.Verified(descriptor(DATA), "x", opened, reading_it, stop)
 
@@ -161,7 +158,7 @@ def test_closing_ends_a_stalled_read(ranges: bool) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_cancel(ranges: bool) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     with misbehave.Server() as server:
         page = misbehave.Page(DATA, ranges=ranges, drip=(10_000, 0.01))
         reader = blob_at(server.serve("/blob", page), cancel)

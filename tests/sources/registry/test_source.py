@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import threading
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from tests.support import containers, pulled, registries
 from tests.support.containers import Entry, Image
 
@@ -98,7 +98,7 @@ def test_tags_and_digests(guarded: registries.Registry) -> None:
 def test_a_stream_begins_anew(guarded: registries.Registry) -> None:
     guarded.push("again", Image((containers.layer(*containers.disk(pulled.LARGE)),)))
     with pulled.opened(guarded, guarded.reference("again")) as source:
-        reader = source.ordered(threading.Event())
+        reader = source.ordered(cancelling.Cancel())
         assert reader.readinto(memoryview(bytearray(1000)))
         reader.close()
         assert pulled.read(source) == pulled.LARGE

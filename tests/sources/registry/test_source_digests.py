@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import threading
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, pulled, registries
@@ -22,7 +22,7 @@ def test_digest(guarded: registries.Registry) -> None:
     guarded.push_manifest("digest", index, "index")
     for target, digest in ((":latest", expected), (f"@{expected}", expected), (":index", index.digest)):
         location = locations.Registry(guarded.reference("digest", target), guarded.access())
-        assert registry.digest(location, threading.Event()) == digest
+        assert registry.digest(location, cancelling.Cancel()) == digest
 
 
 @pytest.mark.parametrize("where", ["disk", "after", "above", "config"])

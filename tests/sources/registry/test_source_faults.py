@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import documents, locations
 from cdi_worker.sources.registry import source as registry
@@ -51,7 +52,7 @@ def endpoint(server: misbehave.Server, target: str = "") -> str:
 def pull(server: misbehave.Server, access: base.Access | None = None, target: str = "") -> bytes:
     location = locations.Registry(endpoint(server, target), access or base.Access(insecure=True))
     with pulled.source(location) as source:
-        data = reading.drained(source.ordered(threading.Event()))
+        data = reading.drained(source.ordered(cancelling.Cancel()))
         source.verify()
     return data
 
@@ -226,7 +227,7 @@ def test_digest_without_the_header(server: misbehave.Server) -> None:
             headers = {"Docker-Content-Digest": header} if header else {}
             server.serve(MANIFEST, page(IMAGE.manifest, headers=headers))
             before = len(server.gets(MANIFEST))
-            assert registry.digest(location, threading.Event()) == digest
+            assert registry.digest(location, cancelling.Cancel()) == digest
             assert len(server.gets(MANIFEST)) - before == (digest != stated)
 
 
@@ -234,14 +235,14 @@ def test_digest_without_head(server: misbehave.Server) -> None:
     location = locations.Registry(endpoint(server), base.Access(insecure=True))
     with server:
         server.serve(MANIFEST, page(IMAGE.manifest, head=405))
-        assert registry.digest(location, threading.Event()) == IMAGE.manifest.digest
+        assert registry.digest(location, cancelling.Cancel()) == IMAGE.manifest.digest
         server.serve(MANIFEST, misbehave.Page(status=403, head=405))
         with pytest.raises(errors.Unreachable, match="403"):
-            registry.digest(location, threading.Event())
+            registry.digest(location, cancelling.Cancel())
 
 
 def test_cancel_while_waiting(server: misbehave.Server) -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     with server:
         serve(server)
         server.serve(blob_path(LAYER), dataclasses.replace(BUSY, headers={"Retry-After": "60"}))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 from cdi_worker.sources.vmware import nbdkit
 from tests.support import processes
@@ -143,7 +144,7 @@ def test_a_start_that_hangs_is_noticed() -> None:
 
 
 def test_a_start_can_be_cancelled() -> None:
-    cancel = threading.Event()
+    cancel = cancelling.Cancel()
     cancel.set()
     plugin = nbdkit.Plugin("eval", {"get_ready": "sleep 60", "get_size": "echo 1M"})
     with pytest.raises(errors.Cancelled), nbdkit.serve(plugin, nbdkit.Follow(cancel=cancel)):

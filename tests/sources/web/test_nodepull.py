@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.web import locations, nodepull
 from tests.support import misbehave, proxy
@@ -26,7 +27,7 @@ def pulled(
         ready_file=str(tmp_path / "ready"),
         done_file=str(tmp_path / "done"),
     )
-    return nodepull.NodePullSource(location, threading.Event())
+    return nodepull.NodePullSource(location, cancelling.Cancel())
 
 
 def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server, tmp_path: Path) -> None:
@@ -38,9 +39,9 @@ def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server,
         server.url("/disk.img"), ready_file=str(ready), done_file=str(tmp_path / "done")
     )
     with pytest.raises(errors.Unreachable, match="late: no ready file within 1 s"):
-        nodepull.NodePullSource(location, threading.Event(), 1.0).__enter__()
+        nodepull.NodePullSource(location, cancelling.Cancel(), 1.0).__enter__()
     threading.Timer(0.5, ready.write_text, ("fedora.raw",)).start()
-    with nodepull.NodePullSource(location, threading.Event(), 20.0) as source:
+    with nodepull.NodePullSource(location, cancelling.Cancel(), 20.0) as source:
         assert source.head == DATA
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.web import http
 from tests.support import misbehave, processes, reading
@@ -31,11 +32,15 @@ def test_what_was_not_read_to_its_end_is_closed(ranges: bool) -> None:
 @pytest.mark.parametrize("ranges", [True, False])
 def test_what_was_interrupted_has_not_come_to_its_end(ranges: bool) -> None:
     page = misbehave.Page(DATA, ranges=ranges, framing="length" if ranges else "close")
-    with misbehave.Server() as server, http.HttpSource(server.serve("/d", page), base.Access()) as source:
+    cancel = cancelling.Cancel()
+    with (
+        misbehave.Server() as server,
+        http.HttpSource(server.serve("/d", page), base.Access(), cancel=cancel) as source,
+    ):
         source.expect(0, len(DATA))
         stream = source.stream()
         into = memoryview(bytearray(len(DATA)))
         assert readers.fill(stream, into[:300_000]) == 300_000
-        source.interrupt()
-        with pytest.raises(errors.Transient, match="interrupted"):
+        cancel.set()
+        with pytest.raises(errors.Cancelled):
             stream.readinto(into)
