@@ -17,6 +17,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from tests.support import devices, misbehave, processes, worker
 
 MIB = 1 << 20
@@ -108,3 +109,19 @@ def test_failing_write_is_reported_at_once(
         pytest.raises(errors.TargetError, match="write"),
     ):
         cdi_worker.run(request(url, device, direct=True))
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_failure_does_not_set_the_callers_cancel(
+    server: misbehave.Server, tmp_path: Path, ranges: bool
+) -> None:
+    body = gzip.compress(NOISE)
+    url = server.serve("/disk", misbehave.Page(body, ranges=ranges, stall_at=len(body) * 3 // 4))
+    cancel = cancelling.Cancel()
+    options = [f"protect={4 * MIB}-{8 * MIB - 1}"]
+    with (
+        devices.nbdkit_device(tmp_path, 32 * MIB, ["protect"], options) as device,
+        pytest.raises(errors.TargetError, match="write"),
+    ):
+        cdi_worker.run(request(url, device, direct=True), cancel=cancel)
+    assert not cancel.is_set()
