@@ -18,6 +18,17 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+class RandomReader(Protocol):
+    """Bytes at any offset. Called from several threads at once."""
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read up to ``len(into)`` bytes; return how many came before the connection ended.
+
+        Raises ``errors.Transient`` when trying again can help, ``errors.NoRanges`` when only an
+        ordered stream can, and any other ``errors.Error`` when the source is lost for good.
+        """
+
+
 class Bytes:
     """Reads bytes that are in memory already."""
 

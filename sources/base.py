@@ -12,31 +12,14 @@ from cdi_worker.formats import readers, remembered
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import fields
 
-
-class Reader(Protocol):
-    """Ordered bytes."""
-
-    def readinto(self, into: memoryview, /) -> int:
-        """Read 1 to ``len(into)`` bytes; 0 only at the end."""
-
-    def close(self) -> None: ...
+Reader: TypeAlias = readers.Reader
+RandomReader: TypeAlias = readers.RandomReader
 
 
 #: A run of a disk: the length of a hole in bytes, or data.
 Run: TypeAlias = "int | memoryview"
 #: Returns buffers of a size in bytes, to be used in turn.
 Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
-
-
-class RandomReader(Protocol):
-    """Bytes at any offset. Called from several threads at once."""
-
-    def read_range(self, offset: int, into: memoryview, /) -> int:
-        """Read up to ``len(into)`` bytes; return how many came before the connection ended.
-
-        Raises ``errors.Transient`` when trying again can help, ``errors.NoRanges`` when only an
-        ordered stream can, and any other ``errors.Error`` when the source is lost for good.
-        """
 
 
 #: Given to a source when it is made. Its waits, from the first contact on, register how they are ended.

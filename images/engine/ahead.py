@@ -6,8 +6,9 @@ import collections
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
+from cdi_worker.formats import readers
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 
@@ -17,12 +18,6 @@ CHUNK: Final = 2 << 20
 DEPTH: Final = 2
 
 T = TypeVar("T")
-
-
-class Source(Protocol):
-    """Ordered bytes. A ``readinto`` that blocks must come back when the caller cancels."""
-
-    def readinto(self, into: memoryview, /) -> int: ...
 
 
 class Ahead(Generic[T]):
@@ -90,7 +85,7 @@ def buffers(size: int = CHUNK) -> Iterator[memoryview]:
     return itertools.cycle([directio.Buffer(size).view for _ in range(DEPTH + 2)])
 
 
-def pieces(reader: Source, scope: cancelling.Cancel) -> Iterator[memoryview]:
+def pieces(reader: readers.Reader, scope: cancelling.Cancel) -> Iterator[memoryview]:
     """Yield all that a reader brings, CHUNK bytes at a time, for an ``Ahead``."""
     for buffer in buffers():
         filled = 0
@@ -109,7 +104,7 @@ def pieces(reader: Source, scope: cancelling.Cancel) -> Iterator[memoryview]:
 class Reader:
     """What another reader brings, read ahead until ``close``, which closes that one too."""
 
-    def __init__(self, reader: _Closable, scope: cancelling.Cancel) -> None:
+    def __init__(self, reader: readers.Reader, scope: cancelling.Cancel) -> None:
         self._reader = reader
         self._ahead = Ahead(pieces(reader, scope), scope)
         self._ahead.__enter__()
@@ -126,7 +121,3 @@ class Reader:
     def close(self) -> None:
         self._ahead.__exit__()
         self._reader.close()
-
-
-class _Closable(Source, Protocol):
-    def close(self) -> None: ...

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from cdi_worker import errors
-from cdi_worker.formats import remembered
+from cdi_worker.formats import readers, remembered
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling, crew, retry
 
@@ -25,14 +25,8 @@ PIECE = 1 * MIB
 GAP = 256 << 10
 
 
-class RandomReader(Protocol):
-    """What the engine needs of a source; see ``sources.base.RandomReader``."""
-
-    def read_range(self, offset: int, into: memoryview, /) -> int: ...
-
-
 @runtime_checkable
-class Continuing(RandomReader, Protocol):
+class Continuing(readers.RandomReader, Protocol):
     """A source for which several reads, one after the other, are one request."""
 
     def expect(self, offset: int, length: int, /) -> None:
@@ -100,7 +94,7 @@ class Fetcher:
 
     def __init__(
         self,
-        reader: RandomReader,
+        reader: readers.RandomReader,
         size: int,
         options: Options,
         *,

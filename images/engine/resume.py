@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from isal import isal_zlib
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, retry
 
 SKIP_SIZE = 1 << 20
 #: Readings from the beginning that break before anything new came, until the stream is given up.
 FRUITLESS_RESTARTS = 5
-
-
-class Reader(Protocol):
-    def readinto(self, into: memoryview, /) -> int: ...
-
-    def close(self) -> None: ...
 
 
 class Resuming:
@@ -33,7 +27,7 @@ class Resuming:
 
     def __init__(
         self,
-        open_at: Callable[[int], Reader],
+        open_at: Callable[[int], readers.Reader],
         size: int | None,
         *,
         name: str,
@@ -50,7 +44,7 @@ class Resuming:
         self._patience = retry.Patience(no_progress, cancel)
         self._advance = advance
         self._retried = retried
-        self._reader: Reader | None = None
+        self._reader: readers.Reader | None = None
         self._closed = False
         self._crc = isal_zlib.crc32(delivered)
         self._fruitless = 0
@@ -91,7 +85,7 @@ class Resuming:
         if not count and self._size is not None and self.position < self._size:
             raise errors.Transient(url=self._name, reason=f"ended at byte {self.position} of {self._size}")
 
-    def _reopen(self) -> Reader:
+    def _reopen(self) -> readers.Reader:
         try:
             return self._open_at(self.position)
         except errors.NoRanges as err:
@@ -108,7 +102,7 @@ class Resuming:
                 raise
             return reader
 
-    def _skip(self, reader: Reader) -> None:
+    def _skip(self, reader: readers.Reader) -> None:
         left, crc = self.position, 0
         buffer = memoryview(bytearray(min(left, SKIP_SIZE)))
         while left:

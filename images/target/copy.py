@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images import directio
 from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.images.target import base
@@ -15,7 +16,7 @@ SHORTEST_ZERO: Final = 64 << 10
 
 
 def copy_ordered(
-    reader: ahead.Source,
+    reader: readers.Reader,
     target: base.Target,
     *,
     limit: int,
@@ -67,7 +68,7 @@ def place(target: base.Target, offset: int, data: memoryview) -> None:
             target.write(offset + start, data[start:end])
 
 
-def drain(reader: ahead.Source, cancel: cancelling.Cancel) -> None:
+def drain(reader: readers.Reader, cancel: cancelling.Cancel) -> None:
     """Read to the end and throw away: what a reader checks there counts, too."""
     rest = memoryview(bytearray(1 << 20))
     while reader.readinto(rest):
