@@ -79,10 +79,10 @@ def run(
     progress = progress or progress_module.NullProgress()
     request.check(wanted)
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads:
-        return bring(sources.find(wanted.source).open(wanted.location, reads), wanted, progress, reads)
+        return run_source(sources.find(wanted.source).open(wanted.location, reads), wanted, progress, reads)
 
 
-def bring(
+def run_source(
     unopened: base.Source,
     wanted: request.Request,
     progress: progress_module.Progress,
@@ -103,7 +103,7 @@ def bring(
             # What a killed attempt has left of an archive does not count against this one.
             staging.remove_left_over(folder)
         found = survey_module.survey(source, reading, wanted, reads)
-        job = _carry_out(wanted, source, reading, found, progress, reads=reads, accepted=accepted)
+        job = _run_plan(wanted, source, reading, found, progress, reads=reads, accepted=accepted)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -175,7 +175,7 @@ def _reached() -> Iterator[None]:
         raise errors.Withdrawn(url=err.fields["url"], reason=err.fields["reason"]) from err
 
 
-def _carry_out(
+def _run_plan(
     wanted: request.Request,
     source: base.Source,
     reading: engine.Engine,

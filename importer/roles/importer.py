@@ -44,7 +44,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     return made
 
 
-def play(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
+def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Import what the environment asks for, and return the report."""
     wanted = read(env, paths)
     with metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as told:

@@ -15,9 +15,9 @@ Role = Callable[[Mapping[str, str], contract.Paths, cancelling.Cancel], report.R
 #: A pod loads the modules of its own role.
 ROLES: lazy.Table[str, Role] = lazy.Table(
     {
-        "importer": "cdi_worker.roles.importer:play",
-        "uploadserver": "cdi_worker.upload.role:play",
-        "cloner": "cdi_worker.send.volume:play",
+        "importer": "cdi_worker.roles.importer:run",
+        "uploadserver": "cdi_worker.upload.role:run",
+        "cloner": "cdi_worker.send.volume:run",
     }
 )
 

@@ -69,7 +69,7 @@ def read(env: Mapping[str, str]) -> Settings:
     return settings
 
 
-def play(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
+def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
     with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 TURN = 0.2
 
 
-def play(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
+def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Serve until one upload is on storage, the deadline passes, or ``cancel`` is set."""
     return serve(make(upload_settings.read(env, paths), cancel))
 

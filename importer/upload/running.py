@@ -80,7 +80,7 @@ class Running:
         shown = progress.Lines(sys.stderr)
         with cancelling.Reads(cancel) as reads:
             source = self.order.source(self.body, size, reads)
-            return execute.bring(source, self.order.wanted, shown, reads, accepted=self._accepted.set)
+            return execute.run_source(source, self.order.wanted, shown, reads, accepted=self._accepted.set)
 
     def _ended(self, _work: futures.Future[execute.Result]) -> None:
         self.body.end()

@@ -85,9 +85,9 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
         return b"".join(bytes(part) for part in parts)
 
 
-def play(env: dict[str, str]) -> str:
+def run(env: dict[str, str]) -> str:
     """Run the clone source in this process and return its termination message."""
-    outcome = volume.play(env, contract.Paths(metrics_port=0), cancelling.Cancel())
+    outcome = volume.run(env, contract.Paths(metrics_port=0), cancelling.Cancel())
     assert outcome.status == 0
     return outcome.message
 

@@ -27,7 +27,7 @@ def test_file_system_to_file_system(
 ) -> None:
     env = {"PREALLOCATION": preallocation}
     with uploads.Server(certificates, env, paths) as server:
-        said = clones.play(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
+        said = clones.run(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
         ended = json.loads(server.result().message)
     clones.same_tree(folder, paths.data)
     copied = Path(paths.data, "disk.img").stat()
@@ -58,7 +58,7 @@ def test_block_to_block(
         clones.content(source)
         env = {"DESTINATION": str(target), "PREALLOCATION": preallocation}
         with uploads.Server(certificates, env, paths) as server:
-            clones.play(clones.environment(server, "block", source, PREALLOCATION=preallocation))
+            clones.run(clones.environment(server, "block", source, PREALLOCATION=preallocation))
             assert server.result().status == 0
         oracle.same(target, clones.content(tmp_path / "expected"), beyond=devices.DIRT)
 
@@ -69,7 +69,7 @@ def test_file_system_to_block(
 ) -> None:
     env = {"DESTINATION": str(block), "PREALLOCATION": preallocation}
     with uploads.Server(certificates, env, paths) as server:
-        clones.play(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
+        clones.run(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
         assert server.result().message == DONE.replace("false", preallocation)
     oracle.same(block, folder / "disk.img", beyond=devices.DIRT)
 
@@ -84,7 +84,7 @@ def test_block_to_file_system(
     with devices.loop(tmp_path, SIZE) as source:
         clones.content(source)
         with uploads.Server(certificates, env, paths) as server:
-            clones.play(clones.environment(server, "block", source, PREALLOCATION=preallocation))
+            clones.run(clones.environment(server, "block", source, PREALLOCATION=preallocation))
             assert server.result().message == DONE.replace("false", preallocation)
     oracle.same(target, clones.content(tmp_path / "expected"))
     found = target.stat()
@@ -97,7 +97,7 @@ def test_block_to_file_system(
 
 def test_an_empty_volume(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
     (tmp_path / "empty" / "lost+found").mkdir(parents=True)
-    clones.play(clones.environment(server, "filesystem", tmp_path / "empty"))
+    clones.run(clones.environment(server, "filesystem", tmp_path / "empty"))
     assert not list(Path(paths.data).iterdir())
 
 
@@ -106,7 +106,7 @@ def test_a_volume_too_small(
 ) -> None:
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "8Mi"}, paths) as server:
         with pytest.raises(errors.Error, match=r"400|reset|broken") as caught:
-            clones.play(clones.environment(server, "block", original))
+            clones.run(clones.environment(server, "block", original))
         assert caught.value.status == 3
         oracle.unusable(Path(paths.data, "disk.img"))
 
@@ -119,7 +119,7 @@ def test_a_file_system_without_a_disk(
         uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server,
         pytest.raises(errors.UploadFailed, match="no file named"),
     ):
-        clones.play(clones.environment(server, "filesystem", folder))
+        clones.run(clones.environment(server, "filesystem", folder))
     oracle.unusable(block)
 
 
@@ -127,13 +127,13 @@ def test_a_client_of_another_name(server: uploads.Server, original: Path) -> Non
     other = server.certificates.authority.issue(common_name="somebody", client=True)
     keys = {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()}
     with pytest.raises(errors.Error, match=r"401|reset|broken"):
-        clones.play({**clones.environment(server, "block", original), **keys})
+        clones.run({**clones.environment(server, "block", original), **keys})
 
 
 def test_a_server_of_another_authority(server: uploads.Server, original: Path, tmp_path: Path) -> None:
     other = tls.Authority(tmp_path / "other").certificate.read_text()
     with pytest.raises(errors.Unreachable, match="certificate"):
-        clones.play({**clones.environment(server, "block", original), "SERVER_CA_CERT": other})
+        clones.run({**clones.environment(server, "block", original), "SERVER_CA_CERT": other})
 
 
 def test_faults_of_the_environment_come_together() -> None:
@@ -161,7 +161,7 @@ def test_progress_never_falls_and_ends_at_100(
 
 def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
     with devices.loop(tmp_path, SIZE, dirt=b"\0") as source, upload_relay.Relay(server.port) as relay:
-        clones.play(
+        clones.run(
             clones.environment(server, "block", source, UPLOAD_URL=f"https://localhost:{relay.port}{SYNC}")
         )
         assert relay.sent < 20_000
@@ -184,7 +184,7 @@ def test_an_empty_device_takes_seconds(
         uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
     ):
         started = time.process_time()
-        clones.play(clones.environment(server, "block", source))
+        clones.run(clones.environment(server, "block", source))
         assert time.process_time() - started < 30
         assert server.result().message == DONE
     assert all(path.stat().st_blocks * 512 < 2 * MIB for path in backing)

@@ -35,7 +35,7 @@ def test_frames_for_a_server_that_offers_nothing(original: Path, server: uploads
         env = clones.environment(
             server, "block", original, UPLOAD_URL=f"http://127.0.0.1:{port}/v1beta1/upload"
         )
-        assert clones.play(env) == "Clone Complete"
+        assert clones.run(env) == "Clone Complete"
     (probe, _, _, _), (method, path, headers, body) = uploads.OneRequest.seen
     assert (probe, method, path) == ("HEAD", "POST", SYNC)
     assert headers["x-cdi-content-type"] == "blockdevice-clone"
@@ -52,7 +52,7 @@ def test_a_tar_for_a_server_that_offers_nothing(
     preallocation = str(not sparse).lower()
     with uploads.OneRequest.serving() as port:
         url = f"http://127.0.0.1:{port}/v1beta1/upload"
-        clones.play(
+        clones.run(
             clones.environment(server, "filesystem", folder, UPLOAD_URL=url, PREALLOCATION=preallocation)
         )
     (*_, (_, _, headers, body)) = uploads.OneRequest.seen

@@ -57,15 +57,15 @@ class Case:
         body = upload.Body()
         data = self.data[:length]
 
-        def bring() -> None:
+        def run() -> None:
             body.lend(Content(data))
             body.end()
 
-        client = threading.Thread(target=bring)
+        client = threading.Thread(target=run)
         client.start()
         try:
             reads = cancelling.Reads(cancelling.Cancel())
-            return execute.bring(
+            return execute.run_source(
                 self.order.source(body, len(self.data), reads),
                 self.order.wanted,
                 progress.NullProgress(),
