@@ -130,7 +130,7 @@ class Placer:
             elif piece.size < _SHORT:
                 gathered.add(piece.guest, body)
             else:
-                copy.place(self._target, piece.guest, body)
+                copy.write(self._target, piece.guest, body)
         gathered.flush()
 
     def _gathered(self) -> _Gathered:
@@ -158,4 +158,4 @@ class _Gathered:
 
     def flush(self) -> None:
         used, self._used = self._used, 0
-        copy.place(self._target, self._start, self._view[:used])
+        copy.write(self._target, self._start, self._view[:used])

@@ -53,13 +53,13 @@ def copy_runs(
             if isinstance(run, int):
                 target.zero(total, length)
             else:
-                place(target, total, run)
+                write(target, total, run)
             total += length
             advance(length)
     return total
 
 
-def place(target: base.Target, offset: int, data: memoryview) -> None:
+def write(target: base.Target, offset: int, data: memoryview) -> None:
     """Write bytes at an offset, runs of zeros as zeros."""
     for start, end, zero in directio.data_runs(data, SHORTEST_ZERO):
         if zero:

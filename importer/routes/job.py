@@ -131,7 +131,7 @@ class Job:
         """Fetch the parts of ``ranges`` not in the journal, in any order, to the same offsets of ``out``."""
 
         def place(offset: int, data: memoryview) -> None:
-            copy.place(out, offset, data)
+            copy.write(out, offset, data)
             noted.done(offset, offset + len(data))
             noted.checkpoint(out.flush)
 
