@@ -101,7 +101,7 @@ class GcsSource(http.HttpSource):
             log.info("verified url=%r crc32c=%08x", self.name, calculated)
 
 
-class _Object(pinned.Place):
+class _Object(pinned.Resource):
     """The object's address, who asks for it, and what its answers mean."""
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
@@ -207,18 +207,18 @@ class _Object(pinned.Place):
 class _Transport:
     """Lets Google's client send its requests over our connections, with our trust and credentials."""
 
-    def __init__(self, place: _Object) -> None:
-        self._place = place
+    def __init__(self, resource: _Object) -> None:
+        self._resource = resource
 
     def request(self, *, method: str, url: str, **_: object) -> _Answer:
-        response = self._place.send(method, url, {})
+        response = self._resource.send(method, url, {})
         if response.status_code != 200:
-            raise self._place.failure(response)
+            raise self._resource.failure(response)
         try:
-            with session.translated(self._place.name, first=False):
+            with session.translated(self._resource.name, first=False):
                 return _Answer(session.body(response, LARGEST_METADATA))
         finally:
-            self._place.drop(response)
+            self._resource.drop(response)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

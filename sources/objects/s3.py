@@ -96,7 +96,7 @@ class S3Source(http.HttpSource):
         return self
 
 
-class _Object(pinned.Place):
+class _Object(pinned.Resource):
     """The object's address, who asks for it, and what its answers mean."""
 
     def __init__(self, location: locations.S3, cancel: cancelling.Cancel) -> None:

@@ -35,7 +35,7 @@ def library() -> Any:
 
 
 class Pool:
-    """Connections to the place where a transfer has its data, one for each thread that reads.
+    """Connections to the server of a transfer's data, one for each thread that reads.
 
     Never more than the server allows. The library goes over to the server's unix socket by itself
     where that is on this machine.
@@ -55,32 +55,32 @@ class Pool:
         self._model: Any = None
         self._allowed = 1
         self._lendings = 0
-        #: Counts the places gone to: a connection to an earlier one is not kept.
-        self.place = 0
+        #: Connections of earlier generations are discarded.
+        self.generation = 0
         self._changed = threading.Condition()
 
     def connect(self, urls: Sequence[str]) -> None:
-        """Go to the first of ``urls`` that answers; what was open to another place is closed."""
+        """Go to the first of ``urls`` that answers; what was open to another is closed."""
         self.close()
-        place = self.place
+        generation = self.generation
         failures: list[errors.Error] = []
         for url in urls:
             self._url = url
             try:
                 client = self._connected(first=not self._answered)
             except errors.SourceError as err:
-                log.info("no data at %r reason=%s", _place(url), err)
+                log.info("no data at %r reason=%s", _host(url), err)
                 failures.append(err)
                 continue
             self._answered = True
             with self._changed:
-                if self.place != place:
+                if self.generation != generation:
                     client.close()
                     raise self._ended()
                 self._allowed = max(1, min(client.max_readers, self._access.connections))
                 self._idle.append(client)
                 self._changed.notify_all()
-            log.info("data at %r connections=%d", _place(url), self._allowed)
+            log.info("data at %r connections=%d", _host(url), self._allowed)
             return
         raise failures[0]
 
@@ -117,7 +117,7 @@ class Pool:
             busy = list(self._busy)
             self._model = None
             self._url = ""
-            self.place += 1
+            self.generation += 1
         for client in busy:
             _shut(client)
         for client in idle:
@@ -131,7 +131,7 @@ class Pool:
             if not self._url:
                 raise self._ended()
             self._lendings += 1
-            place = self.place
+            generation = self.generation
             client = self._idle.pop() if self._idle else None
         try:
             client = client or self._connected()
@@ -140,19 +140,19 @@ class Pool:
             yield client
         except BaseException:
             # An answer may be half read.
-            place = -1
+            generation = -1
             raise
         finally:
-            self._take_back(client, place)
+            self._take_back(client, generation)
 
     def _ended(self) -> errors.Transient:
         return errors.Transient(url=self._name, reason="the connections are closed")
 
-    def _take_back(self, client: Any, place: int) -> None:
+    def _take_back(self, client: Any, generation: int) -> None:
         with self._changed:
             self._lendings -= 1
             self._busy.discard(client)
-            if place == self.place:
+            if generation == self.generation:
                 self._idle.append(client)
                 client = None
             elif client is self._model:
@@ -238,6 +238,6 @@ def _shut(client: Any) -> None:
         wire.shut(client._backend._con.sock)  # noqa: SLF001
 
 
-def _place(url: str) -> str:
+def _host(url: str) -> str:
     """Return an address without the ticket, which is a secret."""
     return wire.safe_url(url).rpartition("/")[0]

@@ -193,9 +193,9 @@ class Transfer:
             with contextlib.suppress(errors.Transient):
                 found = self.look()
                 phase = _phase(found)
-                places = [url for url in (found.transfer_url, found.proxy_url) if _is_web(url)]
-                if phase == "transferring" and places:
-                    return places
+                urls = [url for url in (found.transfer_url, found.proxy_url) if _is_web(url)]
+                if phase == "transferring" and urls:
+                    return urls
                 if phase == "paused_system":
                     self.resume()
             if phase in self.ENDED | self.ENDING or time.monotonic() > deadline:

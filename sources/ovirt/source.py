@@ -106,11 +106,11 @@ class ImageioSource(base.Source):
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
-        place = self._pool.place
+        generation = self._pool.generation
         try:
             count = self._pool.read(offset, into)
         except data.TicketRefused as err:
-            self._mend(place, offset)
+            self._mend(generation, offset)
             raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
         self._read += count
         self._strikes = 0
@@ -165,14 +165,14 @@ class ImageioSource(base.Source):
             if turn.wait(seconds):
                 raise errors.Cancelled
 
-    def _mend(self, place: int, offset: int) -> None:
-        """See what has become of a transfer whose ticket ``place`` has refused, and go on if that is right.
+    def _mend(self, generation: int, offset: int) -> None:
+        """See what has become of a transfer whose data of ``generation`` was refused; go on if that is right.
 
         Raises ``errors.TransferFailed`` when it is not; a ``Transient`` when the engine is away.
         """
         with self._mending:
             transfer = self._transfer
-            if transfer is None or place != self._pool.place:
+            if transfer is None or generation != self._pool.generation:
                 return  # Another thread was here before.
             try:
                 phase = transfer.phase()

@@ -24,7 +24,7 @@ HEAD_SIZE = 1 << 19
 DIGEST_HEADER = "Docker-Content-Digest"
 
 
-class Place(pinned.Place):
+class Resource(pinned.Resource):
     """An address of a registry, which tells by a challenge what it wants to be shown."""
 
     def __init__(self, url: str, registry: Registry, cancel: base.Cancel, accept: str) -> None:
@@ -93,13 +93,13 @@ class Registry:
         self.connection = session.new_session(self.access, cancel)
         self.authorizer = auth.Authorizer(reference.repository, shown, self.access, self.connection)
         self._scheme = ""
-        self._places: list[Place] = []
+        self._resources: list[Resource] = []
 
     def close(self) -> None:
         """End all connections."""
-        for place in self._places:
-            place.close()
-        self._places.clear()
+        for resource in self._resources:
+            resource.close()
+        self._resources.clear()
         self.connection.close()
 
     def root(self) -> bytes:
@@ -130,8 +130,8 @@ class Registry:
 
     def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
         def attempt() -> Blob:
-            place = self._place("blobs", descriptor.digest, cancel)
-            return Blob(place.url, self.access, place).__enter__()
+            resource = self._resource("blobs", descriptor.digest, cancel)
+            return Blob(resource.url, self.access, resource).__enter__()
 
         blob = retry.patiently(attempt, self.access.patience, cancel)
         if blob.size not in {None, descriptor.size}:
@@ -150,8 +150,8 @@ class Registry:
 
     @contextlib.contextmanager
     def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
-        place = self._place("manifests", target, self._cancel, documents.ACCEPT)
-        response = place.get(None, method)
+        resource = self._resource("manifests", target, self._cancel, documents.ACCEPT)
+        response = resource.get(None, method)
         try:
             if response.status_code == 404:
                 raise errors.Unreachable(url=self.name, reason="no such repository, tag or digest")
@@ -160,22 +160,22 @@ class Registry:
             with session.translated(self.name, first=False):
                 yield response
         finally:
-            place.drop(response)
+            resource.drop(response)
 
-    def _place(self, kind: str, target: str, cancel: base.Cancel, accept: str = "*/*") -> Place:
+    def _resource(self, kind: str, target: str, cancel: base.Cancel, accept: str = "*/*") -> Resource:
         self._scheme = self._scheme or self._find_scheme()
         where = f"{self._scheme}://{self.reference.api_host}/v2/{self.reference.repository}"
-        place = Place(f"{where}/{kind}/{target}", self, cancel, accept)
-        self._places.append(place)
-        return place
+        resource = Resource(f"{where}/{kind}/{target}", self, cancel, accept)
+        self._resources.append(resource)
+        return resource
 
     def _find_scheme(self) -> str:
         """Return https; where insecure is allowed, http for a registry that does not answer by https."""
         if self.access.insecure:
             url = f"https://{self.reference.api_host}/v2/"
-            place = pinned.Place(url, self.access, self.connection, cancel=self._cancel)
+            resource = pinned.Resource(url, self.access, self.connection, cancel=self._cancel)
             try:
-                place.drop(place.get(None))
+                resource.drop(resource.get(None))
             except (errors.Unreachable, errors.Transient) as err:
                 log.warning("no https, trying http registry=%r reason=%s", self.reference.api_host, err)
                 return "http"

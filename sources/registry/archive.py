@@ -34,7 +34,7 @@ class Archive:
         self._cancel = cancel
         self._engine = engine
         self.name = str(reference)
-        self._places: dict[str, tuple[int, int]] = {}
+        self._members: dict[str, tuple[int, int]] = {}
         try:
             self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as err:
@@ -80,7 +80,7 @@ class Archive:
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return the bytes of a blob in order, verified at their end."""
-        offset, size = self._place("blobs/" + descriptor.digest.replace(":", "/"))
+        offset, size = self._member("blobs/" + descriptor.digest.replace(":", "/"))
         if size != descriptor.size:
             expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
@@ -89,14 +89,14 @@ class Archive:
         return blobs.Verified(descriptor, self.name, part, self._engine, self._cancel.child())
 
     def _read(self, name: str) -> bytes:
-        offset, size = self._place(name)
+        offset, size = self._member(name)
         part = _Part(self._file.fileno(), offset, size, self.name)
         return blobs.read_all(part.stream(), documents.LARGEST_MANIFEST, self.name)
 
-    def _place(self, name: str) -> tuple[int, int]:
-        if name not in self._places:
+    def _member(self, name: str) -> tuple[int, int]:
+        if name not in self._members:
             raise self._unreachable(f"no {name} in it; is it whole, and an OCI archive?")
-        return self._places[name]
+        return self._members[name]
 
     def _find_blobs(self) -> None:
         """Note where each file of the tar lies; only headers are read."""
@@ -104,10 +104,10 @@ class Archive:
         walk = tar_walk.Walk(self._file)
         try:
             while entry := walk.next():
-                if walk.at + entry.size > end or len(self._places) > MOST_BLOBS:
+                if walk.at + entry.size > end or len(self._members) > MOST_BLOBS:
                     raise self._unreachable("truncated, or no OCI archive")
                 if entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME:
-                    self._places[entry.name.removeprefix("./")] = walk.at, entry.size
+                    self._members[entry.name.removeprefix("./")] = walk.at, entry.size
         except errors.ImageError as err:
             if isinstance(err, errors.Truncated) and walk.at >= headers.BLOCK:
                 raise self._unreachable("truncated, or no OCI archive") from err

@@ -58,12 +58,12 @@ class HttpSource(base.Source):
         self,
         url: str,
         access: base.Access,
-        place: pinned.Place | None = None,
+        resource: pinned.Resource | None = None,
         *,
         cancel: base.Cancel = cancelling.NEVER,
     ) -> None:
-        self._place = place or pinned.Place(url, access, cancel=cancel)
-        self.name = self._place.name
+        self._resource = resource or pinned.Resource(url, access, cancel=cancel)
+        self.name = self._resource.name
         self._version: Version | None = None
         self._has_ranges = False
         self._first: _HttpStream | None = None
@@ -71,17 +71,17 @@ class HttpSource(base.Source):
         self._mine = threading.local()
 
     def __enter__(self) -> Self:
-        response = self._place.get(f"bytes=0-{self.head_size - 1}")
+        response = self._resource.get(f"bytes=0-{self.head_size - 1}")
         if response.status_code in {400, 405, 416, 501}:
             # An empty object has no first byte, and some servers refuse any range.
-            self._place.drop(response)
-            response = self._place.get(None)
+            self._resource.drop(response)
+            response = self._resource.get(None)
         if response.status_code == 206:
             self._open_ranges(response)
         elif response.status_code == 200:
             self._open_stream(response)
         else:
-            raise self._place.failure(response)
+            raise self._resource.failure(response)
         log.info(
             "source url=%r size=%r identity=%r ranges=%r",
             self.name,
@@ -93,7 +93,7 @@ class HttpSource(base.Source):
 
     def close(self) -> None:
         """Close all connections, also those that other threads are reading from."""
-        self._place.close()
+        self._resource.close()
 
     def ranges(self) -> base.RandomReader | None:
         return self if self._has_ranges else None
@@ -104,13 +104,13 @@ class HttpSource(base.Source):
             return first
         if offset and not self._has_ranges:
             raise errors.NoRanges(url=self.name, reason="no ranges offered")
-        response = self._place.get(f"bytes={offset}-" if offset else None)
+        response = self._resource.get(f"bytes={offset}-" if offset else None)
         if offset and response.status_code == 206:
             self._check_range(response, offset)
         elif response.status_code != 200 or offset:
             self._raise_status(response)
         self._check_version(response, _length(response) if not offset else None)
-        return _HttpStream(self._place, response)
+        return _HttpStream(self._resource, response)
 
     def expect(self, offset: int, length: int, /) -> None:
         """Ask for so much with the next request of this thread; see ``images.engine.fetch.Continuing``."""
@@ -134,25 +134,25 @@ class HttpSource(base.Source):
         return done
 
     def _ask(self, offset: int, end: int) -> _Range:
-        response = self._place.get(f"bytes={offset}-{end - 1}")
+        response = self._resource.get(f"bytes={offset}-{end - 1}")
         if response.status_code != 206:
             self._raise_status(response)
-        return _Range(self._place, response, offset, self._check_range(response, offset))
+        return _Range(self._resource, response, offset, self._check_range(response, offset))
 
     # -- the first answer ---------------------------------------------------------------------
 
     def _open_ranges(self, response: requests.Response) -> None:
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found or int(found[1]) != 0 or found[3] == "*":
-            self._place.drop(response)
-            self._open_stream(self._place.get(None))
+            self._resource.drop(response)
+            self._open_stream(self._resource.get(None))
             return
         self.size = int(found[3])
         self._version = _version(response, self.size)
         self.identity = _identity(self._version)
         self._has_ranges = True
         head = bytearray(min(self.head_size, self.size))
-        with contextlib.closing(_Range(self._place, response, 0, int(found[2]) + 1)) as answer:
+        with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
             filled = answer.fill(memoryview(head))
         while filled < len(head):
             filled += self.read_range(filled, memoryview(head)[filled:])
@@ -160,11 +160,11 @@ class HttpSource(base.Source):
 
     def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
-            raise self._place.failure(response)
+            raise self._resource.failure(response)
         self.size = _length(response)
         self._version = _version(response, self.size)
         self.identity = _identity(self._version)
-        reader = _HttpStream(self._place, response)
+        reader = _HttpStream(self._resource, response)
         head = bytearray(self.head_size)
         self.head = bytes(head[: readers.fill(reader, memoryview(head))])
         reader.replay = self.head
@@ -175,17 +175,17 @@ class HttpSource(base.Source):
     def _raise_status(self, response: requests.Response) -> None:
         """Raise for an answer, in the middle of a transfer, that is not the range asked for."""
         if response.status_code == 200:
-            self._place.drop(response)
+            self._resource.drop(response)
             self._check_version(response, _length(response))
             raise errors.NoRanges(url=self.name, reason="the whole object came instead of a range")
         if response.status_code == 416:
-            self._place.drop(response)
+            self._resource.drop(response)
             self._check_version(response, None)
             raise errors.NoRanges(url=self.name, reason="server answers 416 to a range within the object")
-        failure = self._place.failure(response)
-        if isinstance(failure, errors.Unreachable) and self._place.was_led(response):
-            # The place the redirect named has expired or gone; the address itself may name another.
-            self._place.unpin()
+        failure = self._resource.failure(response)
+        if isinstance(failure, errors.Unreachable) and self._resource.was_led(response):
+            # What the redirect named has expired or gone; the address itself may name another.
+            self._resource.unpin()
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
         raise failure
 
@@ -193,19 +193,19 @@ class HttpSource(base.Source):
         """Check what a 206 says it holds; return its length in bytes."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found:
-            self._place.drop(response)
+            self._resource.drop(response)
             raise errors.NoRanges(url=self.name, reason="206 without a usable Content-Range")
         start, end = int(found[1]), int(found[2])
         self._check_version(response, None if found[3] == "*" else int(found[3]))
         if start != offset or end < start:
-            self._place.drop(response)
+            self._resource.drop(response)
             raise errors.NoRanges(url=self.name, reason=f"asked for byte {offset}, got bytes {start}-{end}")
         return end - start + 1
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
         changed = self._version and self._version.difference(_version(response, size))
         if changed:
-            self._place.drop(response)
+            self._resource.drop(response)
             what, before, now = changed
             raise errors.SourceChanged(url=self.name, what=what, before=before, now=now)
 
@@ -213,8 +213,8 @@ class HttpSource(base.Source):
 class _HttpStream:
     """The body of one response as a reader."""
 
-    def __init__(self, place: pinned.Place, response: requests.Response) -> None:
-        self._place = place
+    def __init__(self, resource: pinned.Resource, response: requests.Response) -> None:
+        self._resource = resource
         self._response = response
         #: Bytes already read from the body, given out first.
         self.replay = b""
@@ -226,20 +226,22 @@ class _HttpStream:
             self.replay = self.replay[count:]
             return count
         with (
-            self._place.reading(self._response),
-            session.translated(self._place.name, first=False),
+            self._resource.reading(self._response),
+            session.translated(self._resource.name, first=False),
         ):
             return connections.read(self._response.raw, into)
 
     def close(self) -> None:
-        self._place.drop(self._response)
+        self._resource.drop(self._response)
 
 
 class _Range(_HttpStream):
     """The body of an answer that holds ``left`` bytes from ``offset`` on."""
 
-    def __init__(self, place: pinned.Place, response: requests.Response, offset: int, left: int) -> None:
-        super().__init__(place, response)
+    def __init__(
+        self, resource: pinned.Resource, response: requests.Response, offset: int, left: int
+    ) -> None:
+        super().__init__(resource, response)
         self._offset = offset
         self.left = left
 
@@ -260,7 +262,7 @@ class _Range(_HttpStream):
                 raise
         if not done:
             self.close()
-            raise errors.Transient(url=self._place.name, reason="an empty answer")
+            raise errors.Transient(url=self._resource.name, reason="an empty answer")
         self._offset += done
         self.left -= done
         return done

@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class Place:
+class Resource:
     """An address and its connections; several threads may ask at once.
 
     Credentials and secret headers go to the origin of the address, never to where it redirects.
-    ``name``: the address without secrets. ``connection``: a session to share with other places. ``cancel``:
+    ``name``: the address without secrets. ``connection``: a session to share. ``cancel``:
     ends what is under way, and lets nothing begin while it is set.
     """
 
@@ -62,7 +62,7 @@ class Place:
         self._closed = False
 
     def get(self, byte_range: str | None, method: str = "GET") -> requests.Response:
-        """Send a request to the pinned place, follow redirects, pin where they end.
+        """Send a request to the pinned resource, follow redirects, pin where they end.
 
         The caller gives the answer back with ``drop``.
         """
