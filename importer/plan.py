@@ -152,7 +152,7 @@ def _delta(wanted: request.Request, offer: Offer, content: Content) -> Plan:
         return Plan(Route.MERGE, f"{why}, through scratch onto the disk", random=at_random, scratch=True)
     if content.format == "raw" and offer.extents and at_random:
         return Plan(Route.UPDATE, f"{why}, written over it in place", random=True)
-    raise errors.Unsupported(reason=f"source {wanted.source!r} knows no difference to a previous checkpoint")
+    raise errors.Unsupported(reason=f"source {wanted.source!r}: does not support checkpoints")
 
 
 def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str:

@@ -1,7 +1,7 @@
-"""Where bytes come from: each folder knows one protocol and no disk.
+"""Sources of disk images: one folder per protocol. A source does not know the target.
 
-A folder declares the kinds of sources that it serves as ``KINDS`` in its ``__init__``, which imports nothing
-of the protocol: start-up is part of every import. Third parties declare theirs in an entry point.
+Each folder lists its sources as ``KINDS`` in its ``__init__``, which imports no protocol library, to keep
+the start-up short. Third-party packages declare theirs as entry points.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ ENTRY_POINTS = "cdi_worker.sources"
 
 
 def own() -> Iterator[kind.Kind]:
-    """Yield the kinds that our folders declare."""
+    """Yield the built-in kinds of sources."""
     for path in __path__:
         for found in sorted(Path(path).glob("*/__init__.py")):
             yield from getattr(lazy.load(f"{__name__}.{found.parent.name}"), "KINDS", ())
 
 
 def installed(name: str = "") -> Iterator[kind.Kind]:
-    """Yield the kinds of third parties, or the one of a name: entry points of ``cdi_worker.sources``.
+    """Yield the sources of third-party packages: the entry points of ``cdi_worker.sources``.
 
-    Each names a ``Kind``, or a callable ``(Location, Cancel) -> Source`` with no more to say. Raises
-    ``RequestError`` if the one that was asked for cannot be loaded.
+    ``name``: only this one. An entry point refers to a ``Kind``, or to a callable
+    ``(Location, Cancel) -> Source``. Raises ``RequestError`` if the source ``name`` cannot be loaded; without
+    ``name``, such a source is logged and skipped.
     """
-    # Takes 15 ms, in which most imports find no plug-in.
+    # Takes 15 ms; most imports use a built-in source.
     from importlib import metadata
 
     points = metadata.entry_points(group=ENTRY_POINTS)
@@ -39,7 +40,7 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
         try:
             found = point.load()
         except Exception as err:
-            # The code of a third party fails as it likes; the others have to work all the same.
+            # Code of third parties may raise anything; one broken plug-in must not affect other sources.
             what = f"source {point.name!r}: {point.value} cannot be loaded: {err}"
             if name:
                 raise errors.RequestError(what) from err
@@ -50,18 +51,21 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
 
 
 def find(name: str) -> kind.Kind:
-    """Return the kind of that name. Raises ``RequestError``."""
+    """Return the kind of source called ``name``. Raises ``RequestError`` if it is unknown."""
     for each in own():
         if each.name == name:
             return each
     for each in installed(name):
         return each
     known = ", ".join(sorted(each.name for search in (own, installed) for each in search()))
-    raise errors.RequestError(f"unknown source {name!r}: one of {known}")
+    raise errors.RequestError(f"unknown source {name!r}; supported: {known}")
 
 
 def find_scheme(scheme: str) -> kind.Kind:
-    """Return the kind of source that URLs with ``scheme`` name, "" for a path. Raises ``RequestError``."""
+    """Return the kind of source for a URL scheme; ``""`` stands for a path.
+
+    Raises ``RequestError`` if the scheme is unknown.
+    """
     for search in (own, installed):
         for each in search():
             if scheme in each.schemes:

@@ -1,4 +1,4 @@
-"""The interface of every source: what it can offer, with nothing as the default."""
+"""The interface of all sources. Optional abilities have defaults in the base class."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ RandomReader: TypeAlias = readers.RandomReader
 
 #: A run of a disk: the length of a hole in bytes, or data.
 Run: TypeAlias = "int | memoryview"
-#: Returns buffers of a size in bytes, to be used in turn.
+#: Returns reusable buffers of the given size in bytes.
 Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
 
 
-#: Given to a source when it is made. Its waits, from the first contact on, register how they are ended.
+#: Passed to each source. All waits of a source, from the first contact on, register a callback to abort them.
 Cancel: TypeAlias = cancelling.Cancel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extent:
-    """A run of the virtual disk, in bytes. ``zero``: reads as zeros, whatever is stored."""
+    """A range of the virtual disk, in bytes. ``zero``: it reads as zeros."""
 
     offset: int
     length: int
@@ -37,11 +37,11 @@ class Extent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach a server, and the secrets for it. ``repr`` shows none of them.
+    """Credentials, certificates and proxies for a server. ``repr`` hides the secrets.
 
-    ``session_token``: comes with temporary S3 keys. ``headers`` go to the origin of the request only,
-    like the credentials. ``ca_files``: PEM files trusted in addition to the system's. ``patience``:
-    seconds without a byte until a source that fetches by itself gives up.
+    ``session_token``: part of temporary S3 keys. ``headers``, like the credentials, are only sent to the
+    origin of the request. ``ca_files``: PEM files trusted in addition to the system's. ``patience``: seconds
+    without data after which a source that retries by itself fails.
     """
 
     user: str = dataclasses.field(default="", repr=False)
@@ -57,14 +57,16 @@ class Access:
     patience: float = 180.0
 
 
-#: What a stage continues from. Sources without stages refuse it: they would import the whole over a disk.
+#: Sources without checkpoints refuse it: they would overwrite the disk with a full copy.
 PREVIOUS = fields.Field(
-    env="IMPORTER_PREVIOUS_CHECKPOINT", option="--previous-checkpoint", help="The stage before this one."
+    env="IMPORTER_PREVIOUS_CHECKPOINT",
+    option="--previous-checkpoint",
+    help="Checkpoint of the previous stage.",
 )
 
 
 class Stage(NamedTuple):
-    """A stage of a multi-stage import: the change from ``previous`` (empty: everything) to ``current``."""
+    """A stage of a multi-stage import: the changes from ``previous`` (empty: a full copy) to ``current``."""
 
     previous: str = ""
     current: str = ""
@@ -73,11 +75,11 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Location:
-    """Where a disk is, and how to get there. A source with more to say derives a dataclass from it."""
+    """The address of a disk and the access to it. Sources with options of their own derive a dataclass."""
 
-    #: Whether disks come in stages (``sources.staged``).
+    #: Whether the source supports multi-stage imports (``sources.staged``).
     staged: ClassVar[bool] = False
-    #: How the names of certificates end in the folder that a pod mounts.
+    #: Suffixes of the certificate files in the pod's certificate folder.
     certificates: ClassVar[tuple[str, ...]] = ("",)
 
     endpoint: str
@@ -85,21 +87,21 @@ class Location:
 
     @property
     def stage(self) -> Stage:
-        """The stage of a multi-stage import; an empty one where there are no stages."""
+        """The stage of a multi-stage import; empty for a source without stages."""
         return Stage()
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong with the fields or missing, before anything is contacted."""
+        """Yield a message for each missing or invalid field, without contacting the server."""
         if not self.endpoint:
             yield "no endpoint (IMPORTER_ENDPOINT) given"
 
     def reads(self, path: str) -> bool:
-        """Tell whether the disk is the file ``path`` of this machine."""
+        """Return whether the disk is the local file ``path``."""
         return False
 
 
 class Engine(Protocol):
-    """Reads sources, whatever breaks on the way."""
+    """Reads sources, with retries."""
 
     def ordered(
         self,
@@ -109,14 +111,15 @@ class Engine(Protocol):
         start: int = 0,
         advance: Callable[[int], None] = lambda _: None,
     ) -> Reader:
-        """Return the bytes as served, in order, from ``start``, which is within ``source.head`` or its end.
+        """Return a reader of the bytes as served, in order, from ``start`` (at most ``len(source.head)``).
 
-        In parallel ranges if it has any. ``advance`` is called with the number of bytes as they arrive.
+        Fetches ranges in parallel if the source supports them. ``advance`` is called with the number of
+        bytes received.
         """
 
 
 class Plain:
-    """Reads a source as it comes: for one that is opened outside of an import."""
+    """Reads the plain stream, without retries: for a source that is opened outside of an import."""
 
     def ordered(
         self,
@@ -131,38 +134,38 @@ class Plain:
 
 
 class Source:
-    """Where bytes come from.
+    """One disk image, read over one protocol.
 
-    A source knows one protocol. It does not know the target, scratch or the plan. Opening it
-    (``with``) makes the first contact and fills ``size``, ``identity`` and ``head``; what a source
-    cannot do is the default here. One source serves one import.
+    A source does not know the target, scratch or the plan. Opening it (``with``) contacts the server and
+    sets ``size``, ``identity`` and ``head``. The defaults here are those of a source that supports nothing.
+    One source serves one import.
     """
 
-    #: For people: the address without secrets.
+    #: The address without secrets, for logs and messages.
     name: str = ""
-    #: Bytes as served, or None when the server does not tell.
+    #: Size in bytes as served; None if the server does not send it.
     size: int | None = None
-    #: Names these very bytes (ETag, digest, generation): equal identities, equal bytes. None: unknown.
+    #: ETag, digest or generation: equal identities mean equal bytes. None: unknown.
     identity: str | None = None
-    #: What the bytes are, a name of ``formats.detect``, where the protocol says so: then what a guest has
-    #: written to its disk cannot make it look like something else. None: the first bytes tell.
+    #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing
+    #: to its disk. None: detected from the first bytes.
     format: str | None = None
-    #: Bytes that one read of ``ranges`` brings at most, however many are asked for. None: no such limit.
+    #: Largest number of bytes that one read of ``ranges`` returns. None: no limit.
     longest_read: int | None = None
-    #: Whether ``stream`` gives the bytes only once.
+    #: Whether ``stream`` can be read only once.
     once: bool = False
-    #: Whether the disk is blank: there are no bytes to read, and the request gives the size.
+    #: Whether the disk is blank: no bytes to read, the size comes from the request.
     blank: bool = False
-    #: Reads this source, and others that it consists of (layers of an image). Set before it is opened.
+    #: Reads this source and its parts (layers of an image). Set before the source is opened.
     engine: Engine = Plain()
-    #: What was opened to look further than the head and begins anew: for the first call of ``ordered``.
+    #: A stream that is open already and returns its first bytes again: the result of the first ``ordered``.
     begun: Reader | None = None
-    #: The first bytes, as many as the first contact brought (all of them if the source is that small).
+    #: The bytes of the first response (the whole image if it is small).
     head: bytes = b""
 
     @cached_property
     def known(self) -> remembered.Remembered:
-        """What was read of ``ranges`` already, the head first. For use after the first contact."""
+        """The bytes of ``ranges`` read so far, starting with the head. Use it after the source is opened."""
         return remembered.Remembered(self.head)
 
     def __enter__(self) -> Self:
@@ -172,55 +175,55 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections, tickets and sessions. Safe to call twice."""
+        """Release connections, tickets and sessions. Safe to call twice."""
 
     def stream(self, offset: int = 0) -> Reader:
-        """Return the bytes as served, in order, from ``offset``.
+        """Return a reader of the bytes as served, in order, from ``offset``.
 
-        Raises ``errors.NoRanges`` for an offset the source cannot go to.
+        Raises ``errors.NoRanges`` if the source cannot start at ``offset``.
         """
-        raise errors.SourceError(reason=f"{self.name}: has no ordered stream")
+        raise errors.SourceError(reason=f"{self.name}: cannot be read as an ordered stream")
 
     def ordered(self, cancel: Cancel, advance: Callable[[int], None] = lambda _: None) -> Reader:
-        """Return the bytes of ``stream``, read by ``engine``, in order. ``advance``: see ``Engine``."""
+        """Return a reader of the bytes of ``stream``, fetched by ``engine``. ``advance``: see ``Engine``."""
         if self.begun is not None:
             begun, self.begun = self.begun, None
             return readers.Watched(begun, lambda data: advance(len(data)))
         return self.engine.ordered(self, cancel, advance=advance)
 
     def unwrapped(self, served: Reader) -> Reader:
-        """Remove the protocol's own framing from ``served``, a reader of what ``stream`` returns.
+        """Remove the protocol's framing from ``served``, the reader that ``stream`` returned.
 
         Closing the result closes ``served``.
         """
         return served
 
     def runs(self) -> Callable[[Reader, Buffers], Iterable[Run]] | None:
-        """Return a decoder of ``stream`` into the runs of the disk, in order. None: it has plain bytes."""
+        """Return a decoder of ``stream`` into the runs of the disk, in order. None: plain bytes."""
         return None
 
     def ranges(self) -> RandomReader | None:
-        """Return a reader for random access, or None where the source is forward-only."""
+        """Return a reader for random access, or None if the source can only be read in order."""
         return None
 
     def extents(self) -> Iterator[Extent] | None:
-        """Return the runs of the virtual disk that ``ranges`` reads, in order; None: unknown."""
+        """Return the extents of the virtual disk that ``ranges`` reads, in order. None: unknown."""
         return None
 
     def verify(self) -> None:
-        """Check what the source can only know at the end (digests). Called before the disk is usable."""
+        """Verify digests at the end of the transfer. Called before the disk becomes usable."""
 
     def finish(self) -> None:
-        """Tell the other end that the disk is on storage. Called once, after success only."""
+        """Notify the server that the disk is on storage. Called once, after success only."""
 
     def labels(self) -> Mapping[str, str]:
-        """Return ``kubevirt.io`` labels that the source carries."""
+        """Return the ``kubevirt.io`` labels of the image."""
         return {}
 
     def info(self) -> Mapping[str, str]:
-        """Return what the termination message tells of the other end (``vddkInfo``)."""
+        """Return the server's details for the termination message (``vddkInfo``)."""
         return {}
 
     def describe(self) -> Mapping[str, object]:
-        """Return what only this kind of source can tell of itself, for ``inspect``."""
+        """Return details of this kind of source for ``inspect``."""
         return {}

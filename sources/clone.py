@@ -11,9 +11,9 @@ from cdi_worker.sources import base, upload
 
 
 class CloneSource(upload.UploadSource):
-    """A raw device, or the tar archive of a file system. The request specifies which; no format is detected.
+    """A raw device, or a tar archive of a file system as ``is_tar`` states; no format is detected.
 
-    ``ours``: in our own format, not in snappy framing.
+    ``ours``: in our own stream format, not in snappy framing.
     """
 
     def __init__(self, body: upload.Body, cancel: base.Cancel, *, is_tar: bool, ours: bool) -> None:

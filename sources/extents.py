@@ -1,4 +1,4 @@
-"""Runs of a disk: put together where they are short, cut to areas that have changed."""
+"""Extents of a disk: merged when short, cut to the changed areas."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 from cdi_worker import errors
 from cdi_worker.sources import base
 
-#: A run of zeros, in bytes, that costs more to leave out between data than to read.
+#: A shorter hole between data, in bytes, is read: another request costs more.
 SHORTEST_ZERO = 128 << 10
-#: Data that is enough, in bytes, to begin with before it is known where it ends.
+#: Merged data of this size, in bytes, is yielded at once, before all extents are known.
 ENOUGH = 1 << 30
-#: Allocation between areas nearer than this, in bytes, is asked for with theirs.
+#: Areas closer than this, in bytes, share one query for their allocation.
 NEAR = 1 << 30
 
 
 def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
-    """Return runs with the short zeros that follow data taken for data: a request more costs more."""
+    """Yield ``runs`` with adjacent data merged. Holes shorter than ``SHORTEST_ZERO`` count as data."""
     last: base.Extent | None = None
     for run in runs:
         if last is not None and _grows(last, run):
@@ -37,7 +37,7 @@ def _grows(data: base.Extent, run: base.Extent) -> bool:
 
 
 def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Return areas as (start, end), those that are near one another as one: each costs a question."""
+    """Yield ``areas``, given as (start, length), as (start, end), with those closer than ``NEAR`` merged."""
     first, last = areas[0] if areas else (0, 0)
     last += first
     for start, length in areas:
@@ -50,17 +50,20 @@ def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def overlay(areas: list[tuple[int, int]], runs: Iterator[base.Extent]) -> Iterator[base.Extent]:
-    """Return the parts of ``runs`` inside ``areas``, both in order; every byte of these is in one of them."""
+    """Yield the parts of ``runs`` inside ``areas``; both are in ascending order.
+
+    Raises ``errors.SourceError`` if a byte of ``areas`` is in no run.
+    """
     left = [*reversed(areas)]
     for run in runs:
         end = run.offset + run.length
         while left and left[-1][0] < end:
             start, length = left.pop()
             if start < run.offset:
-                raise errors.SourceError(reason=f"no extents from byte {start} to {run.offset}")
+                raise errors.SourceError(reason=f"extents are missing from byte {start} to {run.offset}")
             stop = min(start + length, end)
             yield dataclasses.replace(run, offset=start, length=stop - start)
             if stop < start + length:
                 left.append((stop, start + length - stop))
     if left:
-        raise errors.SourceError(reason=f"no extents from byte {left[-1][0]} on")
+        raise errors.SourceError(reason=f"extents are missing from byte {left[-1][0]} to the end")

@@ -1,4 +1,4 @@
-"""The fields of a source's location: how the environment, the command line and a manifest name each."""
+"""Fields of a location: their names in the environment, on the command line and in a manifest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ _KEY = "cdi_worker"
 
 
 class Field(NamedTuple):
-    """One value of a location, and where it comes from; what is empty does not offer it.
+    """The names of one value of a location. An empty name: not available there.
 
-    ``env``: variable of a pod; with ``ambient``, commands read it too. ``option`` and ``help``: of the
-    commands about a source. ``mount``: a path that pods have without being told, unless ``option`` names
-    another. ``file``: it names a file that has to exist. ``key``: path below the source in a DataVolume,
-    with dots; with ``entry`` it names a Secret or ConfigMap, whose entry becomes a file.
-    ``parse``: makes the value of a text; raises ``ValueError`` or ``errors.RequestError``.
-    ``flag``: it is true or false, and not parsed.
+    ``env``: environment variable in pods; with ``ambient`` also for commands. ``option``, ``help``:
+    command-line option. ``mount``: default path in pods. ``file``: the value is the path of an existing file.
+    ``key``: dotted path below the source in a DataVolume; with ``entry`` it names a Secret or ConfigMap,
+    and ``entry`` is mounted as a file. ``parse``: converts the text; raises ``ValueError`` or
+    ``errors.RequestError``. ``flag``: a boolean, not parsed.
     """
 
     env: str = ""
@@ -39,6 +38,6 @@ def field(default: Any = "", about: Field | None = None, **where: Any) -> Any:
 
 
 def table(location: type[Any]) -> Mapping[str, tuple[Field, Any]]:
-    """Return the fields of a location's dataclass, each with its default, by their names."""
+    """Return the fields of a location's dataclass with their defaults, by attribute name."""
     found = dataclasses.fields(location)
     return {each.name: (each.metadata[_KEY], each.default) for each in found if _KEY in each.metadata}

@@ -1,4 +1,4 @@
-"""A kind of source: what is known of it before anything of its protocol is imported."""
+"""The description of a kind of source, available without importing its protocol."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cdi_worker.sources import base, fields
 
 
 class Kind(NamedTuple):
-    """A source by its name in ``IMPORTER_SOURCE``.
+    """A kind of source. ``name``: its value of ``IMPORTER_SOURCE``.
 
-    ``source``, ``location``: references (``lazy``) of a callable ``(location, Cancel) -> Source`` and of the
-    location's dataclass. ``schemes``: of the URLs that name this source; empty for a path.
-    ``archives``: whether its bytes may be a tar archive.
+    ``source``, ``location``: references (see ``lazy``) to a callable ``(location, Cancel) -> Source`` and to
+    the location's dataclass. ``schemes``: its URL schemes; ``""`` stands for a path. ``archives``: whether it
+    supports content type ``archive``.
     """
 
     name: str
@@ -25,17 +25,17 @@ class Kind(NamedTuple):
 
     @property
     def location_type(self) -> type[base.Location]:
-        """The dataclass of its locations."""
+        """The dataclass of the location."""
         found: type[base.Location] = lazy.load(self.location)
         return found
 
     @property
     def table(self) -> Mapping[str, tuple[fields.Field, Any]]:
-        """The fields of its locations, each with its default, by the dataclass's names."""
+        """The fields of the location with their defaults, by attribute name."""
         return fields.table(self.location_type)
 
     def accept(self, location: base.Location) -> base.Location:
-        """Return ``location`` as this source's; one that says no more than every location may becomes one.
+        """Return ``location`` as the dataclass of this source; a plain ``Location`` is converted.
 
         Raises ``RequestError`` for the location of another source.
         """
@@ -44,23 +44,21 @@ class Kind(NamedTuple):
             return location
         if type(location) is not base.Location:
             there, given = f"{wanted.__module__}.{wanted.__qualname__}", type(location).__qualname__
-            raise errors.RequestError(f"source {self.name!r} wants a location of {there}, not {given}")
+            raise errors.RequestError(f"source {self.name!r}: the location must be {there}, not {given}")
         return wanted(location.endpoint, location.access)
 
     def fill(self, endpoint: str, access: base.Access, given: Callable[[fields.Field], Any]) -> base.Location:
-        """Return a location with the values that ``given`` returns for its fields; None: the default.
+        """Return a location with the values that ``given`` returns for its fields; None means the default.
 
-        Raises ``errors.Unsupported`` for a stage of a disk that has none.
+        Raises ``errors.Unsupported`` if a previous checkpoint is given and the source has no checkpoints.
         """
         if not self.location_type.staged and given(base.PREVIOUS):
-            raise errors.Unsupported(
-                reason=f"source {self.name!r} knows no difference to a previous checkpoint"
-            )
+            raise errors.Unsupported(reason=f"source {self.name!r}: does not support checkpoints")
         found = {name: given(each) for name, (each, _) in self.table.items()}
-        said = {name: value for name, value in found.items() if value is not None}
-        return self.location_type(endpoint, access, **said)
+        values = {name: value for name, value in found.items() if value is not None}
+        return self.location_type(endpoint, access, **values)
 
     def open(self, location: base.Location, cancel: base.Cancel) -> base.Source:
-        """Return the source of a location, not yet opened. Setting ``cancel`` ends its waits."""
+        """Return the source for ``location``, not yet opened. Setting ``cancel`` aborts its waits."""
         made: base.Source = lazy.load(self.source)(self.accept(location), cancel)
         return made

@@ -1,4 +1,4 @@
-"""Labels that a container image carries for its disk, in its environment variables."""
+"""Labels of a disk, taken from the environment variables of its container image."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MARK = "KUBEVIRT_IO_"
 
 
 def from_environment(variables: Iterable[object]) -> dict[str, str]:
-    """Return the labels in ``K=V`` strings of a container's environment (contract, Labels).
+    """Return the labels in the environment of a container, given as ``K=V`` strings (contract, Labels).
 
-    ``KUBEVIRT_IO_FOO_BAR`` is ``kubevirt.io/foo-bar``; what stands before is a prefix in dotted
-    parts: ``INSTANCETYPE_KUBEVIRT_IO_X`` is ``instancetype.kubevirt.io/x``.
+    ``KUBEVIRT_IO_FOO_BAR`` becomes ``kubevirt.io/foo-bar``; a prefix becomes leading dotted parts:
+    ``INSTANCETYPE_KUBEVIRT_IO_X`` becomes ``instancetype.kubevirt.io/x``.
     """
     labels = {}
     for variable in variables:

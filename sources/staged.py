@@ -1,4 +1,4 @@
-"""Sources whose disks come in stages: a full copy of one checkpoint, then what has changed up to the next."""
+"""Multi-stage imports: a full copy of one checkpoint, then the changes between checkpoints."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cdi_worker.sources import base, fields
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Staged(base.Location):
-    """A disk at a checkpoint. ``previous``: the stage before; empty: everything. ``final``: none follows."""
+    """A disk at a checkpoint. ``previous`` empty: a full copy. ``final``: the last stage."""
 
     staged: ClassVar[bool] = True
 
     previous: str = fields.field(about=base.PREVIOUS)
     current: str = fields.field(
-        env="IMPORTER_CURRENT_CHECKPOINT", option="--current-checkpoint", help="The snapshot of this stage."
+        env="IMPORTER_CURRENT_CHECKPOINT", option="--current-checkpoint", help="Checkpoint of this stage."
     )
     final: bool = fields.field(
         default=False,
         env="IMPORTER_FINAL_CHECKPOINT",
         option="--final-checkpoint",
-        help="This stage is the last.",
+        help="Marks this stage as the last one.",
     )
 
     @property
@@ -33,4 +33,4 @@ class Staged(base.Location):
     def faults(self) -> Iterator[str]:
         yield from base.Location.faults(self)
         if self.previous and not self.current:
-            yield "a previous checkpoint without a current one"
+            yield "a previous checkpoint without a current one; set IMPORTER_CURRENT_CHECKPOINT"

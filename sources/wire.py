@@ -1,6 +1,6 @@
-"""What every source over a network shares: trust, addresses that may be shown, errors by cause.
+"""Parts shared by all network sources: TLS contexts, URLs without secrets, translated errors.
 
-No HTTP library is needed for it: to import one takes as long as all the rest of a source.
+Imports no HTTP library: importing one takes as long as the rest of a source.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cdi_worker.sources.base import Access
 
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)
-#: Answers that trying again can mend (curl --retry's list, and 425).
+#: HTTP statuses worth a retry (those of curl --retry, and 425).
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 def safe_url(url: str) -> str:
-    """Return ``url`` without user, password and query values: what may stand in a log or a message."""
+    """Return ``url`` without user, password and query values, for logs and messages."""
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
-        # A slash too few before a password, or one inside it, makes a path of it.
+        # With a missing slash after the scheme, or a slash in the password, the password parses as path.
         if "@" in url and (not host or (parts.port is None and ":" in host.rpartition("]")[2])):
             return "(malformed URL)"
         query = "…" if parts.query else ""
@@ -47,12 +47,12 @@ def origin(url: str) -> tuple[str, str, int | None]:
 
 
 def printable(text: str) -> str:
-    """Return what a message may show of a server's words."""
+    """Return the first 80 characters of a server's message, without control characters."""
     return "".join(char for char in text[:80] if char.isprintable())
 
 
 def tls_context(access: Access) -> ssl.SSLContext:
-    """Return a context that trusts the system's authorities and those of ``access``."""
+    """Return a TLS context that trusts the CAs of the system and of ``access``."""
     context = ssl.create_default_context()
     _trust(context, access)
     if access.insecure:
@@ -66,15 +66,15 @@ def _trust(context: ssl.SSLContext, access: Access) -> None:
         try:
             context.load_verify_locations(cafile=path)
         except (OSError, ssl.SSLError) as err:
-            raise errors.RequestError(f"{path}: no usable PEM certificate: {err}") from err
+            raise errors.RequestError(f"{path}: not a valid PEM certificate: {err}") from err
 
 
 @contextmanager
 def authorities(access: Access) -> Iterator[str]:
-    """Yield the path of one PEM file, in memory, of all that ``tls_context`` trusts: for other libraries."""
+    """Yield the path of an in-memory PEM file with all CAs of ``tls_context``, for C libraries."""
     _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), access)
     known = ssl.get_default_verify_paths()
-    # Debian has a folder, with a link named by a hash for each; others have one file.
+    # Debian has a folder of links named by hash; other distributions have one file.
     folder = sorted(Path(known.capath).glob("*.[0-9]")) if known.capath else []
     files = [Path(known.cafile)] if known.cafile else folder
     memory = os.memfd_create("authorities")
@@ -88,7 +88,7 @@ def authorities(access: Access) -> Iterator[str]:
 
 @contextmanager
 def translated(url: str, *, first: bool) -> Iterator[None]:
-    """Turn exceptions of the operating system and of TLS into ours; see ``failure``."""
+    """Translate exceptions of the operating system and of TLS; see ``failure``."""
     try:
         yield
     except OSError as err:
@@ -96,31 +96,31 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
 
 
 def failure(url: str, err: Exception, *, first: bool) -> errors.Error:
-    """Return the error for an exception of a socket, of TLS, or of a library around them.
+    """Translate an exception of a socket, of TLS or of an HTTP library.
 
-    ``first``: nothing has worked yet, so that an unknown name, a refused connection or a failed
-    TLS handshake is a mistake to report rather than an outage to sit out.
+    ``first``: on the first request an unknown host, a refused connection or a failed TLS handshake is a
+    configuration error (``errors.Unreachable``); later it is an outage (``errors.Transient``).
     """
     cause, final = _cause(err)
     kind = errors.Unreachable if first and final else errors.Transient
     return kind(url=url, reason=cause)
 
 
-#: Class names and texts of exceptions, the sentence for people, and whether it is final when it is the
-#: first thing that happens. The first row that fits counts.
+#: Class names and text pattern of an exception, its message, and whether it is fatal on the first request.
+#: The first matching row counts.
 _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"NameResolutionError", "gaierror"}, "", "unknown host", True),
-    ({"ProxyError"}, "", "the proxy does not answer or refuses", True),
+    ({"ProxyError"}, "", "the proxy is unreachable or refuses the request; check the proxy", True),
     ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
     (set(), "unreachable|No route to host", "no route to the host", True),
     ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError"}, "timed out", "timed out", False),
-    (set(), "IncompleteRead|Connection broken", "the connection ended before the promised bytes came", False),
+    (set(), "IncompleteRead|Connection broken", "the connection ended before the end of the body", False),
     ({"ConnectionResetError"}, "reset|aborted", "connection reset", False),
 )
 
 
 def _cause(err: BaseException) -> tuple[str, bool]:
-    """Return a sentence for people, and whether it is final when it is the first thing that happens."""
+    """Return the message, and whether the failure is fatal on the first request."""
     text = " ".join(str(link) for link in _chain(err))
     kinds = {type(link).__name__ for link in _chain(err)}
     if kinds & {"SSLError", "SSLCertVerificationError"}:
@@ -152,14 +152,13 @@ def _chain(err: BaseException | None) -> Iterator[BaseException]:
 
 
 def shut(sock: Any) -> None:
-    """End the reads that other threads wait in.
+    """Abort the reads of a socket in other threads. Raises ``TypeError`` for an object without a socket.
 
-    A TLS socket's own ``shutdown`` lets go of TLS first: a read under way would go on in the clear, and
-    return what is still encrypted as if it were the data. urllib3's TLS within a proxy's TLS is no socket,
-    but has one. Raises ``TypeError`` of what has none.
+    Bypasses ``SSLSocket.shutdown``: that removes the TLS layer first, and a read in progress would return
+    ciphertext as data. urllib3's TLS in TLS (through an https proxy) is not a socket, but wraps one.
 
-    To close the socket then resets the connection. A server whose window was full would not learn of it
-    otherwise, and would keep what it serves, such as a locked disk, until some time-out.
+    ``SO_LINGER`` makes ``close`` reset the connection. A server with a full send window would not notice the
+    end otherwise, and would keep its resources, such as a locked disk, until a time-out.
     """
     sock = getattr(sock, "socket", sock)
     with suppress(OSError):

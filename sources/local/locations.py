@@ -1,4 +1,4 @@
-"""Where a disk on this machine is."""
+"""The location of a local disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Local(base.Location):
 
 
 class Nowhere(base.Location):
-    """A blank disk comes from no place."""
+    """The location of a blank disk. It has no endpoint."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Where an object in a bucket is."""
+"""The locations of objects in S3 and Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cdi_worker.sources import base, fields
 class S3(base.Location):
     """``s3://bucket/key`` or ``http(s)://host/bucket/key``."""
 
-    region: str = fields.field(option="--region", help="S3 region, where the host does not tell.")
+    region: str = fields.field(option="--region", help="S3 region, if the host name does not contain it.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gcs(base.Location):
     """``gs://bucket/object`` or ``http(s)://host/bucket/object``.
 
-    ``emulator``: host or URL of a server that stands in for Google's.
+    ``emulator``: host or URL of a server that emulates Google Cloud Storage.
     """
 
     credentials_file: str = fields.field(
@@ -33,7 +33,7 @@ class Gcs(base.Location):
 
     @property
     def address(self) -> str:
-        """The endpoint; one of Google's leads to the emulator, if there is one."""
+        """The endpoint. With an emulator, a ``gs://`` URL is changed to the emulator's."""
         emulator = self.emulator.rstrip("/")
         if not emulator or not self.endpoint.startswith("gs://"):
             return self.endpoint

@@ -1,4 +1,4 @@
-"""Where a disk of oVirt is."""
+"""The location of an oVirt disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from cdi_worker.sources import fields, staged
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Imageio(staged.Staged):
-    """The API of an engine, and the id of a disk there. Checkpoints are ids of snapshots."""
+    """The API URL of an engine and the id of a disk. Checkpoints are snapshot ids."""
 
-    disk_id: str = fields.field(env="IMPORTER_DISK_ID", option="--disk-id", help="oVirt disk.", key="diskId")
+    disk_id: str = fields.field(
+        env="IMPORTER_DISK_ID", option="--disk-id", help="Id of the oVirt disk.", key="diskId"
+    )
 
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
         if not self.disk_id:
-            yield "the imageio source needs the id of a disk (IMPORTER_DISK_ID)"
+            yield "the imageio source needs a disk id (IMPORTER_DISK_ID)"

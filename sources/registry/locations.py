@@ -1,4 +1,4 @@
-"""Where a container image is."""
+"""The location of a container image."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cdi_worker.sources import base, fields
 class Registry(base.Location):
     """``docker://host/repository[:tag|@digest]`` or ``oci-archive:PATH[:tag]``.
 
-    ``auth_file``: a Docker configuration file with credentials for registries.
+    ``auth_file``: a Docker configuration file with registry credentials.
     """
 
-    #: Such a folder may hold other files (containers-certs.d(5)).
+    #: The folder may also hold client certificates and keys (containers-certs.d(5)).
     certificates: ClassVar[tuple[str, ...]] = (".crt", ".pem")
 
     architecture: str = fields.field(
         env="IMPORTER_REGISTRY_IMAGE_ARCHITECTURE",
         option="--architecture",
-        help="Platform of a container image [default: this machine's].",
+        help="Architecture of the container image [default: this machine's].",
         key="platform.architecture",
     )
     auth_file: str = fields.field(

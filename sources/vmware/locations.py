@@ -1,4 +1,4 @@
-"""Where a disk of VMware is, and where VMware's library is."""
+"""The location of a VMware disk, and of the VDDK library."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ LIBRARY = "/opt/vmware-vix-disklib-distrib"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Vddk(staged.Staged):
-    """A vCenter or ESXi host, a virtual machine and the file of its disk. Checkpoints: see the contract.
+    """The URL of a vCenter or ESXi host, a virtual machine and the path of its disk.
 
-    ``vddk_libdir``: the folder of VMware's library. ``vddk_config``: its configuration file, if any.
+    Checkpoints: see the contract. ``vddk_libdir``: folder of the VDDK library. ``vddk_config``: its optional
+    configuration file.
     """
 
-    uuid: str = fields.field(env="IMPORTER_UUID", option="--uuid", help="VMware virtual machine.", key="uuid")
+    uuid: str = fields.field(
+        env="IMPORTER_UUID", option="--uuid", help="UUID of the VMware virtual machine.", key="uuid"
+    )
     backing_file: str = fields.field(
         env="IMPORTER_BACKING_FILE",
         option="--backing-file",
-        help="VMware disk: '[datastore] dir/disk.vmdk'.",
+        help="Path of the VMware disk: '[datastore] dir/disk.vmdk'.",
         key="backingFile",
     )
     thumbprint: str = fields.field(
@@ -45,7 +48,7 @@ class Vddk(staged.Staged):
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
         wanted = {
-            "the uuid of a virtual machine (IMPORTER_UUID)": self.uuid,
-            "the file of a disk (IMPORTER_BACKING_FILE)": self.backing_file,
+            "the UUID of a virtual machine (IMPORTER_UUID)": self.uuid,
+            "the path of a disk (IMPORTER_BACKING_FILE)": self.backing_file,
         }
         yield from (f"the vddk source needs {what}" for what, value in wanted.items() if not value)

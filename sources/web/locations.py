@@ -1,4 +1,4 @@
-"""Where a disk on a web server is."""
+"""The location of a disk on a web server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cdi_worker.sources import base, fields
 
 def _method(text: str) -> str:
     if text not in {"pod", "node"}:
-        raise ValueError(f"{text!r} is neither pod nor node")
+        raise ValueError(f"{text!r}; supported: pod, node")
     return text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Http(base.Location):
-    """A URL. With ``pull_method`` ``node`` another container of the pod serves the disk.
+    """A URL. ``pull_method`` ``node``: another container of the pod serves the disk.
 
-    ``ready_file``, ``done_file``: the handshake with that container (contract, Node pull).
+    ``ready_file``, ``done_file``: handshake with that container (contract, Node pull).
     """
 
     pull_method: str = fields.field("pod", env="IMPORTER_PULL_METHOD", parse=_method)

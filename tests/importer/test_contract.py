@@ -131,7 +131,7 @@ def test_each_source_reads_its_own_variables(
 
 
 def test_a_source_without_stages_refuses_a_delta(paths: contract.Paths) -> None:
-    with pytest.raises(errors.Unsupported, match="source 'http' knows no difference"):
+    with pytest.raises(errors.Unsupported, match="source 'http': does not support checkpoints"):
         read({**HTTP, **STAGE}, paths)
 
 

@@ -186,12 +186,12 @@ def test_cloned_file_system_is_unpacked_or_its_disk_is_taken() -> None:
 @pytest.mark.parametrize("offer", [RANGES, STREAM, dataclasses.replace(EXTENTS, ranges=False)])
 @pytest.mark.parametrize("form", ["raw", "vmdk"])
 def test_a_delta_is_never_taken_for_a_disk(offer: Offer, form: str) -> None:
-    with pytest.raises(errors.Unsupported, match="no difference"):
+    with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
         plan.plan(dataclasses.replace(WANTED, **DELTA), offer, disk(form), FILE, GIB)
 
 
 def test_a_delta_does_not_grow_the_disk_and_has_no_checksum() -> None:
     wanted = dataclasses.replace(WANTED, **DELTA, image_size=2 * GIB)
     assert plan.plan(wanted, EXTENTS, disk("raw"), FILE, None).grow_to == 0
-    with pytest.raises(errors.Unsupported, match="no difference"):
+    with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
         plan.plan(dataclasses.replace(wanted, **CHECKED), EXTENTS, disk("raw"), FILE, None)

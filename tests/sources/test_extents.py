@@ -60,7 +60,7 @@ def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
 
 @pytest.mark.parametrize("told", [runs(10, 5), runs(10, 5, start=20), []])
 def test_allocation_that_is_not_told_is_an_error(told: list[base.Extent]) -> None:
-    with pytest.raises(errors.SourceError, match="no extents from byte"):
+    with pytest.raises(errors.SourceError, match="extents are missing from byte"):
         list(extents.overlay([(12, 10)], iter(told)))
 
 

@@ -58,19 +58,19 @@ def test_a_plain_location_becomes_the_sources_own() -> None:
 
 
 def test_the_location_of_another_source_is_refused() -> None:
-    with pytest.raises(errors.RequestError, match=r"source 's3' wants .*S3, not Imageio"):
+    with pytest.raises(errors.RequestError, match=r"source 's3': the location must be .*S3, not Imageio"):
         sources.find("s3").accept(ovirt.Imageio("https://x/", disk_id="d"))
 
 
 def test_fill_leaves_defaults_and_refuses_a_stage_where_there_are_none() -> None:
     kind = sources.find("registry")
     assert kind.fill("docker://x", base.Access(), lambda _: None) == kind.location_type("docker://x")
-    with pytest.raises(errors.Unsupported, match="no difference to a previous checkpoint"):
+    with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
         kind.fill("docker://x", base.Access(), lambda field: "one" if field is base.PREVIOUS else None)
 
 
 def test_what_is_not_known_is_refused_with_what_is() -> None:
-    with pytest.raises(errors.RequestError, match=r"unknown source 'ftp': one of gcs, http, .*vddk"):
+    with pytest.raises(errors.RequestError, match=r"unknown source 'ftp'; supported: gcs, http, .*vddk"):
         sources.find("ftp")
     with pytest.raises(errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, gs, http'):
         sources.find_scheme("ftp")
