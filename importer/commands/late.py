@@ -75,7 +75,7 @@ class Command(click.Command):
             self._extend(search)
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if record := param.get_help_record(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 title = f"Options of {', '.join(param.kinds)}" if isinstance(param, LateOption) else "Options"
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():

@@ -189,6 +189,12 @@ def test_without_a_command_or_a_role() -> None:
     assert (worker.run("--help").status, worker.run("import", "-h").status) == (0, 0)
 
 
+def test_help_lists_only_options_as_options() -> None:
+    lines = worker.run("import", "--help").output.splitlines()
+    first = lines[lines.index("Options:") + 1]
+    assert first.startswith("  --source ")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
