@@ -1,4 +1,4 @@
-"""Verify the bytes as served against the checksum that was asked for."""
+"""Verify the bytes as served against the checksum in the request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checksum:
-    """An algorithm of hashlib and the digest expected, in lower-case hex."""
+    """A hashlib algorithm and the expected digest in lower-case hex."""
 
     algorithm: str
     digest: str
@@ -25,15 +25,19 @@ def parse(text: str) -> Checksum:
     algorithm, colon, digest = text.strip().lower().partition(":")
     if not colon or algorithm not in _ALGORITHMS:
         known = "|".join(_ALGORITHMS)
-        raise errors.RequestError(f"checksum {text!r}: expected {known}, a colon and hex digits")
+        raise errors.RequestError(
+            f"invalid checksum {text!r}: unknown format; expected ALGORITHM:HEX with {known}"
+        )
     length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
     if len(digest) != length or not set(digest) <= set(string.hexdigits):
-        raise errors.RequestError(f"checksum {text!r}: {algorithm} has {length} hex digits")
+        raise errors.RequestError(
+            f"invalid checksum {text!r}: expected {length} hex digits after {algorithm!r}"
+        )
     return Checksum(algorithm, digest)
 
 
 class Hash:
-    """What the bytes come to. hashlib lets go of the GIL for all but tiny pieces."""
+    """Compute the checksum of bytes. hashlib releases the GIL for 2 KiB and more."""
 
     def __init__(self, checksum: Checksum) -> None:
         self._checksum = checksum
@@ -43,7 +47,7 @@ class Hash:
         self._hash.update(data)
 
     def verify(self) -> None:
-        """Compare, after the last byte. Raises ``errors.ChecksumMismatch``."""
+        """Compare with the expected digest after the last byte. Raises ``errors.ChecksumMismatch``."""
         calculated = self._hash.hexdigest()
         if calculated != self._checksum.digest:
             raise errors.ChecksumMismatch(
@@ -52,7 +56,7 @@ class Hash:
 
 
 class HashingReader(readers.Watched):
-    """Hashes every byte that passes; to ``verify`` when the last one was read."""
+    """Hash every byte read. Call ``verify`` after the last one."""
 
     def __init__(self, reader: readers.Reader, checksum: Checksum) -> None:
         hashed = Hash(checksum)

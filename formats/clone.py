@@ -1,8 +1,8 @@
-"""The stream of a clone between two of our own: runs of zeros told, data compressed where that pays.
+"""The clone stream between two cdi-workers: extents of zeros and of data, compressed where that saves bytes.
 
-A magic, then records: a header of 16 bytes (kind, stored length, length), and what is stored. The last one
-holds the XXH3-128 of what was sent, as runs; whoever receives it compares. It tells of accidents at the
-speed of memory, where SHA-256 took a third of the time of a clone; against malice there is TLS.
+A magic number, then records: a header of 16 bytes (kind, stored length, length) and the stored bytes. The
+last record holds the XXH3-128 digest of all extents, which the receiver compares. XXH3 detects accidental
+corruption at memory speed, where SHA-256 took a third of the time of a clone; TLS protects against attackers.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     import xxhash
 
 MAGIC = b"cdi-extents-2\r\n\x00"
-#: The longest data of a record, in bytes.
+#: Maximum data bytes of a record.
 LONGEST = 4 << 20
 _HEADER = struct.Struct("<B3xIQ")
 _ZEROS, _PLAIN, _ZSTD, _END = range(4)
-_RUN = struct.Struct("<cQ")
-#: Bytes of the digest.
-_DIGEST = 16
+_EXTENT = struct.Struct("<cQ")
+_DIGEST_SIZE = 16
 
-#: Level 1 compresses faster than most networks and volumes take bytes.
+#: Level 1 compresses faster than most networks and volumes transfer.
 _LEVEL = 1
-#: What compression has to save, and how many records are sent as they are after one where it did not.
-_PAYS = 0.9
+#: A record is sent compressed if that leaves less than this share of it; if not, the next _PAUSE records
+#: are sent without trying.
+_WORTHWHILE = 0.9
 _PAUSE = 7
 
 Bytes: TypeAlias = "bytes | memoryview"
 
 
 class Encoder:
-    """Makes records. The same calls make the same bytes, so that a broken stream can be made again.
+    """Encode records. The same calls return the same bytes, so that a broken stream can be repeated.
 
-    ``every``: of so many records of data one is compressed where that saves something, 0: none.
+    ``every``: try to compress one of this many data records; 0: never compress.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -58,21 +58,21 @@ class Encoder:
         self._pause = 0
 
     def copy(self) -> Encoder:
-        """Return one that goes on from here."""
+        """Return an encoder that continues from the current state."""
         made = Encoder(self.every)
         made._total, made._records, made._pause = self._total, self._records, self._pause
         made._digest = self._digest.copy()
         return made
 
     def zeros(self, length: int) -> bytes:
-        """Return the record of a run of zeros."""
-        self._digest.update(_RUN.pack(b"Z", length))
+        """Return the record of ``length`` zeros."""
+        self._digest.update(_EXTENT.pack(b"Z", length))
         self._total += length
         return _HEADER.pack(_ZEROS, 0, length)
 
     def data(self, data: memoryview) -> tuple[bytes, Bytes]:
-        """Return the record of at most LONGEST bytes, in two parts; the second may be ``data`` itself."""
-        self._digest.update(_RUN.pack(b"D", len(data)))
+        """Return the record of at most LONGEST bytes as header and body; the body may be ``data`` itself."""
+        self._digest.update(_EXTENT.pack(b"D", len(data)))
         self._digest.update(data)
         self._total += len(data)
         self._records += 1
@@ -80,22 +80,22 @@ class Encoder:
             self._pause -= 1
         elif self.every and self._records % self.every == 0:
             packed = zstd.compress(data, level=_LEVEL)
-            if len(packed) < _PAYS * len(data):
+            if len(packed) < _WORTHWHILE * len(data):
                 return _HEADER.pack(_ZSTD, len(packed), len(data)), packed
             self._pause = _PAUSE
         return _HEADER.pack(_PLAIN, len(data), len(data)), data
 
     def end(self) -> bytes:
-        """Return the last record."""
+        """Return the last record, with the digest."""
         digest = self._digest.digest()
         return _HEADER.pack(_END, len(digest), self._total) + digest
 
 
 class Decoder:
-    """Yields what a stream holds: a number for a run of zeros, else data in the next of its buffers.
+    """Decode a stream into extents: a length in bytes for zeros, a memoryview for data.
 
-    ``buffers``: returns these, of as many bytes as it is asked for. Ends after the last record if its
-    digest is that of what came. Raises ``errors.Corrupt``.
+    ``buffers(size)`` yields the buffers of that size into which uncompressed data is read. Raises
+    ``errors.Corrupt``, also when the digest at the end does not match, and ``errors.Truncated``.
     """
 
     def __init__(self, reader: readers.Reader, buffers: Callable[[int], Iterator[memoryview]]) -> None:
@@ -106,63 +106,65 @@ class Decoder:
         self._packed = _memory(LONGEST)
 
     def __iter__(self) -> Iterator[int | memoryview]:
-        if self._few(len(MAGIC)) != MAGIC:
-            raise _corrupt("it does not begin as one")
+        if self._read_short(len(MAGIC)) != MAGIC:
+            raise _corrupt("the magic number is missing")
         while True:
-            kind, stored, length = _HEADER.unpack(self._few(_HEADER.size))
+            kind, stored, length = _HEADER.unpack(self._read_short(_HEADER.size))
             if kind == _END:
                 self._finish(stored, length)
                 return
             if length >= 1 << 63 or (kind != _ZEROS and max(stored, length) > LONGEST) or not length:
-                raise _corrupt(f"a record is of {length} bytes")
+                raise _corrupt(f"a record has an invalid length of {length} bytes")
             self._total += length
             if kind == _ZEROS:
-                self._digest.update(_RUN.pack(b"Z", length))
+                self._digest.update(_EXTENT.pack(b"Z", length))
                 yield length
             else:
                 data = self._data(kind, stored, length)
-                self._digest.update(_RUN.pack(b"D", length))
+                self._digest.update(_EXTENT.pack(b"D", length))
                 self._digest.update(data)
                 yield data
 
     def _data(self, kind: int, stored: int, length: int) -> memoryview:
         if kind == _PLAIN and stored != length:
-            raise _corrupt(f"a record holds {stored} bytes for {length}")
+            raise _corrupt(f"an uncompressed record stores {stored} bytes for {length} bytes of data")
         if kind == _PLAIN:
-            return self._take(next(self._buffers)[:stored])
+            return self._read_full(next(self._buffers)[:stored])
         if kind != _ZSTD:
-            raise _corrupt(f"a record is of the unknown kind {kind}")
+            raise _corrupt(f"unknown record kind {kind}")
         try:
             inflater = zstd.ZstdDecompressor()
-            data = inflater.decompress(self._take(self._packed[:stored]), length + 1)
+            data = inflater.decompress(self._read_full(self._packed[:stored]), length + 1)
         except zstd.ZstdError as err:
             raise _corrupt(str(err)) from err
         if len(data) != length or not inflater.eof or inflater.unused_data:
-            raise _corrupt("a record is not of the length that it says")
+            raise _corrupt(f"a compressed record does not decompress to {length} bytes")
         return memoryview(data)
 
     def _finish(self, stored: int, total: int) -> None:
-        expected = self._few(min(stored, _DIGEST))
+        expected = self._read_short(min(stored, _DIGEST_SIZE))
         if self._reader.readinto(self._packed[:1]):
-            raise _corrupt("something follows its end")
+            raise _corrupt("data after the last record")
         if total != self._total or expected != self._digest.digest():
-            raise _corrupt(f"of {self._total} bytes that came, {total} sent, the digest is not the one sent")
+            raise _corrupt(f"digest mismatch after {self._total} bytes received, {total} bytes sent")
 
-    def _few(self, count: int) -> bytes:
-        return bytes(self._take(self._packed[:count]))
+    def _read_short(self, count: int) -> bytes:
+        return bytes(self._read_full(self._packed[:count]))
 
-    def _take(self, into: memoryview) -> memoryview:
+    def _read_full(self, into: memoryview) -> memoryview:
         if readers.fill(self._reader, into) < len(into):
-            raise errors.Truncated(format="clone stream", reason=f"ends after {self._total} bytes of content")
+            raise errors.Truncated(
+                format="clone stream", reason=f"the stream ends after {self._total} bytes of the disk"
+            )
         return into
 
 
 class Reader:
-    """The bytes of a stream, in order."""
+    """Read the disk's bytes from a clone stream, in order."""
 
     def __init__(self, reader: readers.Reader) -> None:
         self._reader = reader
-        # No record is asked for before the one before it was read: one buffer serves them all.
+        # One buffer is enough: the next record is decoded only when the previous one has been read.
         self._records = iter(Decoder(reader, lambda size: itertools.repeat(_memory(size))))
         self._zeros = 0
         self._data = memoryview(b"")
@@ -200,7 +202,7 @@ def _hasher() -> Callable[[], xxhash.xxh3_128]:
 
 
 def _memory(size: int) -> memoryview:
-    """Return memory, of which only what is used takes room: our own records are shorter."""
+    """Return anonymous memory: only pages that are written use RAM, and our own records are shorter."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 

@@ -1,7 +1,7 @@
-"""Tell what the first bytes of a file are: by content, never by name.
+"""Detect the format of a file by content, never by name.
 
-Every signature is looked for, not only until the first matches: a file that is two things at once
-may be taken for one here and for the other by the next tool, and is refused.
+Every signature is checked, not only up to the first match: a file with two signatures could be read as
+one format here and as the other by the next tool, so it is refused.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import struct
 
 from cdi_worker import errors
 
-#: Enough to see every signature, and the tables that the checks of safety want first.
+#: First bytes of a file that hold every signature, and the header tables that ``safety`` checks.
 HEAD = 256 << 10
 
 DISKS = frozenset({"raw", "iso", "qcow2", "vmdk", "vdi", "vhd", "vhdx"})
 COMPRESSIONS = frozenset({"gz", "xz", "zst", "bz2"})
 
-#: Recognised, to say so instead of writing it to a disk as if it were one.
+#: Known formats that are not disk images, and why each is refused. Unrecognised content is raw.
 STRANGERS = {
     "empty": "the source is empty",
-    "html": "an HTML page is not a disk: does the address lead to a web page or a login?",
-    "xml": "an XML document is not a disk: is it an error message of the server?",
-    "json": "a JSON document is not a disk: is it an error message of the server?",
-    "luks": "a LUKS-encrypted image is not supported",
+    "html": "the source is an HTML page; check whether the URL leads to a web page or a login",
+    "xml": "the source is an XML document; check whether it is an error message of the server",
+    "json": "the source is a JSON document; check whether it is an error message of the server",
+    "luks": "LUKS encryption is not supported; decrypt the image first",
     "qed": "the QED format is not supported",
     "parallels": "the Parallels format is not supported",
     "bochs": "the Bochs format is not supported",
-    "zip": "a zip archive is not supported",
-    "7z": "a 7z archive is not supported",
-    "rar": "a RAR archive is not supported",
-    "lz4": "lz4 compression is not supported",
-    "lzip": "lzip compression is not supported",
+    "zip": "zip archives are not supported; unpack the image first",
+    "7z": "7z archives are not supported; unpack the image first",
+    "rar": "RAR archives are not supported; unpack the image first",
+    "lz4": "lz4 compression is not supported; use gz, xz, zst or bz2",
+    "lzip": "lzip compression is not supported; use gz, xz, zst or bz2",
 }
 
 _ISO9660 = 32769
 _TAR_BLOCK = 512
 _TAR_CHECKSUM = slice(148, 156)
 
-#: (format, offset, bytes): what qemu, the kernel and the tools look for, at the place they look.
+#: (format, offset, bytes), as qemu, the kernel and the formats' own tools check them.
 _MAGICS = (
     ("qcow2", 0, b"QFI\xfb"),
     ("vmdk", 0, b"KDMV"),
@@ -70,8 +70,8 @@ _MAGICS = (
 _TEXT = rb"(?:\xef\xbb\xbf)?\s*+"
 _LOOSE = re.IGNORECASE | re.DOTALL
 
-#: What needs more than fixed bytes. qemu takes a text for a vmdk descriptor when its first line that
-#: is neither empty nor a comment gives the version. Possessive: no backtracking over hostile text.
+#: Signatures without fixed bytes. qemu accepts a text as vmdk descriptor when its first line that is neither
+#: empty nor a comment gives the version. Possessive quantifiers: no backtracking on hostile text.
 _PATTERNS = (
     ("vmdk", re.compile(rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n")),
     ("bz2", re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")),
@@ -81,15 +81,15 @@ _PATTERNS = (
     ("json", re.compile(_TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z")),
 )
 
-#: A disk in an ISO, or on it, is how every installer image is made.
+#: Installer images are an ISO and a partitioned disk at once, so that they boot from a USB stick.
 _HYBRIDS = ({"iso", "mbr"}, {"mbr"})
 
 
 def detect(head: bytes) -> str:
-    """Name what ``head`` begins: one of DISKS, COMPRESSIONS, STRANGERS or ``tar``.
+    """Return the format that begins with ``head``: one of DISKS, COMPRESSIONS, STRANGERS, or ``tar``.
 
-    ``head``: the first bytes, HEAD of them where there are that many. What nothing recognises is
-    ``raw``. Raises ``errors.Refused`` when signatures contradict each other.
+    ``head``: the first HEAD bytes, or the whole file if it is shorter. Unrecognised content is ``raw``.
+    Raises ``errors.Refused`` when signatures contradict each other.
     """
     if not head:
         return "empty"
@@ -98,7 +98,7 @@ def detect(head: bytes) -> str:
     if _is_old_tar(head):
         found.add("tar")
     if found & COMPRESSIONS:
-        # Anything may turn up by chance inside compressed bytes; two letters often do.
+        # The two bytes of the mbr signature often occur by chance in compressed data.
         found.discard("mbr")
     if not found or found in _HYBRIDS:
         return "iso" if "iso" in found else "raw"
@@ -107,19 +107,19 @@ def detect(head: bytes) -> str:
         raise errors.Refused(
             format=names[0],
             rule="ambiguous",
-            reason=f"it looks like several formats at once: {', '.join(names)}",
+            reason=f"the image has the signatures of several formats: {', '.join(names)}",
         )
     return found.pop()
 
 
 def refuse_stranger(name: str) -> None:
-    """Raise ``errors.Unsupported`` with the reason when ``name`` is recognised but no disk."""
+    """Raise ``errors.Unsupported`` with the reason if ``name`` is one of STRANGERS."""
     if name in STRANGERS:
         raise errors.Unsupported(reason=STRANGERS[name])
 
 
 def _is_old_tar(head: bytes) -> bool:
-    """Tell by the header's checksum, the only mark of a tar from before POSIX."""
+    """Return whether the header checksum matches: tar had no magic number before POSIX."""
     if len(head) < _TAR_BLOCK or not head[0]:
         return False
     stored = head[_TAR_CHECKSUM].strip(b" \0")

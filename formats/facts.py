@@ -1,4 +1,4 @@
-"""What is known of a disk image."""
+"""The facts of a disk image that passed the safety checks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from cdi_worker import errors
 if TYPE_CHECKING:
     from cdi_worker.formats.mapped import layout as mapped
 
-#: No volume is larger, and every offset computed below stays far from 64 bits.
+#: Larger than any volume, and small enough that no computed offset overflows 64 bits.
 MAX_VIRTUAL_SIZE = 64 << 40
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """An image that passed its checks.
+    """The facts of an image that passed its checks.
 
-    ``virtual_size``: bytes of the disk inside; None: not to be seen yet (a raw stream of unknown
-    length, metadata beyond the head). ``complete``: all checks were made; else they must be made
-    again with random access before another program opens the image. ``backing``: the name of the
-    backing file that was allowed. ``layout``: of an image that our own reader takes; ``unplaceable``: why
-    it does not, where it takes others of the format.
+    ``virtual_size``: bytes of the disk; None: not known yet (a raw stream of unknown length, metadata
+    beyond the head). ``complete``: all checks were made; if not, they must be repeated with random access
+    before another program opens the image. ``backing``: the name of the backing file that was allowed.
+    ``layout``: set if the built-in reader supports the image; ``unplaceable``: why it does not, although it
+    supports the format.
     """
 
     format: str
@@ -34,12 +34,12 @@ class Facts:
 
 
 def refuse(name: str, rule: str, reason: str) -> errors.Refused:
-    """Make the error of a rule; ``name``: of the format."""
+    """Return the error of a safety rule; ``name``: the format."""
     return errors.Refused(format=name, rule=rule, reason=reason)
 
 
 def check_size(name: str, virtual_size: int) -> None:
-    """Refuse a disk without bytes, and one that no volume holds."""
+    """Refuse an empty disk and one larger than any volume."""
     if not 0 < virtual_size <= MAX_VIRTUAL_SIZE:
-        reason = f"its virtual size is {virtual_size}, not 1 to {MAX_VIRTUAL_SIZE} bytes"
+        reason = f"the virtual size is {virtual_size} bytes, expected 1 to {MAX_VIRTUAL_SIZE} bytes"
         raise refuse(name, "virtual_size", reason)

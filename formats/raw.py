@@ -1,4 +1,4 @@
-"""A raw disk, or an ISO image used as one: nothing in it speaks about the file."""
+"""A raw disk, or an ISO image used as one: there is no header to check."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from cdi_worker.formats import facts, views
 
 
 def check(view: views.View) -> facts.Facts:
-    """Refuse a size that no disk has."""
+    """Refuse an empty disk and one larger than any volume."""
     if view.size is not None:
         facts.check_size("raw", view.size)
     return facts.Facts("raw", view.size)
 
 
 def required_length(_view: views.View) -> int:
-    """Return 0: any length is a whole disk."""
+    """Return 0: a raw disk of any length is complete."""
     return 0

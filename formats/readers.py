@@ -1,4 +1,4 @@
-"""Ordered bytes: what a reader is, and the smallest ones."""
+"""The Reader interface, and the readers without a format of their own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cdi_worker import errors
 
 
 class Reader(Protocol):
-    """Ordered bytes. Blocking, for one thread at a time."""
+    """A blocking stream of bytes, used by one thread at a time."""
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read 1 to ``len(into)`` bytes; 0 only at the end. Raises ``errors.Error``."""
+        """Read 1 to ``len(into)`` bytes; return 0 only at the end. Raises ``errors.Error``."""
 
     def close(self) -> None: ...
 
@@ -30,7 +30,7 @@ class RandomReader(Protocol):
 
 
 class Bytes:
-    """Reads bytes that are in memory already."""
+    """Read bytes in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._rest = memoryview(data)
@@ -46,9 +46,9 @@ class Bytes:
 
 
 class Limited:
-    """Passes at most ``limit`` bytes on: what the target can hold stops a bomb.
+    """Read at most ``limit`` bytes, against decompression bombs.
 
-    Raises ``errors.TooLarge`` when one byte more arrives.
+    Raises ``errors.TooLarge`` if ``reader`` has more.
     """
 
     def __init__(self, reader: Reader, limit: int) -> None:
@@ -89,7 +89,7 @@ class Watched:
 
 
 class Raw(io.RawIOBase):
-    """A reader in the shape that ``io`` buffers. Closing it leaves the reader open."""
+    """Adapt a reader for ``io.BufferedReader``. Closing it leaves the reader open."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -102,7 +102,7 @@ class Raw(io.RawIOBase):
 
 
 def fill(reader: Reader, into: memoryview) -> int:
-    """Read until ``into`` is full or the reader ends; return the bytes read."""
+    """Read until ``into`` is full or the reader ends; return the number of bytes read."""
     count = 0
     while count < len(into) and (got := reader.readinto(into[count:])):
         count += got
@@ -110,7 +110,7 @@ def fill(reader: Reader, into: memoryview) -> int:
 
 
 def sample(reader: Reader, size: int) -> bytes:
-    """Return up to ``size`` first bytes of a reader over a cut-off sample: its early end is no error."""
+    """Return up to ``size`` first bytes of a reader; ``errors.Truncated`` ends the sample early."""
     buffer = bytearray(size)
     view = memoryview(buffer)
     count = 0
@@ -123,7 +123,7 @@ def sample(reader: Reader, size: int) -> bytes:
 
 
 class Peek:
-    """Reads ahead up to ``size`` bytes into ``head``, then serves everything from the start."""
+    """Read up to ``size`` bytes into ``head``, then read the stream from its start."""
 
     def __init__(self, reader: Reader, size: int) -> None:
         self._reader = reader

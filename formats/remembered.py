@@ -1,8 +1,7 @@
-"""What was checked stays as it was checked.
+"""Keep the bytes read by detection and checks, and use them again for the import.
 
-A source is read at its first contact, by the checks, and then by the reader or the program that the checks
-protect. A server that answers the second time with another header would have been checked for nothing; and
-what is in memory already need not be fetched again.
+A server that returns another header the second time would bypass the checks. Bytes in memory also need no
+second request.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from cdi_worker.formats import views
 
 
 class Remembered:
-    """The bytes of a file that were read already, as they were first seen.
+    """The bytes of a file that have been read, with the values of the first read.
 
-    ``head``: the file's beginning. Filled by one thread, before others read.
+    ``head``: the first bytes of the file. Thread-safe once no more bytes are added.
     """
 
     def __init__(self, head: bytes = b"") -> None:
         self._pieces = [(0, head)] if head else []
 
     def remembering(self, read: views.Read) -> views.Read:
-        """Return ``read``, whose results are remembered from now on."""
+        """Return a function that calls ``read`` and remembers the result."""
 
         def reading(offset: int, length: int) -> bytes:
             data = read(offset, length)
@@ -32,7 +31,7 @@ class Remembered:
         return reading
 
     def run(self, offset: int, length: int) -> int:
-        """Return how many of these bytes are known from ``offset`` on without a gap."""
+        """Return how many of these bytes are remembered, from ``offset`` to the first gap."""
         at, end = offset, offset + length
         while at < end:
             after = max((start + len(data) for start, data in self._pieces if start <= at), default=at)
@@ -42,13 +41,13 @@ class Remembered:
         return min(at, end) - offset
 
     def lay_over(self, offset: int, into: memoryview) -> None:
-        """Put the known bytes in their places in ``into``, which holds what is at ``offset``."""
-        # The first reading of a byte wins: it is what the earliest check saw.
+        """Replace bytes of ``into``, read again from ``offset`` in the file, by the remembered ones."""
+        # Of a byte that was read several times the first value is used: the earliest check saw it.
         for start, data in reversed(self._pieces):
             begin, end = max(start, offset), min(start + len(data), offset + len(into))
             if begin < end:
                 into[begin - offset : end - offset] = memoryview(data)[begin - start : end - start]
 
 
-#: For a file of which nothing was read yet.
+#: For a file that has not been read yet.
 NOTHING: Final = Remembered()

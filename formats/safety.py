@@ -1,8 +1,8 @@
-"""What a disk image must not be before another program opens it.
+"""Check that a disk image is safe for qemu-img to open.
 
-Each format has a module that reads its header and refuses what it does not know. What OpenStack's
-format inspector (oslo.utils) refuses is refused here too: the tests compare the two. An exception inside a
-check is a refusal, and so is doubt.
+Each format has a module that reads the header and refuses everything unknown. Whatever OpenStack's format
+inspector (oslo.utils) refuses is refused here too: the tests compare the two. An exception inside a check
+refuses the image.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from cdi_worker.formats import detect, facts, views
 
 
 class Format(Protocol):
-    """What the module of a disk format checks."""
+    """The checks that the module of a disk format provides."""
 
     def check(self, view: views.View) -> facts.Facts:
-        """Refuse what is unsafe to open; return what the image is."""
+        """Return the facts of an image. Raises ``errors.Refused`` if it is unsafe to open."""
 
     def required_length(self, view: views.View) -> int:
-        """Return how many bytes the tables of a checked image require."""
+        """Return the minimum length in bytes of the file, by the tables of a checked image."""
 
 
 FORMATS: lazy.Table[str, Format] = lazy.Table(
@@ -44,11 +44,11 @@ def check(
     size: int | None = None,
     allow_backing: str | None = None,
 ) -> facts.Facts:
-    """Check an image of the format ``name`` (a name of ``detect.DISKS``) and return what it is.
+    """Check an image of the format ``name``, one of ``detect.DISKS``, and return its facts.
 
-    ``head``: its first bytes, ``detect.HEAD`` or all of them. ``read`` and ``size``: random access to
-    the file of ``size`` bytes; without it the result may be incomplete. ``allow_backing``: the base
-    name of the one backing file that a qcow2 may have.
+    ``head``: the first ``detect.HEAD`` bytes, or the whole file if it is shorter. ``read`` and ``size``:
+    random access to a file of ``size`` bytes; without it the result may be incomplete. ``allow_backing``:
+    the base name of the one backing file that a qcow2 may have.
 
     Raises ``errors.Refused`` or another ``errors.ImageError``.
     """
@@ -60,13 +60,13 @@ def check(
     except errors.Error:
         raise
     except Exception as err:
-        raise facts.refuse(name, "check_failed", f"it cannot be checked: {err!r}") from err
+        raise facts.refuse(name, "check_failed", f"the safety check failed: {err!r}") from err
 
 
 def check_length(name: str, read: views.Read, size: int) -> int:
-    """Return how many bytes the tables of a checked image require; ``size``: what the file has.
+    """Return the minimum length of the file, by the tables of a checked image. ``size``: actual length.
 
-    Raises ``errors.Truncated`` when that is less: qemu-img reads zeros past the end of the file.
+    Raises ``errors.Truncated`` for a shorter file: qemu-img reads zeros past the end of the file.
     """
     view = views.View(read(0, min(size, detect.HEAD)), read, size)
     try:
@@ -74,8 +74,8 @@ def check_length(name: str, read: views.Read, size: int) -> int:
     except errors.Error:
         raise
     except Exception as err:
-        raise facts.refuse(name, "check_failed", f"its tables cannot be read: {err!r}") from err
+        raise facts.refuse(name, "check_failed", f"the tables cannot be read: {err!r}") from err
     if required > size:
-        reason = f"the file has {size} bytes, but its tables require {required}"
+        reason = f"the tables need {required} bytes, the file has {size} bytes; transfer the image again"
         raise errors.Truncated(format=name, reason=reason)
     return required

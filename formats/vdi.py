@@ -1,4 +1,4 @@
-"""VirtualBox disk images: one file of fixed-size blocks behind a map.
+"""VirtualBox disk images (VDI): a header, a block map, and blocks of a fixed size.
 
 Checks and limits are those of QEMU's block/vdi.c.
 """
@@ -13,7 +13,7 @@ from cdi_worker.formats import facts, views
 _HEADER = struct.Struct("<68xI4xI260xII12xI4xQIII36x16s16s")
 _VERSION = 0x00010001
 _TYPES = (1, 2)  # dynamic, static
-_BLOCK = 1 << 20  # the only size that VirtualBox makes and QEMU reads
+_BLOCK = 1 << 20  # the only size that VirtualBox writes and QEMU reads
 _ABSENT = 0xFFFFFFFE  # discarded; 0xFFFFFFFF: never written
 
 
@@ -36,18 +36,19 @@ def check(view: views.View) -> facts.Facts:
     header = _header(view)
     facts.check_size("vdi", header.virtual_size)
     if header.version != _VERSION:
-        raise facts.refuse("vdi", "header", f"its version is {header.version:#x}")
+        raise facts.refuse("vdi", "header", f"version {header.version:#x} is not supported")
     if header.type not in _TYPES or any(header.linked) or any(header.parent):
-        raise facts.refuse("vdi", "parent", f"it is of type {header.type} or depends on another image")
+        reason = f"the image depends on another image or its type is {header.type}, not dynamic or static"
+        raise facts.refuse("vdi", "parent", reason)
     if header.sector_size != 512 or header.block_size != _BLOCK or header.block_extra:
-        raise facts.refuse("vdi", "header", "its blocks are not of 1 MiB")
+        raise facts.refuse("vdi", "header", "the block size is not 1 MiB")
     if header.blocks * _BLOCK < header.virtual_size:
-        raise facts.refuse("vdi", "header", "its block map is too small for its size")
+        raise facts.refuse("vdi", "header", "the block map is too small for the virtual size")
     return facts.Facts("vdi", header.virtual_size)
 
 
 def required_length(view: views.View) -> int:
-    """Return the bytes that a file with this block map holds at least."""
+    """Return the minimum length in bytes of a file with this block map."""
     header = _header(view)
     size = header.virtual_size
     count = -(-size // _BLOCK)

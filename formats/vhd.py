@@ -1,6 +1,6 @@
-"""Virtual Hard Disk images, which QEMU calls vpc: a footer, and in dynamic ones its copy, a header and a map.
+"""Virtual Hard Disk images (VHD, QEMU's vpc): a footer; dynamic images also have its copy, a header, a map.
 
-Virtual Hard Disk Image Format Specification, Microsoft 2006; the size as in QEMU's block/vpc.c.
+Virtual Hard Disk Image Format Specification, Microsoft 2006; the virtual size as in QEMU's block/vpc.c.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ABSENT = 0xFFFFFFFF
 _SECTOR = 512
 _LARGEST_GEOMETRY = 65535 * 16 * 255
 
-#: Programs that mean the size they write; the others mean the geometry, which is often smaller.
-_HONEST = (b"win ", b"qem2", b"d2v ", b"CTXS", b"tap\0", b"wa\0")
+#: Creators whose size field is valid. For all others QEMU uses the geometry, which is often smaller.
+_VALID_SIZE = (b"win ", b"qem2", b"d2v ", b"CTXS", b"tap\0", b"wa\0")
 
 
 class _Footer(NamedTuple):
@@ -40,7 +40,7 @@ class _Footer(NamedTuple):
     @property
     def virtual_size(self) -> int:
         geometry = self.cylinders * self.heads * self.sectors
-        if self.creator.startswith(_HONEST) or geometry == _LARGEST_GEOMETRY:
+        if self.creator.startswith(_VALID_SIZE) or geometry == _LARGEST_GEOMETRY:
             return self.current_size // _SECTOR * _SECTOR
         return geometry * _SECTOR
 
@@ -57,7 +57,7 @@ class _Header(NamedTuple):
 
 
 def is_fixed_vhd(tail: bytes) -> bool:
-    """Tell whether a file that ends with ``tail`` is a fixed VHD: raw but for its last 512 bytes."""
+    """Return whether a file that ends with ``tail`` is a fixed VHD: a raw disk and a footer of 512 bytes."""
     footer = tail[-FOOTER:]
     if len(footer) < FOOTER or not footer.startswith(MAGIC):
         return False
@@ -65,9 +65,9 @@ def is_fixed_vhd(tail: bytes) -> bool:
 
 
 class WithoutFooter:
-    """Give what ``reader`` gives, but for the footer if that is how it ends: the disk in a fixed VHD.
+    """Read a stream without the footer, if it is a fixed VHD: the raw disk.
 
-    Read in order, it shows what it was with its very last bytes: those are always held back.
+    Only the last 512 bytes show whether it is one, so they are held back until the stream ends.
     """
 
     def __init__(self, reader: readers.Reader) -> None:
@@ -78,7 +78,7 @@ class WithoutFooter:
     def readinto(self, into: memoryview, /) -> int:
         while not self._ended:
             held = len(self._held)
-            # Read behind what is held; a small ``into`` has no room for both.
+            # New bytes are read after the held ones; a small ``into`` has no room for both.
             space = into if len(into) > FOOTER else memoryview(bytearray(FOOTER + len(into)))
             space[:held] = self._held
             count = self._reader.readinto(space[held:])
@@ -87,11 +87,11 @@ class WithoutFooter:
                 if is_fixed_vhd(self._held):
                     self._held = b""
                 break
-            given = max(0, held + count - FOOTER)
-            self._held = bytes(space[given : held + count])
-            if given:
-                into[:given] = space[:given]
-                return given
+            ready = max(0, held + count - FOOTER)
+            self._held = bytes(space[ready : held + count])
+            if ready:
+                into[:ready] = space[:ready]
+                return ready
         count = min(len(into), len(self._held))
         into[:count] = self._held[:count]
         self._held = self._held[count:]
@@ -108,19 +108,21 @@ def check(view: views.View) -> facts.Facts:
     data = view.at(0, FOOTER)
     footer = _footer(data)
     if _checksum(data, 64) != footer.checksum:
-        raise facts.refuse("vhd", "footer", "the checksum of its footer is wrong")
+        raise facts.refuse("vhd", "footer", "the footer has a wrong checksum")
     if footer.type != _DYNAMIC:
-        raise facts.refuse("vhd", "parent", f"it is of type {footer.type}, not dynamic")
+        raise facts.refuse(
+            "vhd", "parent", f"the image has type {footer.type}, expected dynamic ({_DYNAMIC})"
+        )
     facts.check_size("vhd", footer.virtual_size)
     data = view.at(footer.data_offset, _HEADER_SIZE)
     header = _header(data)
     if header.magic != b"cxsparse" or _checksum(data, 36) != header.checksum:
-        raise facts.refuse("vhd", "header", "the checksum of its header is wrong")
+        raise facts.refuse("vhd", "header", "the header is damaged or has a wrong checksum")
     if any(header.parent) or any(header.parent_name) or any(header.locators):
-        raise facts.refuse("vhd", "parent", "it names a parent image")
+        raise facts.refuse("vhd", "parent", "the image has a parent image; merge them first")
     block = header.block_size
     if block < _SECTOR or block & (block - 1) or header.entries * block < footer.virtual_size:
-        raise facts.refuse("vhd", "header", "its block map is too small for its size")
+        raise facts.refuse("vhd", "header", "the block map is too small for the virtual size")
     return facts.Facts("vhd", footer.virtual_size)
 
 
@@ -129,22 +131,23 @@ def _check_fixed(view: views.View) -> facts.Facts:
         return facts.Facts("vhd", None, complete=False)
     footer = view.tail(FOOTER)
     if not is_fixed_vhd(footer):
-        raise facts.refuse("vhd", "footer", "its footer is missing or damaged")
+        raise facts.refuse("vhd", "footer", "the footer is missing or damaged")
     size = _footer(footer).virtual_size
     facts.check_size("vhd", size)
     if size > (view.size or 0) - FOOTER:
-        raise facts.refuse("vhd", "footer", f"its footer tells a size of {size}, more than the file holds")
+        reason = f"the footer specifies a disk of {size} bytes, more than the file holds"
+        raise facts.refuse("vhd", "footer", reason)
     return facts.Facts("vhd", size)
 
 
 def required_length(view: views.View) -> int:
-    """Return the bytes that a file with this block map holds at least."""
+    """Return the minimum length in bytes of a file with this block map."""
     if not view.head.startswith(MAGIC):
         return _footer(view.tail(FOOTER)).virtual_size + FOOTER
     footer = _footer(view.at(0, FOOTER))
     header = _header(view.at(footer.data_offset, _HEADER_SIZE))
     block = header.block_size
-    # One bit for each sector of the block, in whole sectors, comes before the block's data.
+    # A bitmap with one bit per sector, padded to whole sectors, precedes the data of each block.
     bitmap = -(-block // (_SECTOR * 8 * _SECTOR)) * _SECTOR
     count = -(-footer.virtual_size // block)
     required = header.map_offset + 4 * count
@@ -156,7 +159,7 @@ def required_length(view: views.View) -> int:
 
 
 def _checksum(data: bytes, at: int) -> int:
-    """Return the one's complement of the sum of all bytes but those of the checksum itself."""
+    """Return the one's complement of the sum of all bytes except the checksum field at ``at``."""
     return ~(sum(data) - sum(data[at : at + 4])) & 0xFFFFFFFF
 
 

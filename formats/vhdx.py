@@ -1,7 +1,7 @@
-"""Hyper-V's second format: regions found by a table, metadata items found by another.
+"""Hyper-V virtual hard disks, version 2 (VHDX): a region table, a metadata table, a block allocation table.
 
-[MS-VHDX], sections 2.2 (header section), 2.5 (block allocation table) and 2.6 (metadata region). The
-first region table is the one that QEMU reads.
+[MS-VHDX], sections 2.2 (header section), 2.5 (block allocation table) and 2.6 (metadata region). Like QEMU,
+only the first of the two region tables is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Disk(NamedTuple):
 
     @property
     def chunk(self) -> int:
-        """Payload blocks between two entries of the table that are no payload but sector bitmaps."""
+        """Number of payload blocks before each sector bitmap entry (chunk ratio, section 2.5)."""
         return (self.sector_size << 23) // self.block_size
 
     @property
@@ -62,26 +62,29 @@ class _Disk(NamedTuple):
 
 
 def check(view: views.View) -> facts.Facts:
-    """Refuse images with a parent, with unknown required parts, and tables that contradict the size."""
+    """Refuse images with a parent, unknown required regions or items, and tables too small for the size."""
     if not view.random:
-        # The metadata are beyond the head in every file that Hyper-V or QEMU writes.
+        # Hyper-V and QEMU write the metadata region beyond the head.
         return facts.Facts("vhdx", None, complete=False)
     disk = _disk(view)
     facts.check_size("vhdx", disk.virtual_size)
     if disk.has_parent:
-        raise facts.refuse("vhdx", "parent", "it depends on a parent image")
+        raise facts.refuse("vhdx", "parent", "the image has a parent image; merge them first")
     if disk.sector_size not in {512, 4096} or disk.virtual_size % disk.sector_size:
-        raise facts.refuse("vhdx", "metadata", f"its sectors are of {disk.sector_size} bytes")
+        reason = f"a disk of {disk.virtual_size} bytes cannot have sectors of {disk.sector_size} bytes"
+        raise facts.refuse("vhdx", "metadata", reason)
     size = disk.block_size
     if not _MIB <= size <= 256 * _MIB or size & (size - 1):
-        raise facts.refuse("vhdx", "metadata", f"its blocks are of {size} bytes")
+        reason = f"the block size is {size} bytes, expected a power of 2 from 1 MiB to 256 MiB"
+        raise facts.refuse("vhdx", "metadata", reason)
     if disk.bat[1] < 8 * disk.bat_entries:
-        raise facts.refuse("vhdx", "metadata", "its block allocation table is too small for its size")
+        reason = "the block allocation table is too small for the virtual size"
+        raise facts.refuse("vhdx", "metadata", reason)
     return facts.Facts("vhdx", disk.virtual_size)
 
 
 def required_length(view: views.View) -> int:
-    """Return the bytes that a file with this block allocation table holds at least."""
+    """Return the minimum length in bytes of a file with this block allocation table."""
     disk = _disk(view)
     required = disk.bat[0] + 8 * disk.bat_entries
     for first, entries in view.table(disk.bat[0], disk.bat_entries, "<Q"):
@@ -114,7 +117,7 @@ def _disk(view: views.View) -> _Disk:
 def _table(
     view: views.View, offset: int, magic: bytes, head: str, entry: str
 ) -> dict[bytes, tuple[int, int, int]]:
-    """Read a table of entries named by GUIDs: offset, length and flags of each."""
+    """Read a table with GUIDs as keys; return (offset, length, flags) of each entry."""
     header = struct.Struct(head)
     found, count = header.unpack(view.at(offset, header.size))
     if found != magic or count > _MAX_ENTRIES:
@@ -122,7 +125,7 @@ def _table(
     rows = struct.iter_unpack(entry, view.at(offset + header.size, count * _ENTRY))
     table = {guid: (offset, length, flags) for guid, offset, length, flags in rows}
     if len(table) != count:
-        raise facts.refuse("vhdx", "header", f"the table at byte {offset} has an entry twice")
+        raise facts.refuse("vhdx", "header", f"the table at byte {offset} has a duplicate entry")
     return table
 
 
@@ -130,4 +133,4 @@ def _refuse_unknown(table: dict[bytes, tuple[int, int, int]], known: set[bytes],
     for guid, (_, _, flags) in table.items():
         if guid not in known and flags & required:
             name = uuid.UUID(bytes_le=guid)
-            raise facts.refuse("vhdx", "unknown_features", f"it has the unknown required part {name}")
+            raise facts.refuse("vhdx", "unknown_features", f"the image needs the unknown feature {name}")

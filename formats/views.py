@@ -1,4 +1,4 @@
-"""How far a file can be seen, and its tables."""
+"""The view of a file from which the checks read, and decoding of tables."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 
 from cdi_worker import errors
 
-#: ``read(offset, length)`` returns these bytes of the file, fewer only where it ends.
+#: ``read(offset, length)`` returns these bytes of the file, fewer only at its end.
 Read = Callable[[int, int], bytes]
 
-#: Tables are read in windows of this many bytes, whatever their size.
+#: Tables are read in windows of this many bytes, which bounds memory.
 _WINDOW = 1 << 20
 
 
 class View:
-    """A file as far as it can be seen: its head, and any other place if ``read`` is given.
+    """The readable part of a file: its head, and with ``read`` every other offset.
 
-    ``size``: length of the file in bytes; ``read`` needs it. ``allow_backing``: the base name of the one
-    backing file that the image may have.
+    ``size``: length of the file in bytes, required with ``read``. ``allow_backing``: the base name of the
+    one backing file that the image may have.
     """
 
     def __init__(
@@ -37,33 +37,34 @@ class View:
 
     @property
     def random(self) -> bool:
-        """Tell whether every place can be seen."""
+        """Return whether every offset can be read."""
         return self._read is not None and self.size is not None
 
     def at(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes. Raises ``errors.Truncated`` where the file, or the sight, ends."""
+        """Return exactly these bytes. Raises ``errors.Truncated`` at the end of the file or of the head."""
         data = self.head[offset : offset + length]
         if len(data) < length and self._read is not None:
             data = self._read(offset, length)
         if len(data) < length:
-            raise errors.Truncated(format="image", reason=f"bytes {offset} to {offset + length} are missing")
+            reason = f"the bytes from {offset} to {offset + length} are missing; transfer the image again"
+            raise errors.Truncated(format="image", reason=reason)
         return data
 
     def tail(self, length: int) -> bytes:
-        """Return the last bytes of the file, all of a shorter one."""
+        """Return the last ``length`` bytes of the file, or all of a shorter one."""
         size = self.size or 0
         length = min(length, size)
         return self.at(size - length, length)
 
     def table(self, offset: int, count: int, layout: str) -> Iterator[tuple[int, array.array[int]]]:
-        """Yield a table of any length in parts, each with the index of its first entry."""
+        """Yield (index of the first entry, entries) for each part of a table of any length."""
         step = _WINDOW // struct.calcsize(layout)
         for first in range(0, count, step):
             length = min(step, count - first) * struct.calcsize(layout)
             yield first, entries(self.at(offset + first * struct.calcsize(layout), length), layout)
 
     def tables(self, offsets: Iterable[int], length: int) -> Iterator[bytes]:
-        """Yield many small tables of the same ``length``, in the file's order, with few reads."""
+        """Yield many small tables of the same ``length`` in file order, reading neighbours together."""
         near: list[int] = []
         for offset in sorted(offsets):
             if near and offset + length - near[0] > _WINDOW:
@@ -80,7 +81,7 @@ class View:
 
 
 def entries(data: bytes | memoryview, layout: str) -> array.array[int]:
-    """Decode a table. ``layout``: byte order and type of an entry as ``struct`` has them (``<I``)."""
+    """Decode a table. ``layout``: byte order and type of an entry in ``struct`` notation (``<I``)."""
     table = array.array(layout[1])
     table.frombytes(data)
     if layout[0] != ("<" if sys.byteorder == "little" else ">"):

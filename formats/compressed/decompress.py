@@ -1,8 +1,7 @@
-"""Compressed bytes in, plain bytes out: gz, xz, zst and bz2, each with all its members.
+"""Decompress gz, xz, zst and bz2 streams, with all members of a stream.
 
-Input and output of one step are bounded, so that memory is bounded by the constants below whatever
-the input says. What follows the last member is an error, but for the padding that the format's own
-tool passes over in silence.
+Input and output of one step are bounded, so the constants below bound the memory for any input. Bytes
+after the last member are an error, except the padding that the format's own tool ignores silently.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-#: Bytes asked of the reader at once, fed to the decompressor at once, and taken from it at once.
-#: Feeding less than is read keeps files of many small members (bgzip) from copying it all per member.
+#: Bytes read at once, passed to the decompressor at once, and returned by it at once. _STEP is smaller than
+#: _INPUT because the unused rest of a step is copied for each member: bgzip writes many small members.
 _INPUT = 1 << 20
 _STEP = 1 << 17
 _OUTPUT = 1 << 20
 
-#: xz -9 and zstd --ultra -22 need this much; what needs more (zstd --long=28) is refused.
+#: xz -9 and zstd --ultra -22 need a window of 128 MiB; larger ones (zstd --long=28) are refused.
 _WINDOW_LOG = 27
 _MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
 
@@ -40,7 +39,7 @@ Tool = Callable[[readers.Reader], readers.Reader]
 
 
 class _Decompressor(Protocol):
-    """One member's decompressor, as the standard library shapes them."""
+    """The decompressor of one member, with the interface of the standard library's decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -53,10 +52,10 @@ class _Decompressor(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """How one format is read.
+    """How to read one compression format.
 
-    ``magic`` begins every member. Zero bytes may follow a member in multiples of ``padding`` (0: none
-    may), and another member them only if it ``resumes``.
+    ``magic``: start of every member. ``padding``: zero bytes may follow a member in multiples of this (0: no
+    padding). ``resumes``: another member may follow the padding.
     """
 
     name: str
@@ -70,7 +69,7 @@ class _Kind:
 _KINDS = {
     kind.name: kind
     for kind in (
-        # gzip(1) passes zeros at the end (tape blocks) in silence, and calls all else garbage.
+        # gzip(1) ignores zeros at the end (padding of tape blocks) and reports other bytes as garbage.
         _Kind(
             name="gz",
             magic=re.compile(rb"\x1f\x8b\x08"),
@@ -109,13 +108,13 @@ _KINDS = {
 def open(  # noqa: A001 - read as decompress.open
     kind: str, reader: readers.Reader, *, limit: int | None = None, tool: Tool | None = None
 ) -> readers.Reader:
-    """Return a reader of what ``reader`` holds compressed as ``kind`` (gz, xz, zst, bz2).
+    """Return a reader that decompresses ``reader``; ``kind``: gz, xz, zst or bz2.
 
-    ``limit``: more plain bytes than this raise ``errors.TooLarge``. ``tool``: reads xz in several
-    threads; taken when the stream has more than one block, and then answers for its end itself.
+    ``limit``: more decompressed bytes than this raise ``errors.TooLarge``. ``tool``: a multi-threaded xz
+    reader, used for streams with more than one block; it must check the end of the stream itself.
 
     The reader raises ``errors.Corrupt``, ``errors.Truncated``, ``errors.TrailingGarbage``, and
-    ``errors.Unsupported`` for a window beyond 128 MiB.
+    ``errors.Unsupported`` for a window larger than 128 MiB.
     """
     if kind == "xz" and tool is not None:
         reader = head = readers.Peek(reader, 64)
@@ -126,7 +125,7 @@ def open(  # noqa: A001 - read as decompress.open
 
 
 class Members:
-    """Reads the members of a compressed file one after the other as one stream."""
+    """Decompress the members of a file one after the other, as one stream."""
 
     def __init__(self, kind: _Kind, reader: readers.Reader) -> None:
         self._kind = kind
@@ -152,7 +151,7 @@ class Members:
         self._reader.close()
 
     def _step(self, limit: int) -> bytes:
-        """Feed the member once, if it wants; return what came out, at most ``limit`` bytes."""
+        """Decompress once, with new input if the member needs it; return at most ``limit`` bytes."""
         data = self._feed() if self._member.needs_input else self._input[:0]
         try:
             plain = self._member.decompress(data, max_length=limit)
@@ -163,16 +162,16 @@ class Members:
         return plain
 
     def _feed(self) -> memoryview:
-        # ISA-L misreads a gzip header with several fields that comes in pieces: a member's first feed holds
-        # it whole. A header beyond _STEP ends as corrupt.
+        # ISA-L misreads a gzip header with several fields when it is split: the first input of a member must
+        # hold all of it. A header longer than _STEP is reported as corrupt.
         if not self._fill(_STEP):
-            raise errors.Truncated(format=self._kind.name, reason=f"ends at byte {self._taken}")
+            raise errors.Truncated(format=self._kind.name, reason=f"the stream ends at byte {self._taken}")
         start = self._at
         self._at = min(start + _STEP, self._end)
         return self._input[start : self._at]
 
     def _fill(self, count: int) -> int:
-        """Have ``count`` bytes of input at hand, or as many as there are; return their number."""
+        """Read until ``count`` bytes are buffered or the input ends; return the number of bytes buffered."""
         held = self._end - self._at
         if held < count:
             self._input[:held] = bytes(self._input[self._at : self._end])
@@ -183,7 +182,7 @@ class Members:
         return self._end - self._at
 
     def _at_end(self) -> bool:
-        """Tell whether the file ends here; what follows instead must be another member."""
+        """Return whether the file ends here. Raise ``errors.TrailingGarbage`` if no member follows."""
         padding = self._skip_zeros() if self._kind.padding else 0
         here = self._taken - (self._end - self._at)
         if padding and padding % self._kind.padding:
@@ -208,25 +207,28 @@ class Members:
         return skipped
 
     def _translate(self, err: Exception) -> errors.Error:
-        # The libraries tell an exceeded memory limit by their words alone.
+        # The libraries have no error code for an exceeded memory limit, only a message.
         if "memory" in str(err).lower():
-            reason = f"the {self._kind.name} stream needs a window of more than {1 << _WINDOW_LOG} bytes"
+            reason = (
+                f"the {self._kind.name} stream needs a window of more than {1 << _WINDOW_LOG >> 20} MiB; "
+                "compress it with a smaller window"
+            )
             return errors.Unsupported(reason=reason)
         return errors.Corrupt(format=self._kind.name, reason=f"{err} (before byte {self._taken})")
 
 
 _MAGIC = b"\xfd7zXZ\x00"
-_BLOCK_FLAGS = 12 + 1  # after the stream header and the size of the block's own
+_BLOCK_FLAGS = 12 + 1  # after the stream header and the byte with the size of the block header
 _HAS_COMPRESSED_SIZE = 0x40
 
 
 def is_multi_block(head: bytes) -> bool:
-    """Tell whether threads can share the stream that ``head``, its first 64 bytes or all, begins.
+    """Return whether several threads can decompress the xz stream; ``head``: its first 64 bytes.
 
-    Only the threaded encoder writes sizes into block headers, and only with them a decoder finds the
-    next block early.
+    That needs the compressed size in the block headers, which only the multi-threaded encoder writes
+    (xz-file-format.txt, section 3.1).
     """
     if not head.startswith(_MAGIC) or len(head) <= _BLOCK_FLAGS:
         return False
-    # A size of 0 is no block but the index, of a stream without blocks.
+    # A size of 0 marks the index: the stream has no blocks.
     return head[_BLOCK_FLAGS - 1] != 0 and bool(head[_BLOCK_FLAGS] & _HAS_COMPRESSED_SIZE)

@@ -1,4 +1,4 @@
-"""What is inside the compressions: the same question asked of each layer until it is no compression."""
+"""Detect and remove nested compression, layer by layer, down to the content."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from cdi_worker import errors
 from cdi_worker.formats import detect, readers
 from cdi_worker.formats.compressed import decompress
 
-#: Nobody compresses four times for a good reason.
+#: Limit of nested compressions, against decompression bombs.
 _DEPTH = 3
 
-#: The format of a layer of which too little was seen: bz2 yields nothing before 900 kB went in.
+#: The format of a layer whose first bytes are not available: bz2 returns no output for the first 900 kB.
 UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Content:
-    """``format``: what ``head``, the first bytes below all ``compressions`` (outermost first), is."""
+    """The content below all ``compressions`` (outermost first): its ``format`` and first bytes, ``head``."""
 
     compressions: tuple[str, ...]
     format: str
@@ -25,10 +25,10 @@ class Content:
 
 
 def look(head: bytes) -> Content:
-    """Tell what a file is from its first bytes alone.
+    """Detect the content of a file from its first bytes alone.
 
-    ``format`` is UNKNOWN when the layer below a compression does not begin within ``head``. Raises
-    ``errors.Refused`` for contradicting signatures and too many layers, ``errors.Corrupt``.
+    ``format`` is UNKNOWN when ``head`` is too short to decompress the start of a layer. Raises
+    ``errors.Refused`` for contradicting signatures and too many layers, and ``errors.Corrupt``.
     """
     compressions: tuple[str, ...] = ()
     kind = detect.detect(head)
@@ -42,10 +42,10 @@ def look(head: bytes) -> Content:
 def open(  # noqa: A001 - read as layers.open
     reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
 ) -> tuple[Content, readers.Reader]:
-    """Take the compressions off ``reader``: return what it is, and a reader of it from its start.
+    """Decompress all layers of ``reader``: return the content, and a reader of it from its start.
 
-    ``limit`` bounds the bytes of every layer; ``tool`` is that of ``decompress.open``. Closing the
-    result closes ``reader``; so does a failure, which would leave a tool running.
+    ``limit`` bounds the bytes of every layer; ``tool``: see ``decompress.open``. Closing the result closes
+    ``reader``. A failure closes it too, because a tool may be running.
     """
     compressions: tuple[str, ...] = ()
     opened = reader
@@ -63,5 +63,6 @@ def open(  # noqa: A001 - read as layers.open
 
 def _deeper(compressions: tuple[str, ...], kind: str) -> tuple[str, ...]:
     if len(compressions) == _DEPTH:
-        raise errors.Refused(format=kind, rule="nesting", reason=f"compressed more than {_DEPTH} times")
+        reason = f"the image is compressed more than {_DEPTH} times; decompress it first"
+        raise errors.Refused(format=kind, rule="nesting", reason=reason)
     return (*compressions, kind)

@@ -1,8 +1,8 @@
-"""The snappy framing format, both ways, at a bounded memory.
+"""Compress and decompress the snappy framing format, in bounded memory.
 
-https://github.com/google/snappy/blob/main/framing_format.txt. The library inflates and checks the
-CRC-32C of many chunks in one call; which bytes are chunks is found out here, because it keeps a whole
-stream in memory and passes over what follows a broken one.
+https://github.com/google/snappy/blob/main/framing_format.txt. The library decompresses many chunks in one
+call and checks their CRC-32C. Chunks are delimited here, because the library's own stream reader keeps the
+whole stream in memory and ignores bytes after a broken chunk.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from cdi_worker import errors
 from cdi_worker.formats import readers
 
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
-#: Bytes in a chunk, at most, before compression; and after it, with its checksum.
+#: Maximum bytes of a chunk before compression (section 4.2), and after it with the checksum.
 BLOCK = 64 << 10
 _LONGEST = 4 + 32 + BLOCK + BLOCK // 6
 
 _COMPRESSED, _PLAIN, _PADDING, _START = 0x00, 0x01, 0xFE, 0xFF
 _HEADER = 4
 _INPUT = 1 << 20
-#: What is compressed at once.
+#: Bytes compressed in one call.
 PIECE = 1 << 20
 _ZEROS = bytes(PIECE)
 
 
 class Reader:
-    """Reads what a snappy stream holds. Raises ``errors.Corrupt`` and ``errors.Truncated``."""
+    """Decompress a snappy stream. Raises ``errors.Corrupt`` and ``errors.Truncated``."""
 
     def __init__(self, reader: readers.Reader) -> None:
         self._reader = reader
-        # In front of the chunks there is always room for the identifier that the library wants to see.
+        # The library expects the stream identifier before the chunks of each call: it is written into the
+        # bytes before them, so there is always room for it.
         self._input = bytearray(len(IDENTIFIER) + _INPUT)
         self._view = memoryview(self._input)
         self._at = self._end = len(IDENTIFIER)
@@ -55,7 +56,7 @@ class Reader:
         self._reader.close()
 
     def _inflate(self, into: memoryview) -> int:
-        """Fill ``into`` with as many whole chunks as are at hand and fit, at least one; 0 at the end."""
+        """Decompress at least one chunk, and as many buffered ones as fit; return 0 at the end."""
         while (length := self._next()) is not None:
             if self._input.startswith(zero_chunk(), self._at):
                 into[:BLOCK] = _ZEROS[:BLOCK]
@@ -78,23 +79,23 @@ class Reader:
         try:
             return int(library().decompress_into(self._view[start:end], into))
         except library_error() as err:
-            raise _corrupt(f"{err}, before byte {self._taken}") from err
+            raise _corrupt(f"{err} (before byte {self._taken})") from err
 
     def _next(self) -> int | None:
-        """Go to the next chunk of data and return its length with its header, None at the end."""
+        """Go to the next data chunk; return its length with the header, None at the end."""
         while self._fill(_HEADER):
             kind, length = self._header(self._at)
             if kind in {_COMPRESSED, _PLAIN} and self._started:
                 _check(kind, length)
                 self._need(_HEADER + length)
                 return _HEADER + length
-            self._pass_over(kind, length)
+            self._skip(kind, length)
         if not self._started:
-            raise errors.Truncated(format="snappy", reason="ends before it has begun")
+            raise errors.Truncated(format="snappy", reason="the stream is empty")
         return None
 
     def _following(self, at: int) -> int:
-        """Return the length of a chunk of data that follows in memory, 0 if there is none."""
+        """Return the length of the buffered data chunk at ``at``, 0 if it is not a whole data chunk."""
         if self._end - at < _HEADER or self._input.startswith(zero_chunk(), at):
             return 0
         kind, length = self._header(at)
@@ -103,16 +104,16 @@ class Reader:
         _check(kind, length)
         return _HEADER + length
 
-    def _pass_over(self, kind: int, length: int) -> None:
+    def _skip(self, kind: int, length: int) -> None:
         if kind == _START:
             self._need(min(_HEADER + length, len(IDENTIFIER)))
             if not self._input.startswith(IDENTIFIER, self._at):
-                raise _corrupt("a stream identifier is wrong")
+                raise _corrupt("invalid stream identifier")
             self._started = True
         elif not self._started:
-            raise _corrupt("it does not begin with the stream identifier")
+            raise _corrupt("the stream identifier is missing at the start")
         elif kind < 0x80:
-            raise _corrupt(f"a chunk is of the unknown type {kind:#04x}")
+            raise _corrupt(f"unknown chunk type {kind:#04x}")
         left = _HEADER + length
         while left:
             self._need(min(left, _INPUT))
@@ -125,10 +126,10 @@ class Reader:
 
     def _need(self, count: int) -> None:
         if not self._fill(count):
-            raise errors.Truncated(format="snappy", reason=f"ends at byte {self._taken}")
+            raise errors.Truncated(format="snappy", reason=f"the stream ends at byte {self._taken}")
 
     def _fill(self, count: int) -> bool:
-        """Get ``count`` bytes of input to hand; False at the end, where there is none left."""
+        """Buffer ``count`` bytes of input; return False at the end of the input."""
         first = len(IDENTIFIER)
         held = self._end - self._at
         if self._at + count > len(self._input):
@@ -139,12 +140,12 @@ class Reader:
             self._taken += got
             held += got
         if 0 < held < count:
-            raise errors.Truncated(format="snappy", reason=f"ends at byte {self._taken}")
+            raise errors.Truncated(format="snappy", reason=f"the stream ends at byte {self._taken}")
         return held >= count
 
 
 def frames(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-    """Yield the stream of ``pieces``, each of at most PIECE bytes. Zeros cost a comparison."""
+    """Yield the snappy stream of ``pieces``, each of at most PIECE bytes. Zeros are not compressed again."""
     yield memoryview(IDENTIFIER)
     for piece in pieces:
         if len(piece) == PIECE and _ZEROS.startswith(piece):
@@ -155,7 +156,7 @@ def frames(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
 
 @functools.cache
 def zero_chunk() -> bytes:
-    """Return the chunk that stands for a block of zeros, the same from this library and from Go's."""
+    """Return the chunk of BLOCK zeros; this library and Go's (upstream CDI) encode it identically."""
     return bytes(_compress(memoryview(_ZEROS)[:BLOCK]))
 
 
@@ -170,7 +171,7 @@ def _compress(piece: memoryview) -> memoryview:
 
 @functools.cache
 def library() -> ModuleType:
-    """Return the library. Raises ``errors.MissingExtra``."""
+    """Import the snappy library. Raises ``errors.MissingExtra``."""
     with errors.optional("a clone", package="cramjam", extra="upload"):
         from cramjam import snappy
     return snappy
@@ -178,7 +179,7 @@ def library() -> ModuleType:
 
 @functools.cache
 def library_error() -> type[Exception]:
-    """Return what the library raises on bytes that it cannot read."""
+    """Return the exception that the library raises for malformed input."""
     from cramjam import DecompressionError
 
     return DecompressionError
@@ -187,7 +188,7 @@ def library_error() -> type[Exception]:
 def _check(kind: int, length: int) -> None:
     longest = _LONGEST if kind == _COMPRESSED else 4 + BLOCK
     if not 4 <= length <= longest:
-        raise _corrupt(f"a chunk is of {length} bytes")
+        raise _corrupt(f"a chunk has an invalid length of {length} bytes")
 
 
 def _corrupt(reason: str) -> errors.Corrupt:

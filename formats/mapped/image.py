@@ -1,8 +1,8 @@
-"""Disk images that map the disk through tables in two levels: which bytes of the file belong where.
+"""Disk images with a two-level mapping table: which bytes of the file belong where on the disk.
 
-Nothing is fetched here: callers bring what a ``Window`` asks for, in any order and in parallel.
-Memory is bounded whatever the image says: what its ``layout.Layout`` allows for the directory and
-for ``Claims``, and the pieces of one window.
+Nothing is fetched here: callers fetch the batches of a ``Window``, in any order and in parallel. Memory is
+bounded for any image: by the limits of its ``layout.Layout`` for the directory and ``Claims``, and by the
+size of a window.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.pieces import Batch, Piece
 
-#: Entries of one window. Its pieces, at worst one for each entry, take some 100 MiB as objects.
+#: Table entries of one window. Its pieces, at most one per entry, take about 100 MiB as Python objects.
 WINDOW = 512 << 10
 
 
 class Image:
-    """An image in a file of ``size`` bytes, whose layout and directory are known."""
+    """An image in a file of ``size`` bytes, with its layout and first-level table."""
 
     def __init__(self, layout: mapped.Layout, directory: array.array[int], size: int) -> None:
         self.layout = layout
@@ -30,9 +30,9 @@ class Image:
         self._size = size
 
     def windows(self) -> Iterator[Window]:
-        """Yield the windows of the disk in order; each must be done with before the next.
+        """Yield the windows of the disk in order. Finish with each before taking the next.
 
-        The same file gives the same windows and batches each time.
+        The windows and batches of a file are the same each time.
         """
         layout = self.layout
         claims = layout.claims(self._size)
@@ -51,7 +51,7 @@ class Image:
 
 
 class Window:
-    """A part of the disk: once its tables are loaded, it tells holes and data."""
+    """A part of the disk. Load its tables, call ``check``, then use ``holes`` and ``data``."""
 
     def __init__(
         self, layout: mapped.Layout, claims: mapped.Claims, tables: tuple[Piece, ...], span: tuple[int, int]
@@ -63,36 +63,36 @@ class Window:
         self._loaded: dict[int, list[Piece]] = {}
 
     def tables(self) -> Iterator[Batch]:
-        """Yield what must be fetched; each of its pieces is a table to ``load``."""
+        """Yield the batches to fetch; each piece in them is a table to ``load``."""
         return pieces.whole(sorted(self._tables), self._claims.size)
 
     def load(self, table: Piece, data: bytes | memoryview) -> None:
-        """Take in one table. Threads may load different tables at once."""
+        """Decode one table. Thread-safe for different tables."""
         self._loaded[table.guest] = self._layout.decode(data, table.guest)
 
     def check(self) -> int:
-        """Check the mapping as a whole; return how long the file is at least, by all seen so far.
+        """Check the mapping for overlaps; return the minimum length of the file, by all windows so far.
 
-        To be called once, before ``holes`` and ``data`` are used.
+        Call it once, before ``holes`` and ``data``.
         """
         self._claims.take_pieces(sorted(chain.from_iterable(self._loaded.values())))
         return self._claims.required
 
     def holes(self) -> Iterator[tuple[int, int]]:
-        """Yield (offset, length) on the disk of what reads as zeros, in order."""
+        """Yield (offset, length) of the parts of the disk that read as zeros, in order."""
         in_order = chain.from_iterable(self._loaded[table.guest] for table in self._tables)
         return pieces.holes(in_order, *self._span)
 
     def data(self) -> Iterator[Batch]:
-        """Yield what must be fetched and put in place, in the file's order."""
+        """Yield the batches of data to fetch and place, in file order."""
         return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._claims.size)
 
 
 def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
-    """Read the directory of an image in a file of ``size`` bytes.
+    """Read the first-level table of an image in a file of ``size`` bytes.
 
     ``read(offset, length)`` returns all of the bytes or raises.
     """
-    layout.claims(size)  # the directory is within the file, or this raises
+    layout.claims(size)  # raises if the directory is not within the file
     offset, length = layout.directory
     return Image(layout, views.entries(read(offset, length) if length else b"", layout.entry), size)

@@ -1,4 +1,4 @@
-"""What a format knows of one image: where everything lies, at random and as it comes."""
+"""The interface of a built-in disk format: the layout of an image, read at random or as a stream."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 
 
 class Arrival(NamedTuple):
-    """What the bytes that came mean.
+    """What to do after new bytes have arrived.
 
-    ``ready``: what can be placed now; a batch that begins before the new bytes lies in what was kept.
-    ``holes``: (offset, length) on the disk that reads as zeros. ``keep``: spans (start, end) of the
-    new bytes that may turn out to be needed.
+    ``ready``: batches to place now; one that begins before the new bytes is in the kept bytes. ``holes``:
+    (offset, length) of parts of the disk that read as zeros. ``keep``: spans (start, end) of the new bytes
+    that may be needed later.
     """
 
     ready: list[Batch]
@@ -26,7 +26,7 @@ class Arrival(NamedTuple):
 
 
 class Follower(abc.ABC):
-    """Follows one image of ``virtual_size`` bytes. Offsets are those of the file."""
+    """Interpret the stream of one image of ``virtual_size`` bytes. Offsets are offsets in the file."""
 
     virtual_size: int
     inflate: Inflate
@@ -34,53 +34,53 @@ class Follower(abc.ABC):
     @property
     @abc.abstractmethod
     def mapped(self) -> bool:
-        """Tell whether all tables have passed, so that what is not expected now is not needed."""
+        """Return whether all tables have arrived, so that bytes no table refers to can be discarded."""
 
     @abc.abstractmethod
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
-        """Take note that the bytes from ``start`` to ``end`` came, the ``last`` of the file or not.
+        """Process the arrival of the bytes from ``start`` to ``end``; ``last``: the file ends there.
 
-        Both are multiples of 512 and of a cluster, except at the end. ``read(offset, length)`` gives
-        bytes that came now or were kept.
+        Both are multiples of 512 and of the cluster size, except at the end. ``read(offset, length)``
+        returns bytes that arrived now or were kept.
         """
 
 
 class Claims(abc.ABC):
-    """What of a file is spoken for so far: nothing may serve two purposes.
+    """The bytes of a file that are in use, to detect overlaps: no byte may be used twice.
 
-    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. What is taken already raises
+    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. Bytes already in use raise
     ``errors.Corrupt``.
     """
 
     def __init__(self, name: str, size: int) -> None:
         self.size = size
-        #: The least length that a file with these claims has.
+        #: Minimum length of a file with these claims.
         self.required = 0
         self._name = name
 
     def reach(self, end: int) -> None:
-        """Raise ``errors.Truncated`` if the file ends before."""
+        """Raise ``errors.Truncated`` if the file ends before ``end``."""
         if end > self.size:
-            reason = f"the tables need {end} bytes, the file has {self.size}"
+            reason = f"the tables need {end} bytes, the file has {self.size} bytes"
             raise errors.Truncated(format=self._name, reason=reason)
         self.required = max(self.required, end)
 
     @abc.abstractmethod
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim for all the tables of the second level, once and before any data."""
+        """Claim all second-level tables. Call it once, before ``take_pieces``."""
 
     @abc.abstractmethod
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim for data, given in the file's order."""
+        """Claim data, given in file order."""
 
 
 class Layout(abc.ABC):
-    """How one image is laid out, as its header tells. Sizes and offsets in bytes.
+    """The layout of one image, from its header. Sizes and offsets in bytes.
 
-    ``unit``: what the format calls the pieces of a disk. ``crowded``: whether a stream of the image may tell
-    of more pieces than are remembered. ``entry``: the form of a table's entries, for ``views.entries``.
-    ``directory``: offset and length of the table of the first level. ``fixed``: spans (start, end) of the
-    file that are neither tables of the second level nor data. ``inflate``: thread-safe.
+    ``unit``: the format's word for its allocation units, in plural. ``crowded``: whether a stream may expect
+    more than ``passing.LIMIT`` pieces at once. ``entry``: layout of a table entry, for ``views.entries``.
+    ``directory``: offset and length of the first-level table. ``fixed``: spans (start, end) of the file that
+    hold neither second-level tables nor data. ``inflate``: thread-safe.
     """
 
     format: str
@@ -95,19 +95,19 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def claims(self, size: int, /) -> Claims:
-        """Return the claims of a file of ``size`` bytes before its tables are known."""
+        """Return the claims of header and directory in a file of ``size`` bytes."""
 
     @abc.abstractmethod
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
-        """Yield the tables of the second level; ``guest`` and ``size`` are what each maps."""
+        """Yield the second-level tables; ``guest`` and ``size`` are the part of the disk that each maps."""
 
     @abc.abstractmethod
     def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
-        """Return the pieces, in the disk's order, of the table that maps the disk from ``guest``.
+        """Return the pieces, in disk order, of the table that maps the disk from ``guest``.
 
-        What no piece covers reads as zeros.
+        Parts of the disk without a piece read as zeros.
         """
 
     @abc.abstractmethod
     def follow(self) -> Follower:
-        """Return what follows the image when it comes in order."""
+        """Return the follower for a stream of the image."""

@@ -1,7 +1,7 @@
-"""A mapped image that comes once and in order: what to do with the bytes as they pass.
+"""Place a mapped image from a stream: what to do with bytes that arrive once and in file order.
 
-Most writers put a table before the data it maps, so that data usually knows its place when it comes.
-What does not is to be kept until the table has passed.
+Most programs write a table before the data that it maps, so most data can be placed on arrival. Data before
+its table is kept until the table arrives.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.layout import Arrival, Follower, Layout
 from cdi_worker.formats.mapped.pieces import Piece
 
-#: Tables and pieces that may be known before they come: some 50 MiB as objects.
+#: Maximum tables, and maximum pieces, that are expected at once: about 50 MiB as Python objects.
 LIMIT = 256 << 10
-#: The size of a file that is not known: more than any has.
+#: The size of a file of unknown length: larger than any file.
 UNKNOWN = 1 << 63
 
 _SECTOR = 512
@@ -27,15 +27,15 @@ _host = attrgetter("host")
 
 
 class Passing(Follower):
-    """Follows one image whose layout is known; see ``layout.Follower``."""
+    """Follow an image with this layout; see ``layout.Follower``."""
 
     def __init__(self, layout: Layout) -> None:
         self.virtual_size = layout.virtual_size
         self.inflate = layout.inflate
         self._layout = layout
         self._claims = layout.claims(UNKNOWN)
-        self._tables: list[Piece] | None = None  # those still to come, the last one first
-        self._expected: list[Piece] = []  # in the file's order
+        self._tables: list[Piece] | None = None  # not arrived yet, the last one first
+        self._expected: list[Piece] = []  # in file order
 
     @property
     def mapped(self) -> bool:
@@ -47,7 +47,7 @@ class Passing(Follower):
         if self._tables is None:
             self._read_directory(end, read, holes)
         late, tables = self._read_tables(start, end, read, holes)
-        now, waiting = self._sort_out(end, last=last)
+        now, waiting = self._split_expected(end, last=last)
         unknown: Iterable[tuple[int, int]] = ()
         if not self.mapped:
             known = [_span(piece) for piece in chain(tables, now, waiting)]
@@ -60,7 +60,7 @@ class Passing(Follower):
             *pieces.batches(now[first:], end),
         ]
         return Arrival(
-            ready, holes, [_whole(span, start) for span in unknown if span[1] - span[0] >= _SECTOR]
+            ready, holes, [_extended(span, start) for span in unknown if span[1] - span[0] >= _SECTOR]
         )
 
     def _read_directory(self, end: int, read: views.Read, holes: list[tuple[int, int]]) -> None:
@@ -76,7 +76,7 @@ class Passing(Follower):
     def _read_tables(
         self, start: int, end: int, read: views.Read, holes: list[tuple[int, int]]
     ) -> tuple[list[Piece], list[Piece]]:
-        """Read the tables that have come; return pieces that passed before, and these tables."""
+        """Read the tables that have arrived; return the pieces before ``start``, and these tables."""
         done: list[Piece] = []
         late: list[Piece] = []
         while self._tables and self._tables[-1].host + self._tables[-1].length <= end:
@@ -94,15 +94,16 @@ class Passing(Follower):
             self._expected = sorted(_limited(self._expected))
         return late, done
 
-    def _sort_out(self, end: int, *, last: bool) -> tuple[list[Piece], list[Piece]]:
-        """Take from the expected pieces what has come whole; return it, and what has not, in part."""
+    def _split_expected(self, end: int, *, last: bool) -> tuple[list[Piece], list[Piece]]:
+        """Split the expected pieces that begin before ``end``: return (arrived, still incomplete)."""
         ready: list[Piece] = []
         waiting: list[Piece] = []
-        # How long compressed data is shows in itself: at the end of the file it may be shorter than said.
+        # The tables give only an upper limit for the length of compressed data: at the end of the file the
+        # data may be shorter.
         slack = pieces.BATCH if last else 0
         count = bisect.bisect_left(self._expected, end, key=_host)
         for piece in self._expected[:count]:
-            whole, rest = _cut(piece, end + slack if piece.packed else end)
+            whole, rest = _cut(piece, end + slack if piece.compressed else end)
             ready.extend(whole)
             waiting.extend(rest)
         self._expected[:count] = waiting
@@ -111,7 +112,7 @@ class Passing(Follower):
     def _check_end(self, size: int) -> None:
         required = sum(self._layout.directory) if self._tables is None else self._claims.required
         if required > size or not self.mapped or self._expected:
-            reason = f"the tables need {required} bytes, the file has {size}"
+            reason = f"the tables need {required} bytes, the file has {size} bytes"
             raise errors.Truncated(format=self._layout.format, reason=reason)
 
 
@@ -119,20 +120,20 @@ def _span(piece: Piece) -> tuple[int, int]:
     return piece.host, piece.host + piece.length
 
 
-def _whole(span: tuple[int, int], start: int) -> tuple[int, int]:
-    """Add what may belong to the span: compressed data ends somewhere in its last sector.
+def _extended(span: tuple[int, int], start: int) -> tuple[int, int]:
+    """Extend the span by a sector at its start: compressed data may begin in the sector before it.
 
-    What fits between two compressed clusters without a sector of its own is taken for such an end.
+    Spans shorter than a sector are not kept: they are the unused end of a compressed cluster.
     """
     return max(start, span[0] - _SECTOR), span[1]
 
 
 def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:
-    """Return what is before an offset and what is not; compressed data waits until it is whole."""
+    """Split a piece at an offset into the parts before and after it. Compressed data is never split."""
     first = at - piece.host
     if first >= piece.length:
         return [piece], []
-    if first <= 0 or piece.packed:
+    if first <= 0 or piece.compressed:
         return [], [piece]
     host, length, guest, _, _ = piece
     rest = length - first
@@ -142,5 +143,5 @@ def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:
 def _limited(found: Iterable[Piece]) -> list[Piece]:
     limited = list(islice(found, LIMIT + 1))
     if len(limited) > LIMIT:
-        raise errors.ScratchRequired(reason="the image's mapping is too large to be held in memory")
+        raise errors.ScratchRequired(reason="the image's mapping tables are too large for memory")
     return limited

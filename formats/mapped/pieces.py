@@ -1,4 +1,4 @@
-"""Pieces of a disk in a file, and the requests that fetch them."""
+"""Pieces of a disk in an image file, and the batches in which they are fetched."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
-#: The most bytes of a batch with compressed clusters; the longest of them is this long.
+#: Maximum bytes of a batch with compressed clusters: the length of the longest compressed cluster.
 BATCH = 4 << 20
-#: The most bytes of one with none, which is written as it comes: memory of this size stays in a processor's
-#: cache. Several such batches that follow each other are one request.
+#: Maximum bytes of a batch without them, which is written unchanged: memory of this size stays in the CPU
+#: cache. Adjacent batches are fetched with one request.
 PLAIN = 1 << 20
 
-#: Bytes between two pieces that are cheaper read than skipped with another request.
+#: Reading this many unused bytes between two pieces is cheaper than another request.
 GAP = 256 << 10
 
-#: What a packed piece makes, or more, of its bytes and of its offset on the disk.
+#: Decompress a piece, given its bytes and its offset on the disk. May return more than the piece's size.
 Inflate = Callable[[bytes | memoryview, int], bytes]
 
 
 class Piece(NamedTuple):
-    """``length`` bytes at ``host`` of the file that make ``size`` bytes at ``guest`` of the disk.
+    """``length`` bytes at ``host`` in the file that hold ``size`` bytes at ``guest`` on the disk.
 
-    Pieces sort in the file's order. A ``packed`` one is a compressed cluster; of what it inflates
-    to, the first ``size`` bytes are wanted.
+    Pieces sort in file order. ``compressed``: the piece is a compressed cluster; of the decompressed data the
+    first ``size`` bytes are used.
     """
 
     host: int
     length: int
     guest: int
     size: int
-    packed: bool
+    compressed: bool
 
 
 class Batch(NamedTuple):
@@ -44,21 +44,20 @@ class Batch(NamedTuple):
 
 
 def batches(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]:
-    """Gather sorted pieces into batches of at most ``BATCH`` or ``PLAIN`` bytes, none behind ``size``.
+    """Group sorted pieces into batches of at most ``BATCH`` or ``PLAIN`` bytes that end before ``size``.
 
-    ``gap``: so many bytes between two pieces may be read with them. What is not packed is cut to
-    ``PLAIN`` bytes; see ``whole`` for what must not be.
+    ``gap``: maximum unused bytes between two pieces. Uncompressed pieces are split to ``PLAIN`` bytes.
     """
     return whole(chain.from_iterable(map(_split, pieces)), size, gap)
 
 
 def whole(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]:
-    """Gather as ``batches`` does, but cut no piece: a table is understood as one."""
+    """Group like ``batches``, but split no piece: a table is decoded as a whole."""
     group: list[Piece] = []
     start = end = 0
     for piece in pieces:
         piece_end = piece.host + piece.length
-        if group and (piece.host - end > gap or piece_end - start > (BATCH if piece.packed else PLAIN)):
+        if group and (piece.host - end > gap or piece_end - start > (BATCH if piece.compressed else PLAIN)):
             yield Batch(start, min(end, size) - start, group)
             group = []
         if not group:
@@ -70,17 +69,17 @@ def whole(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]
 
 
 def _split(piece: Piece) -> Iterator[Piece]:
-    host, length, guest, _, packed = piece
-    if packed or length <= PLAIN:
+    host, length, guest, _, compressed = piece
+    if compressed or length <= PLAIN:
         yield piece
         return
     for offset in range(0, length, PLAIN):
         part = min(PLAIN, length - offset)
-        yield Piece(host + offset, part, guest + offset, part, packed=False)
+        yield Piece(host + offset, part, guest + offset, part, compressed=False)
 
 
 def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Join what is next to each other both in the file and on the disk."""
+    """Join uncompressed pieces that are adjacent both in the file and on the disk."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None and _joins(last, piece):
@@ -95,27 +94,27 @@ def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def _joins(first: Piece, second: Piece) -> bool:
     ends = (first.host + first.length, first.guest + first.size)
-    return ends == (second.host, second.guest) and not first.packed and not second.packed
+    return ends == (second.host, second.guest) and not first.compressed and not second.compressed
 
 
 def steady(table: array.array[int], step: int) -> Iterator[tuple[int, int]]:
-    """Cut ``table`` where an entry is not the one before it plus ``step``: yield (first, end)."""
+    """Yield (first, end) of the longest ranges of ``table`` in which entries increase by ``step``."""
     deltas = map(operator.sub, islice(table, 1, None), table)
     cuts = [index for index, delta in enumerate(deltas, 1) if delta != step]
     return pairwise([0, *cuts, len(table)])
 
 
 def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) on the disk, from ``start`` to ``end``, of what no piece covers.
+    """Yield (offset, length) of the parts of the disk from ``start`` to ``end`` without a piece.
 
-    ``pieces`` are in the disk's order.
+    ``pieces`` are in disk order.
     """
     spans = ((piece.guest, piece.guest + piece.size) for piece in pieces)
     return ((first, after - first) for first, after in gaps(spans, start, end))
 
 
 def gaps(spans: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield what ascending half-open ``spans`` leave out between ``start`` and ``end``."""
+    """Yield the gaps between ascending half-open ``spans``, from ``start`` to ``end``."""
     for first, after in spans:
         if first > start:
             yield start, min(first, end)

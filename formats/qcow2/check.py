@@ -1,4 +1,4 @@
-"""What a qcow2 image must not be, and how long its file has to be."""
+"""Safety check of qcow2 images, and the minimum length of the file."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import struct
 from cdi_worker.formats import facts, views
 from cdi_worker.formats.qcow2 import layout
 
-#: In the header: offset of the backing file's name in the file, and the name's length.
+#: Header fields: offset and length of the backing file's name (specification, "Header").
 _BACKING = struct.Struct(">8xQI")
 _BACKING_FIELDS = slice(8, 20)
 
 
 def check(view: views.View) -> facts.Facts:
-    """Refuse other files, encryption and unknown features; only the allowed backing file passes."""
+    """Refuse backing files except the allowed one, data files, encryption and unknown features."""
     head = bytearray(view.head)
     backing = _backing(view.head, view.allow_backing) if view.allow_backing is not None else None
     if backing is not None:
         head[_BACKING_FIELDS] = bytes(12)
     found = layout.read_layout(bytes(head))
     facts.check_size("qcow2", found.virtual_size)
-    # What has a backing file is not a disk by itself.
+    # An image with a backing file is not a complete disk and cannot be placed.
     return facts.Facts("qcow2", found.virtual_size, backing=backing, layout=None if backing else found)
 
 
 def required_length(view: views.View) -> int:
-    """Return the bytes that a file with these tables holds at least; a backing file is not looked at."""
+    """Return the minimum length in bytes of a file with these tables. A backing file is ignored."""
 
     def masked(offset: int, length: int) -> bytes:
         data = bytearray(view.at(offset, length))
@@ -38,11 +38,11 @@ def required_length(view: views.View) -> int:
 
 
 def _backing(head: bytes, allowed: str) -> str | None:
-    """Return the name of the backing file if there is one, and its base name is the allowed one."""
+    """Return the name of the backing file, None without one. Refuse a base name that is not allowed."""
     offset, length = _BACKING.unpack_from(head)
     if not offset:
         return None
     name = head[offset : offset + length].decode()
     if len(name.encode()) != length or posixpath.basename(name) != allowed:
-        raise facts.refuse("qcow2", "backing_file", f"its backing file is {name!r}, not {allowed!r}")
+        raise facts.refuse("qcow2", "backing_file", f"the backing file is {name!r}, expected {allowed!r}")
     return name

@@ -1,7 +1,7 @@
-"""The qcow2 header: what the image is, and whether we may read it.
+"""The qcow2 header: its fields, and whether the image is safe and supported.
 
-Specification: docs/interop/qcow2.rst of QEMU. Limits that the specification leaves open are those
-of QEMU's block/qcow2.c, so that a field we accept is one that QEMU accepts.
+Specification: docs/interop/qcow2.rst of QEMU. Limits that the specification leaves open are those of QEMU's
+block/qcow2.c, so that QEMU accepts every value accepted here.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from cdi_worker import errors
 
 MAGIC = b"QFI\xfb"
 
-#: Bytes of the file's beginning that hold all we look at.
+#: First bytes of the file that hold everything read here.
 HEAD_SIZE = 64 * 1024
 
 _V2 = struct.Struct(">4sIQIIQIIQQIIQ")
 _V3 = struct.Struct(">QQQII")
 _EXTENSION = struct.Struct(">II")
 
-# A dirty image was written with lazy refcounts and not closed cleanly. Only refcounts may be stale then, the
-# mapping never is (specification, "incompatible_features" bit 0), and refcounts are not read here; so it is
-# read like any other, as QEMU does when it opens one read-only.
+# A dirty image was written with lazy refcounts and not closed cleanly. Only its refcounts may be stale
+# (specification, "incompatible_features" bit 0). They are not read here, so a dirty image is read like any
+# other, as QEMU does with one opened read-only.
 _DIRTY, _CORRUPT, _DATA_FILE, _COMPRESSION, _EXTENDED_L2 = (1 << bit for bit in range(5))
 _KNOWN = _DIRTY | _CORRUPT | _DATA_FILE | _COMPRESSION | _EXTENDED_L2
 
-_RAW_DATA_FILE = 2  # among the autoclear features
+_RAW_DATA_FILE = 2  # in the autoclear features
 
 _END, _LUKS = 0, 0x0537BE77
 _COMPRESSIONS = {0: "zlib", 1: "zstd"}
@@ -38,7 +38,7 @@ _MAX_SNAPSHOTS = 65536
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Header:
-    """Facts of an image that passed every check. Sizes and offsets in bytes."""
+    """The header of an image that passed every check. Sizes and offsets in bytes."""
 
     version: int
     virtual_size: int
@@ -68,30 +68,33 @@ class Header:
 
     @property
     def l1_needed(self) -> int:
-        """L1 entries that the virtual size takes; those after them hold the state of snapshots."""
+        """Number of L1 entries for the virtual size; those after them map the VM state of snapshots."""
         return -(-self.virtual_size // self.reach)
 
 
 def parse(head: bytes) -> Header:
     """Read the header from the first ``HEAD_SIZE`` bytes of the file (all of a smaller one).
 
-    Raises ``errors.Refused`` for what a safety rule forbids, ``errors.Unsupported`` for what another
-    program may be able to read, ``errors.Corrupt`` or ``errors.Truncated`` for what nobody should.
+    Raises ``errors.Refused`` if a safety rule forbids the image, ``errors.Unsupported`` if another program
+    may be able to read it, ``errors.Corrupt`` or ``errors.Truncated`` if it is invalid.
     """
     if len(head) < _V2.size:
-        raise errors.Truncated(format="qcow2", reason=f"{len(head)} bytes, shorter than a header")
+        raise errors.Truncated(format="qcow2", reason=f"the file has {len(head)} bytes, less than a header")
     fields = _V2.unpack_from(head)
     magic, version, backing, _, cluster_bits, virtual_size, crypt = fields[:7]
     if magic != MAGIC:
         raise errors.Corrupt(format="qcow2", reason="the magic number is missing")
     if version not in (2, 3):
-        raise errors.Unsupported(reason=f"qcow2 version {version}")
+        raise errors.Unsupported(reason=f"qcow2 version {version}; supported: 2 and 3")
     if not 9 <= cluster_bits <= 21:
-        raise errors.Corrupt(format="qcow2", reason=f"cluster_bits is {cluster_bits}, not 9 to 21")
+        raise errors.Corrupt(format="qcow2", reason=f"cluster_bits is {cluster_bits}, expected 9 to 21")
     if backing:
-        raise _refused("backing_file", "it names a backing file")
+        reason = (
+            "the image has a backing file; flatten it first: qemu-img convert -O qcow2 f.qcow2 flat.qcow2"
+        )
+        raise _refused("backing_file", reason)
     if crypt:
-        raise _refused("encryption", f"it is encrypted (method {crypt})")
+        raise _refused("encryption", f"the image is encrypted (method {crypt}); decrypt it first")
     features, compression, extensions = _version_3(head) if version == 3 else (0, "zlib", _V2.size)
     _check_extensions(head, extensions, 1 << cluster_bits)
     header = Header(
@@ -114,20 +117,21 @@ def parse(head: bytes) -> Header:
 def _version_3(head: bytes) -> tuple[int, str, int]:
     """Return (incompatible features, compression, offset of the header extensions)."""
     if len(head) < _V2.size + _V3.size:
-        raise errors.Truncated(format="qcow2", reason=f"{len(head)} bytes, shorter than a header")
+        raise errors.Truncated(format="qcow2", reason=f"the file has {len(head)} bytes, less than a header")
     features, _, autoclear, refcount_order, length = _V3.unpack_from(head, _V2.size)
     if features & ~_KNOWN:
-        raise _refused("unknown_features", f"it needs unknown features ({features & ~_KNOWN:#x})")
+        raise _refused("unknown_features", f"the image needs unknown features ({features & ~_KNOWN:#x})")
     if features & _DATA_FILE:
-        raise _refused("data_file", "its data is in another file")
+        raise _refused("data_file", "the data is in an external data file; convert the image with qemu-img")
     if features & _CORRUPT:
-        raise errors.Corrupt(format="qcow2", reason="marked as corrupt by the program that last wrote it")
+        reason = "the image is marked as corrupt; repair it with: qemu-img check -r all"
+        raise errors.Corrupt(format="qcow2", reason=reason)
     if autoclear & _RAW_DATA_FILE:
-        raise errors.Corrupt(format="qcow2", reason="it has the flag of a raw data file, but none")
+        raise errors.Corrupt(format="qcow2", reason="the raw data file flag is set without a data file")
     if refcount_order > 6:
-        raise errors.Corrupt(format="qcow2", reason=f"refcount_order is {refcount_order}, more than 6")
+        raise errors.Corrupt(format="qcow2", reason=f"refcount_order is {refcount_order}, expected 0 to 6")
     if length < _V2.size + _V3.size or length % 8:
-        raise errors.Corrupt(format="qcow2", reason=f"the header's length is {length}")
+        raise errors.Corrupt(format="qcow2", reason=f"invalid header length of {length} bytes")
     kind = head[104] if length > 104 and len(head) > 104 else 0
     if kind not in _COMPRESSIONS:
         raise errors.Unsupported(reason=f"qcow2 compression type {kind}")
@@ -139,11 +143,11 @@ def _version_3(head: bytes) -> tuple[int, str, int]:
 def _check_extensions(head: bytes, offset: int, cluster_size: int) -> None:
     end = min(len(head), cluster_size)
     if offset > end:
-        raise errors.Corrupt(format="qcow2", reason=f"the header's length is {offset}")
+        raise errors.Corrupt(format="qcow2", reason=f"invalid header length of {offset} bytes")
     while offset + _EXTENSION.size <= end:
         kind, length = _EXTENSION.unpack_from(head, offset)
         if kind == _LUKS:
-            raise _refused("encryption", "it has an encryption header")
+            raise _refused("encryption", "the image has an encryption header; decrypt it first")
         if length > end - offset - _EXTENSION.size:
             raise errors.Corrupt(format="qcow2", reason=f"the header extension at {offset} is too long")
         if kind == _END:

@@ -1,7 +1,7 @@
 """The layout of a qcow2 image: which bytes of the file belong where on the disk.
 
-Memory is bounded whatever the image says: 32 MiB of L1 table, and one byte for each cluster of the
-file up to ``qcow2_claims.Claims.LIMIT``.
+Memory is bounded for any image: at most 32 MiB of L1 table, and one byte for each cluster of the file, at
+most ``Claims.LIMIT``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cdi_worker.formats.qcow2 import tables as qcow2_tables
 
 
 class Layout(mapped.Layout):
-    """An image with this header; see ``mapped.layout.Layout``."""
+    """The layout of an image with this header; see ``mapped.layout.Layout``."""
 
     format = "qcow2"
     unit = "clusters"
-    #: Tables come among the data, so that a stream does not tell.
+    #: Tables are spread over the file: the header does not show how many pieces are expected at once.
     crowded = False
     entry = qcow2_tables.ENTRY
 
@@ -62,15 +62,14 @@ class Layout(mapped.Layout):
 
 
 def read_layout(head: bytes) -> Layout:
-    """Return the layout that the first ``qcow2_header.HEAD_SIZE`` bytes of a file tell."""
+    """Return the layout from the first ``qcow2_header.HEAD_SIZE`` bytes of a file."""
     return Layout(qcow2_header.parse(head))
 
 
 def required_length(read: views.Read, size: int) -> int:
-    """Return how many bytes a file with these tables holds at least.
+    """Return the minimum length in bytes of a file with these tables.
 
-    Raises ``errors.Truncated`` if that is more than ``size``. (QEMU reads zeros where a cut file
-    should have data.)
+    Raises ``errors.Truncated`` if that is more than ``size``: QEMU would read zeros past the end of the file.
     """
     layout = read_layout(read(0, min(size, qcow2_header.HEAD_SIZE)))
     required = 0
@@ -88,11 +87,7 @@ _SECTOR = 512
 
 
 class Claims(mapped.Claims):
-    """The clusters spoken for so far.
-
-    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. One byte per cluster is kept, at most
-    ``LIMIT``: 4 TiB of 64 KiB clusters.
-    """
+    """The clusters of the file in use: one byte for each, at most ``LIMIT`` (4 TiB of 64 KiB clusters)."""
 
     LIMIT = 64 << 20
     _WHOLE, _SHARED = 1, 2
@@ -107,50 +102,51 @@ class Claims(mapped.Claims):
             self.take(header.l1_offset, header.l1_entries * 8)
 
     def take(self, host: int, length: int) -> None:
-        """Claim every cluster that these bytes touch, for this purpose only."""
+        """Claim every cluster that these bytes touch, exclusively."""
         self.reach(host + length)
         first, end = self._span(host, length)
         if self._taken.count(0, first, end) != end - first:
-            raise errors.Corrupt(format="qcow2", reason=f"the cluster at {host} is used twice")
+            raise errors.Corrupt(format="qcow2", reason=f"the cluster at byte {host} is used twice")
         self._taken[first:end] = bytes([self._WHOLE]) * (end - first)
 
     def share(self, host: int, length: int) -> None:
-        """Claim for a compressed cluster: only others of the kind may be in the same host clusters.
+        """Claim a compressed cluster: it may share host clusters with other compressed clusters only.
 
-        Of its last sector one byte must exist: no program pads the end of the file.
+        One byte of its last sector must exist: programs do not pad the end of the file.
         """
         self.reach(host + length - _SECTOR + 1)
         first, end = self._span(host, length)
         if self._taken.find(self._WHOLE, first, end) >= 0:
-            raise errors.Corrupt(format="qcow2", reason=f"the cluster at {host} is used twice")
+            raise errors.Corrupt(format="qcow2", reason=f"the cluster at byte {host} is used twice")
         self._taken[first:end] = bytes([self._SHARED]) * (end - first)
 
     def _span(self, host: int, length: int) -> tuple[int, int]:
         first, end = host >> self._bits, (host + length - 1 >> self._bits) + 1
         if end > self.LIMIT:
-            raise errors.Unsupported(reason=f"qcow2 of more than {self.LIMIT} clusters")
+            raise errors.Unsupported(reason=f"qcow2 file of more than {self.LIMIT} clusters")
         if end > len(self._taken):
             self._taken.extend(bytes(end - len(self._taken)))
         return first, end
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim for the L2 tables."""
+        """Claim the L2 tables."""
         for table in tables:
             self.take(table.host, table.length)
 
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim for data, given in the file's order.
+        """Claim data, given in file order.
 
-        Subclusters of one cluster may be several pieces: they lie equally far from their place on
-        the disk. Of compressed clusters one may begin in the last sector of the one before it, not
+        Subclusters of one cluster may be several pieces: the distance between their offsets in the file and
+        on the disk is the same. A compressed cluster may begin in the last sector of the one before it, not
         earlier (specification, "Compressed Clusters Descriptor").
         """
         last_host = last_sector = last_cluster = shift = -1
         for piece in found:
             end = piece.host + piece.length
-            if piece.packed:
+            if piece.compressed:
                 if piece.host <= last_host or piece.host < last_sector:
-                    raise errors.Corrupt(format="qcow2", reason=f"compressed data overlaps at {piece.host}")
+                    reason = f"compressed data overlaps at byte {piece.host}"
+                    raise errors.Corrupt(format="qcow2", reason=reason)
                 self.share(piece.host, piece.length)
                 last_host, last_sector = piece.host, (end - 1) // _SECTOR * _SECTOR
                 continue
@@ -168,14 +164,14 @@ Inflate = Callable[["bytes | memoryview"], bytes]
 # QEMU compresses with a window of 4 KiB, other programs with up to 32 KiB.
 _RAW_DEFLATE = -15
 _MAX_ZSTD_WINDOW = 8 << 20
-# Its own types take the class for an instance.
+# isal's type stubs declare the class as an instance.
 _IsalError = cast("type[Exception]", isal_zlib.error)
 
 
 def inflater(compression: str, cluster_size: int) -> Inflate:
-    """Return a function that inflates one cluster, or raises ``errors.Corrupt``. Thread-safe.
+    """Return a thread-safe function that decompresses one cluster or raises ``errors.Corrupt``.
 
-    Bytes after the end of the compressed data are ignored: its length is known in sectors only.
+    It ignores bytes after the end of the compressed data: the tables give its length in sectors only.
     """
     inflate = _zlib if compression == "zlib" else _Zstd().inflate
 
@@ -185,7 +181,7 @@ def inflater(compression: str, cluster_size: int) -> Inflate:
         except (_IsalError, zstandard.ZstdError) as err:
             raise _corrupt(err) from err
         if len(result) != cluster_size:
-            raise _corrupt(f"does not end at {cluster_size} bytes")
+            raise _corrupt(f"does not decompress to {cluster_size} bytes")
         return result
 
     return checked
@@ -193,19 +189,19 @@ def inflater(compression: str, cluster_size: int) -> Inflate:
 
 def _zlib(data: bytes | memoryview, size: int) -> bytes:
     stream = isal_zlib.decompressobj(wbits=_RAW_DEFLATE)
-    # One byte more than wanted: to see the end of the stream, or that it has none there.
+    # One byte more than expected: at its output limit isal does not look for the end of the stream.
     result: bytes = stream.decompress(data, size + 1)
     return result if stream.eof else b""
 
 
 class _Zstd(threading.local):
-    """One decompression context for each thread: a context must not be shared."""
+    """One decompression context per thread: contexts are not thread-safe."""
 
     def __init__(self) -> None:
         self._context = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
 
     def inflate(self, data: bytes | memoryview, size: int) -> bytes:
-        # A frame that tells its size would be inflated whole, whatever the limit says.
+        # The library ignores max_output_size for a frame with a content size (RFC 8878, section 3.1.1.1.4).
         if zstandard.frame_content_size(data) > size:
             return b""
         return self._context.decompress(data, max_output_size=size, allow_extra_data=True)

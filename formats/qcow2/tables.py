@@ -1,4 +1,4 @@
-"""The qcow2 mapping tables: from entries to pieces of the disk, each checked before use."""
+"""Decode the qcow2 mapping tables (L1, L2) into pieces, checking each entry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ENTRY = ">Q"
 
 _OFFSET = (1 << 56) - (1 << 9)
 _COPIED = 1 << 63
-_PACKED = 1 << 62
+_COMPRESSED = 1 << 62
 _ZERO = 1
 _SECTOR = 512
 
 
 def tables(header: qcow2_header.Header, l1: array.array[int]) -> Iterator[Piece]:
-    """Yield the L2 tables as pieces whose ``guest`` and ``size`` are what each maps."""
+    """Yield the L2 tables as pieces; ``guest`` and ``size`` are the part of the disk that each maps."""
     for index, entry in enumerate(l1):
         if not entry:
             continue
@@ -32,13 +32,13 @@ def tables(header: qcow2_header.Header, l1: array.array[int]) -> Iterator[Piece]
         if offset:
             guest = index * header.reach
             size = min(header.reach, header.virtual_size - guest)
-            yield Piece(offset, header.cluster_size, guest, size, packed=False)
+            yield Piece(offset, header.cluster_size, guest, size, compressed=False)
 
 
 def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) -> list[Piece]:
-    """Return the pieces, in the disk's order, of the L2 table that maps the disk from ``guest``.
+    """Return the pieces, in disk order, of the L2 table that maps the disk from ``guest``.
 
-    What no piece covers reads as zeros.
+    Parts of the disk without a piece read as zeros.
     """
     count = min(header.table_entries, -(-(header.virtual_size - guest) // header.cluster_size))
     table = views.entries(data, ENTRY)
@@ -48,16 +48,16 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
         found = _clusters(header, table[:count], guest)
     result = list(found)
     while result and result[-1].guest >= header.virtual_size:
-        result.pop()  # subclusters, of which the last cluster may have some behind the end
+        result.pop()  # the last cluster may have subclusters beyond the end of the disk
     if result and result[-1].guest + result[-1].size > header.virtual_size:
         result[-1] = _cut(result[-1], header.virtual_size)
     return result
 
 
 def _cut(piece: Piece, end: int) -> Piece:
-    """Leave out what is behind the end of the disk: the file need not hold it."""
+    """Shorten a piece to the end of the disk: the file may end there too."""
     size = end - piece.guest
-    return piece._replace(size=size, length=piece.length if piece.packed else size)
+    return piece._replace(size=size, length=piece.length if piece.compressed else size)
 
 
 def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) -> Iterator[Piece]:
@@ -65,21 +65,21 @@ def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) 
     for first, end in pieces.steady(table, cluster):
         start = first
         entry = table[first]
-        if not entry & (_OFFSET | _PACKED):
-            # A hole, which the arithmetic takes for the predecessor of the file's second cluster.
+        if not entry & (_OFFSET | _COMPRESSED):
+            # A hole is 0: ``steady`` joins it with a following entry for the file's second cluster.
             _check(header, entry)
             start, entry = first + 1, table[min(first + 1, len(table) - 1)]
         if start == end:
             continue
-        if entry & _PACKED:
+        if entry & _COMPRESSED:
             for index in range(start, end):
-                yield _packed(header, table[index], guest + index * cluster)
+                yield _compressed(header, table[index], guest + index * cluster)
             continue
         _check(header, entry)
         _check(header, table[end - 1])
         if not entry & _ZERO:
             size = (end - start) * cluster
-            yield Piece(entry & _OFFSET, size, guest + start * cluster, size, packed=False)
+            yield Piece(entry & _OFFSET, size, guest + start * cluster, size, compressed=False)
 
 
 def _check(header: qcow2_header.Header, entry: int) -> None:
@@ -88,21 +88,21 @@ def _check(header: qcow2_header.Header, entry: int) -> None:
         raise errors.Corrupt(format="qcow2", reason=f"L2 entry {entry:#018x} is malformed")
 
 
-def _packed(header: qcow2_header.Header, entry: int, guest: int) -> Piece:
+def _compressed(header: qcow2_header.Header, entry: int, guest: int) -> Piece:
     shift = 70 - header.cluster_bits
     host = entry & ((1 << shift) - 1)
-    sectors = ((entry & (_PACKED - 1)) >> shift) + 1
-    return Piece(host, sectors * _SECTOR - host % _SECTOR, guest, header.cluster_size, packed=True)
+    sectors = ((entry & (_COMPRESSED - 1)) >> shift) + 1
+    return Piece(host, sectors * _SECTOR - host % _SECTOR, guest, header.cluster_size, compressed=True)
 
 
 def _subclusters(header: qcow2_header.Header, table: array.array[int], guest: int) -> Iterator[Piece]:
-    """Read extended entries: an offset and a bitmap of 32 subclusters, allocated and zero."""
+    """Decode extended L2 entries: an offset, and 32 allocated and 32 zero bits, one per subcluster."""
     cluster = header.cluster_size
     part = cluster // 32
     for index, (entry, bitmap) in enumerate(zip(table[::2], table[1::2], strict=True)):
         start = guest + index * cluster
-        if entry & _PACKED:
-            yield _packed(header, entry, start)
+        if entry & _COMPRESSED:
+            yield _compressed(header, entry, start)
             continue
         _check(header, entry)
         allocated, zero, host = bitmap & 0xFFFFFFFF, bitmap >> 32, entry & _OFFSET
@@ -110,16 +110,16 @@ def _subclusters(header: qcow2_header.Header, table: array.array[int], guest: in
             raise errors.Corrupt(format="qcow2", reason=f"subcluster bitmap {bitmap:#018x} is malformed")
         for first, end in _ones(allocated):
             size = (end - first) * part
-            yield Piece(host + first * part, size, start + first * part, size, packed=False)
+            yield Piece(host + first * part, size, start + first * part, size, compressed=False)
 
 
 def _ones(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of set bits, lowest first, as (first, end)."""
+    """Yield (first, end) of the ranges of set bits, lowest first."""
     base = 0
     while bits:
         skip = (bits & -bits).bit_length() - 1
         bits >>= skip
-        run = (~bits & (bits + 1)).bit_length() - 1
-        yield base + skip, base + skip + run
-        bits >>= run
-        base += skip + run
+        length = (~bits & (bits + 1)).bit_length() - 1
+        yield base + skip, base + skip + length
+        bits >>= length
+        base += skip + length

@@ -1,7 +1,7 @@
-"""The entries of a tar as they pass, each checked before anybody acts on it.
+"""Stream a tar archive and check each entry, so that it is safe to unpack.
 
-Python's tarfile reads headers of any length into memory, keeps sparse maps as lists of tuples, and lets
-different things pass in different versions; here all is bounded, and what is doubtful is an error.
+Python's tarfile reads headers of any length into memory, keeps sparse maps as lists of tuples, and its
+checks differ between versions. Here memory is bounded, and doubtful entries are errors.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _KINDS: dict[bytes, Kind] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing to make below a directory.
+    """A file, directory or link to create below the target directory.
 
-    ``path``: names of its directories and its own, none of them ``..``. ``link``: what a symlink says,
-    or the path of the file that a hard link is to, joined by slashes. ``size``: bytes of a file, of
-    which only ``runs`` are in the archive; the others are zero.
+    ``path``: the parts of its path, none of them ``..``. ``link``: target of a symlink, or path of the file
+    that a hard link refers to. ``size``: bytes of a file; only its ``extents`` are in the archive, the rest
+    reads as zeros.
     """
 
     path: tuple[str, ...]
@@ -48,17 +48,17 @@ class Entry:
     link: str = ""
     map: tar_sparse.Map = dataclasses.field(default_factory=lambda: array.array("Q"), repr=False)
 
-    def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield offset and length, both in bytes, of the data that ``Archive.readinto`` serves in order."""
+    def extents(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) in bytes of the data that ``Archive.readinto`` returns, in order."""
         return tar_sparse.pairs(self.map)
 
 
 class Archive(headers.Stream):
-    """Reads a tar; iterate it once, and read each entry's data before the next.
+    """Read a tar archive. Iterate over it once, and read the data of each entry before the next one.
 
-    ``limit_bytes``: what the target can hold; more data, or a file of a larger size, raises
-    ``errors.TooLarge``. Raises ``errors.Refused`` for what a rule forbids, ``errors.Corrupt`` and its
-    kinds for what is malformed, cut off, or goes on after its end.
+    ``limit_bytes``: space on the target; more data, or a larger file, raises ``errors.TooLarge``. Raises
+    ``errors.Refused`` for entries that a safety rule forbids, ``errors.Corrupt``, ``errors.Truncated`` and
+    ``errors.TrailingGarbage``.
     """
 
     def __init__(self, reader: readers.Reader, *, limit_bytes: int) -> None:
@@ -76,7 +76,7 @@ class Archive(headers.Stream):
             self._skip()
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read data of the current entry; 0 only after its last byte."""
+        """Read data of the current entry; return 0 only after its last byte."""
         count = self._stream.readinto(into[: self._left])
         self.at += count
         self._left -= count
@@ -90,7 +90,7 @@ class Archive(headers.Stream):
             block = self._take(headers.BLOCK)
             if not block.strip(b"\0"):
                 if header.started:
-                    raise headers.corrupt("it ends between an entry's headers")
+                    raise headers.corrupt("the archive ends between the headers of an entry")
                 self._expect_end()
                 return None
             raw = headers.parse(block)
@@ -106,14 +106,16 @@ class Archive(headers.Stream):
         path = archive_path(header.name)
         kind = _KINDS.get(raw.type)
         if raw.type == headers.FILE and header.name.endswith(b"/"):
-            kind = "directory"  # as told before POSIX
+            kind = "directory"  # as in archives from before POSIX
         if kind is None:
-            raise refused("type", path, f"is of type {raw.type!r}, neither file, directory nor link")
+            raise refused(
+                "type", path, f"has type {raw.type!r}; only files, directories and links are allowed"
+            )
         entry = Entry(path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME))
         if kind == "file":
             return self._file(header, entry)
         if header.stored:
-            raise headers.corrupt(f"{header.name[:200]!r} is no file, but has data")
+            raise headers.corrupt(f"{header.name[:200]!r} is not a file, but has data")
         if kind == "symlink":
             return dataclasses.replace(entry, link=symlink(header.link, path))
         if kind == "hardlink":
@@ -125,22 +127,22 @@ class Archive(headers.Stream):
             raise refused("name", entry.path, "has no name")
         stored = header.stored
         if header.raw.type == headers.SPARSE:
-            runs, size = tar_sparse.gnu(header.raw.block, self._take)
+            extents, size = tar_sparse.gnu(header.raw.block, self._take)
         elif header.sparse_size is not None:
             size = header.sparse_size
-            runs, taken = tar_sparse.pax(stored, self._take)
+            extents, taken = tar_sparse.pax(stored, self._take)
             stored -= taken
         else:
-            runs, size = array.array("Q", (0, stored)), stored
-        tar_sparse.check(runs, size, stored)
+            extents, size = array.array("Q", (0, stored)), stored
+        tar_sparse.check(extents, size, stored)
         self._total += stored
         if max(size, self._total) > self._limit:
             raise errors.TooLarge(virtual_size=max(size, self._total), available=self._limit)
         self._left, self._padding = stored, -stored % headers.BLOCK
-        return dataclasses.replace(entry, size=size, map=runs)
+        return dataclasses.replace(entry, size=size, map=extents)
 
     def _skip(self) -> None:
-        """Pass over what nobody read of the current entry."""
+        """Skip the rest of the current entry."""
         scrap = memoryview(bytearray(min(_SKIP, self._left)))
         while self._left:
             self.readinto(scrap)
@@ -148,9 +150,9 @@ class Archive(headers.Stream):
         self._padding = 0
 
     def _expect_end(self) -> None:
-        """Read on after the first of the two blocks of zeros that end an archive."""
+        """Check the end of the archive after the first of its two zero blocks; only zeros may follow."""
         if self._take(headers.BLOCK).strip(b"\0"):
-            raise headers.corrupt(f"a single block of zeros before byte {self.at}")
+            raise headers.corrupt(f"a single zero block before byte {self.at}, expected two")
         while data := self._stream.read(_SKIP):
             if data.strip(b"\0"):
                 raise errors.TrailingGarbage(format="tar", offset=self.at)
@@ -158,7 +160,7 @@ class Archive(headers.Stream):
 
 
 class _Header:
-    """What an entry's own header and those before it say together."""
+    """The header of an entry, combined with the extended and long-name headers before it."""
 
     raw: headers.Raw
 
@@ -172,13 +174,13 @@ class _Header:
 
     def add(self, kind: bytes, data: bytes) -> None:
         if kind == headers.GLOBAL:
-            if any(key in _MEANT or key.startswith(b"GNU.sparse.") for key in headers.records(data)):
+            if any(key in _CHECKED or key.startswith(b"GNU.sparse.") for key in headers.records(data)):
                 raise errors.Refused(
-                    format="tar", rule="header", reason="a global header is about names or sizes"
+                    format="tar", rule="header", reason="a global header sets names or sizes of entries"
                 )
             return
         if kind in self.added:
-            raise headers.corrupt("an entry has two headers of the same kind")
+            raise headers.corrupt("an entry has two extension headers of the same type")
         self.added[kind] = data
         if kind == headers.EXTENDED:
             self.records = headers.records(data)
@@ -197,17 +199,21 @@ class _Header:
         """Bytes of data in the archive."""
         size = self._decimal(b"size") if b"size" in self.records else self.raw.size
         if not 0 <= size < 1 << 63:
-            raise headers.corrupt(f"an entry is of {size} bytes")
+            raise headers.corrupt(f"an entry has an invalid size of {size} bytes")
         return size
 
     @property
     def sparse_size(self) -> int | None:
-        """Bytes of a sparse file of pax 1.0; None: it is none."""
-        about = {key: value for key, value in self.records.items() if key.startswith(b"GNU.sparse.")}
-        if not about:
+        """Size in bytes of a sparse file in pax format 1.0; None if the file is not sparse."""
+        sparse = {key: value for key, value in self.records.items() if key.startswith(b"GNU.sparse.")}
+        if not sparse:
             return None
-        if about.get(b"GNU.sparse.major") != b"1" or about.get(b"GNU.sparse.minor") != b"0":
-            raise errors.Refused(format="tar", rule="sparse", reason="a file has a sparse map of an old kind")
+        if sparse.get(b"GNU.sparse.major") != b"1" or sparse.get(b"GNU.sparse.minor") != b"0":
+            raise errors.Refused(
+                format="tar",
+                rule="sparse",
+                reason="a sparse file is not in pax format 1.0; use tar --sparse-version=1.0",
+            )
         return self._decimal(b"GNU.sparse.realsize")
 
     def _either(self, kind: bytes, key: bytes, otherwise: bytes) -> bytes:
@@ -219,47 +225,47 @@ class _Header:
     def _decimal(self, key: bytes) -> int:
         text = self.records.get(key, b"")
         if not text.isdigit() or len(text) > 19:
-            raise headers.corrupt(f"{key!r} is {text!r}")
+            raise headers.corrupt(f"{key!r} is {text!r}, expected a number")
         return int(text)
 
 
 _ADDITIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.EXTENDED, headers.GLOBAL})
-_MEANT = frozenset({b"path", b"linkpath", b"size"})
+_CHECKED = frozenset({b"path", b"linkpath", b"size"})
 
 
 _MAX_NAME, _MAX_PATH = 255, 4095  # NAME_MAX, PATH_MAX with its NUL
 
 
 def archive_path(name: bytes) -> tuple[str, ...]:
-    """Split a name; empty for the directory itself. Raises ``errors.Refused``."""
+    """Split a name into its parts; empty for the root directory itself. Raises ``errors.Refused``."""
     parts = tuple(part for part in _decode(name).split("/") if part not in {"", "."})
     if name.startswith(b"/"):
         raise refused("absolute", parts, "has an absolute path")
     if ".." in parts:
-        raise refused("dotdot", parts, "leads outside")
+        raise refused("dotdot", parts, 'leads outside: contains ".."')
     if len(name) > _MAX_PATH or any(len(part.encode(errors="surrogateescape")) > _MAX_NAME for part in parts):
-        raise refused("name", parts, "has too long a name")
+        raise refused("name", parts, "has a name that is too long")
     return parts
 
 
 def symlink(target: bytes, path: tuple[str, ...]) -> str:
-    """Return what the symlink at ``path`` says, if that leads nowhere outside. Raises ``errors.Refused``.
+    """Return the target of the symlink at ``path``. Raises ``errors.Refused`` if it may lead outside.
 
-    Only its beginning may go up, through the real directories that it is in: after a name, which may
-    be another symlink, ``..`` can be anywhere.
+    ``..`` is allowed only at the start, where it goes through the real directories of the symlink: after a
+    name, which may be another symlink, ``..`` can lead anywhere.
     """
     text = _decode(target)
     parts = [part for part in text.split("/") if part not in {"", "."}]
     ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     if not text or text.startswith("/") or len(target) > _MAX_PATH:
-        raise refused("link", path, f"is a symlink to {text[:200]!r}")
+        raise refused("link", path, f"is a symlink to {text[:200]!r}: empty, absolute or too long")
     if ups > len(path) - 1 or ".." in parts[ups:]:
         raise refused("link", path, f"is a symlink to {text[:200]!r}, which may lead outside")
     return text
 
 
 def refused(rule: str, path: tuple[str, ...], reason: str) -> errors.Refused:
-    """Make the error of a rule about an entry."""
+    """Return the error of a safety rule for an entry."""
     return errors.Refused(format="tar", rule=rule, reason=f"{'/'.join(path)[:200]!r} {reason}")
 
 

@@ -1,4 +1,4 @@
-"""The headers of a tar: POSIX ustar and its extended headers, GNU tar, and what was before them.
+"""Parse tar headers: POSIX ustar and pax, GNU tar, and the formats before POSIX.
 
 https://www.gnu.org/software/tar/manual/html_section/Tar-Internals.html
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cdi_worker import errors
 
 BLOCK = 512
-#: Of a long name or an extended header in bytes; xattrs of 64 KiB fit.
+#: Maximum bytes of a long name or an extended header; xattrs of 64 KiB fit.
 LARGEST_HEADER = 1 << 20
 _LAYOUT = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
 _CHECKSUM = slice(148, 156)
@@ -28,7 +28,7 @@ _FILES = (FILE, b"\0", b"7")
 
 
 class Raw(NamedTuple):
-    """One header block as it stands. ``block``: its bytes."""
+    """The fields of one header block. ``block``: its bytes."""
 
     name: bytes
     mode: int
@@ -40,7 +40,7 @@ class Raw(NamedTuple):
 
 
 class Stream:
-    """A tar as it passes. ``at``: bytes that were taken."""
+    """The stream of an archive. ``at``: offset of the next byte."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
@@ -54,22 +54,23 @@ class Stream:
         return data
 
     def _take_header(self, size: int) -> bytes:
-        """Read the content of a header that tells a long name, or more about the entry that follows."""
+        """Read the content of a long-name or extended header."""
         if not 0 <= size <= LARGEST_HEADER:
-            raise errors.Refused(format="tar", rule="header", reason=f"a header is of {size} bytes")
+            reason = f"an extension header has {size} bytes, the limit is {LARGEST_HEADER} bytes"
+            raise errors.Refused(format="tar", rule="header", reason=reason)
         return self._take(size + -size % BLOCK)[:size]
 
     def _truncated(self) -> errors.Truncated:
-        return errors.Truncated(format="tar", reason=f"ends at byte {self.at}")
+        return errors.Truncated(format="tar", reason=f"the archive ends at byte {self.at}")
 
 
 def parse(block: bytes) -> Raw:
-    """Read one header block. Raises ``errors.Corrupt``."""
+    """Parse one header block. Raises ``errors.Corrupt``."""
     fields = _LAYOUT.unpack(block)
     name, mode, _, _, size, mtime, checksum, kind, link, magic = fields[:10]
     padded = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
     if number(checksum) not in {sum(padded), sum(struct.unpack("512b", padded))}:
-        raise corrupt("a header's checksum is wrong")
+        raise corrupt("a header has a wrong checksum")
     name, link = _text(name), _text(link)
     prefix = _text(fields[14])
     if magic.startswith(b"ustar\0") and prefix:
@@ -79,19 +80,19 @@ def parse(block: bytes) -> Raw:
 
 
 def number(field: bytes) -> int:
-    """Read an octal number, or GNU's binary one. Raises ``errors.Corrupt``."""
+    """Parse a numeric field: octal digits, or base-256 of GNU tar. Raises ``errors.Corrupt``."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     if field[0] == 0xFF:
         return int.from_bytes(field, signed=True)
     match = _NUMBER.fullmatch(field)
     if not match:
-        raise corrupt(f"{field!r} is no number")
+        raise corrupt(f"{field!r} is not a number")
     return int(match[1] or b"0", 8)
 
 
 def records(data: bytes) -> dict[bytes, bytes]:
-    """Read the records ``length key=value`` of a pax extended header. Raises ``errors.Corrupt``."""
+    """Parse the records ``length key=value`` of a pax extended header. Raises ``errors.Corrupt``."""
     found: dict[bytes, bytes] = {}
     at = 0
     while at < len(data) and data[at]:
@@ -101,14 +102,14 @@ def records(data: bytes) -> dict[bytes, bytes]:
             raise corrupt("an extended header is malformed")
         key, equals, value = data[match.end() : end - 1].partition(b"=")
         if not equals or key in found:
-            raise corrupt(f"an extended header has the record {key[:50]!r} twice or without a value")
+            raise corrupt(f"an extended header has a duplicate or invalid record {key[:50]!r}")
         found[key] = value
         at = end
     return found
 
 
 def corrupt(reason: str) -> errors.Corrupt:
-    """Make the error of a malformed archive."""
+    """Return the error of a malformed archive."""
     return errors.Corrupt(format="tar", reason=reason)
 
 

@@ -1,7 +1,7 @@
-"""Sparse files in a tar: which parts of the file are in the archive.
+"""Parse the maps of sparse files in a tar archive: which extents of a file are in the archive.
 
-A map is an array of offset, length, offset, … in bytes: 16 bytes of memory for a run, where a list of
-tuples takes ten times as much.
+A map is an array of offset, length, offset, … in bytes: 16 bytes of memory per extent, a tenth of a list of
+tuples.
 """
 
 from __future__ import annotations
@@ -14,79 +14,84 @@ from typing import TypeAlias
 from cdi_worker import errors
 from cdi_worker.formats.tar import headers
 
-#: Of one file; 64 MiB of memory.
-MAX_RUNS = 4 << 20
+#: Maximum extents of one file; 64 MiB of memory.
+MAX_EXTENTS = 4 << 20
 
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 _SLOT = 24
 
 Take = Callable[[int], bytes]
-Map: TypeAlias = "array.array[int]"  # Python 3.11 has no array.array[int]
+Map: TypeAlias = "array.array[int]"  # quoted: array.array is not generic at run time in Python 3.11
 
 
 def gnu(block: bytes, take: Take) -> tuple[Map, int]:
-    """Read a map in GNU's own format: 4 runs in the header ``block``, 21 in each block after it.
+    """Parse a map in old GNU format: 4 extents in the header ``block``, 21 in each block after it.
 
+    GNU tar manual, "Old GNU Format": ``sp`` is at byte 386, ``isextended`` at 482, ``realsize`` at 483.
     ``take`` returns the next bytes of the archive. Return the map and the size of the file.
     """
     size = headers.number(block[483:495])
-    runs = array.array("Q")
+    extents = array.array("Q")
     slots, more = block[386:482], block[482]
-    _add(runs, slots)
+    _add(extents, slots)
     while more:
         block = take(headers.BLOCK)
         slots, more = block[:504], block[504]
-        _add(runs, slots)
-        _check_count(len(runs) // 2)
-    return runs, size
+        _add(extents, slots)
+        _check_count(len(extents) // 2)
+    return extents, size
 
 
 def pax(stored: int, take: Take) -> tuple[Map, int]:
-    """Read a map of pax 1.0: decimal lines before the data, padded to a block.
+    """Parse a map in pax format 1.0: decimal numbers in lines before the data, padded to a block.
 
-    ``stored``: bytes of the entry, map included. Return the map and the bytes that it took.
+    GNU tar manual, "PAX Format, Version 1.0". ``stored``: bytes of the entry, including the map. Return the
+    map and its length in bytes.
     """
     lines = _lines(stored, take)
     count, length = _line(lines)
     _check_count(count)
-    runs = array.array("Q")
+    extents = array.array("Q")
     for _ in range(2 * count):
         value, digits = _line(lines)
-        runs.append(value)
+        extents.append(value)
         length += digits
-    return runs, -(-length // headers.BLOCK) * headers.BLOCK
+    return extents, -(-length // headers.BLOCK) * headers.BLOCK
 
 
-def check(runs: Map, size: int, stored: int) -> None:
-    """Check that a map is in order, within the file, and what is stored. Raises ``errors.Corrupt``."""
+def check(extents: Map, size: int, stored: int) -> None:
+    """Check that extents are ascending, within the file, and ``stored`` bytes in all.
+
+    Raises ``errors.Corrupt``.
+    """
     end = total = 0
-    for offset, length in pairs(runs):
+    for offset, length in pairs(extents):
         if offset < end:
-            raise headers.corrupt("the runs of a sparse file overlap")
+            raise headers.corrupt("the extents of a sparse file overlap")
         end = offset + length
         total += length
     if end > size or total != stored:
         raise headers.corrupt("the map of a sparse file contradicts its size")
 
 
-def pairs(runs: Map) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of each run."""
-    values = iter(runs)
+def pairs(extents: Map) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of each extent."""
+    values = iter(extents)
     return zip(values, values, strict=True)
 
 
-def _add(runs: Map, slots: bytes) -> None:
+def _add(extents: Map, slots: bytes) -> None:
     for at in range(0, len(slots), _SLOT):
         if not slots[at]:
             break
-        runs.append(_positive(slots[at : at + 12]))
-        runs.append(_positive(slots[at + 12 : at + _SLOT]))
+        extents.append(_positive(slots[at : at + 12]))
+        extents.append(_positive(slots[at + 12 : at + _SLOT]))
 
 
 def _positive(field: bytes) -> int:
     value = headers.number(field)
     if not 0 <= value < 1 << 63:
-        raise headers.corrupt(f"a sparse file has a run at or of {value} bytes")
+        raise headers.corrupt(f"a sparse file has an extent with the offset or length {value}")
     return value
 
 
@@ -96,11 +101,11 @@ def _lines(stored: int, take: Take) -> Iterator[bytes]:
         *lines, rest = (rest + take(headers.BLOCK)).split(b"\n")
         yield from lines
         if len(rest) > headers.BLOCK:
-            return  # no number is that long, and a line without an end takes all memory
+            return  # malformed: no number is that long; reading on would use unbounded memory
 
 
 def _line(lines: Iterator[bytes]) -> tuple[int, int]:
-    """Return the next number and the bytes that it took."""
+    """Return the next number and the length of its line in bytes."""
     line = next(lines, b"")
     if not _DECIMAL.fullmatch(line):
         raise headers.corrupt("a sparse map is malformed")
@@ -108,5 +113,7 @@ def _line(lines: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _check_count(count: int) -> None:
-    if count > MAX_RUNS:
-        raise errors.Refused(format="tar", rule="sparse", reason=f"a file has more than {MAX_RUNS} runs")
+    if count > MAX_EXTENTS:
+        raise errors.Refused(
+            format="tar", rule="sparse", reason=f"a file has more than {MAX_EXTENTS} extents"
+        )

@@ -1,8 +1,8 @@
-"""Goes through a tar that passes, for who looks for one entry among many.
+"""Stream a tar archive and yield its headers.
 
-To unpack one there is ``formats.tar.archive``, which refuses what it would rather not make. Here names may
-be absolute and links lead anywhere, as they do in the layers of operating systems: they are only told.
-What makes an entry what it is, follows Go's archive/tar, which container tools read layers with.
+For callers that look up one entry. ``formats.tar.archive`` is for unpacking. Names may be absolute here and
+links may lead anywhere, as in container layers: nothing is created from them. The rules are those of Go's
+archive/tar, which container tools use.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 
 BUFFER = 1 << 18
-#: Types that say nothing with a size: links, devices, directories and pipes.
+#: Types without data, whatever their size field says: links, devices, directories and FIFOs.
 _WITHOUT_DATA = frozenset(b"123456"[at : at + 1] for at in range(6))
 
 
 class Entry(NamedTuple):
-    """An entry. ``type``: of ``formats.tar.headers``, a sparse file's whatever says that it is one."""
+    """An entry. ``type``: a constant of ``formats.tar.headers``; SPARSE for sparse files of any format."""
 
     name: str
     type: bytes
@@ -28,9 +28,10 @@ class Entry(NamedTuple):
 
 
 class Walk(headers.Stream):
-    """Reads a tar; ``next`` passes over what was not read of the entry before, and to an entry's data.
+    """Read a tar archive entry by entry; ``next`` skips the unread data of the entry before.
 
-    In a file that is given instead of a reader it leaps, also beyond the end: who reads data has to look.
+    In a seekable file (``io.BufferedReader``) it seeks, also past the end of a truncated file: ``readinto``
+    raises ``errors.Truncated`` then.
     """
 
     def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
@@ -42,8 +43,8 @@ class Walk(headers.Stream):
         self._padding = 0
 
     def next(self) -> Entry | None:
-        """Go to the next entry; None at the end of the archive, marked or not."""
-        self._pass(self._left + self._padding)
+        """Go to the next entry; return None at the end of the archive, with or without an end marker."""
+        self._skip(self._left + self._padding)
         self._left = self._padding = 0
         names: dict[bytes, bytes] = {}
         records: dict[bytes, bytes] = {}
@@ -58,11 +59,11 @@ class Walk(headers.Stream):
             else:
                 return self._entry(raw, names, records)
         if names or records:
-            raise headers.corrupt("it ends between an entry's headers")
+            raise headers.corrupt("the archive ends between the headers of an entry")
         return None
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read data of the current entry; 0 after its last byte."""
+        """Read data of the current entry; return 0 after its last byte."""
         count = self._stream.readinto1(into[: self._left])
         if not count and self._left and len(into):
             raise self._truncated()
@@ -71,7 +72,7 @@ class Walk(headers.Stream):
         return count
 
     def drain(self) -> None:
-        """Read on to the end, whatever follows the archive."""
+        """Read to the end of the stream; any bytes may follow the archive."""
         scrap = memoryview(bytearray(BUFFER))
         while count := self._stream.readinto1(scrap):
             self.at += count
@@ -81,22 +82,21 @@ class Walk(headers.Stream):
         link = records.get(b"linkpath", names.get(headers.LONG_LINK, raw.link))
         kind = raw.type
         more = kind == headers.SPARSE and raw.block[482]
-        while more:
-            # The map of a sparse file goes on.
+        while more:  # ``isextended``: another block of the sparse map follows
             more = self._take(headers.BLOCK)[504]
         if any(key.startswith(b"GNU.sparse.") for key in records):
             kind, name = headers.SPARSE, records.get(b"GNU.sparse.name", name)
         size = 0 if raw.type in _WITHOUT_DATA else _size(records.get(b"size"), raw)
         self._left, self._padding = size, -size % headers.BLOCK
         if kind == headers.FILE and name.endswith(b"/"):
-            kind = headers.DIRECTORY  # as told before POSIX
+            kind = headers.DIRECTORY  # as in archives from before POSIX
         return Entry(_text(name), kind, _text(link), size)
 
     def _block(self) -> bytes:
-        """Return the next block, nothing at the end: not every tool marks that."""
+        """Return the next block, b"" at the end: not every tool writes an end marker."""
         return self._take(headers.BLOCK) if self._stream.peek(1) else b""
 
-    def _pass(self, count: int) -> None:
+    def _skip(self, count: int) -> None:
         if self._stream.seekable():
             self._stream.seek(count, io.SEEK_CUR)
             self.at += count
@@ -111,12 +111,12 @@ class Walk(headers.Stream):
 
 
 def _size(stated: bytes | None, raw: headers.Raw) -> int:
-    """Return the bytes of data that follow; an extended header's word counts more than the entry's own."""
+    """Return the length of the data; the size in an extended header overrides the entry's own."""
     if stated is not None and (not stated.isdigit() or len(stated) > 19):
-        raise headers.corrupt(f"a size is {stated[:50]!r}")
+        raise headers.corrupt(f"a size is {stated[:50]!r}, expected a number")
     size = raw.size if stated is None else int(stated)
     if not 0 <= size < 1 << 63:
-        raise headers.corrupt(f"an entry is of {size} bytes")
+        raise headers.corrupt(f"an entry has an invalid size of {size} bytes")
     return size
 
 

@@ -1,7 +1,7 @@
-"""VMware disks in one file: a sparse extent that carries its own descriptor.
+"""Safety check of VMware disks: one sparse extent with an embedded descriptor.
 
-Virtual Disk Format 5.0, VMware 2011; what QEMU makes of it is in its block/vmdk.c. Every other kind
-names its data by path and is refused.
+Virtual Disk Format 5.0, VMware 2011, and QEMU's block/vmdk.c. Every other kind refers to its data by path
+and is refused.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk import layout
 from cdi_worker.formats.vmdk.header import AT_END, SECTOR
 
-#: Entries. 64 TiB in the usual grains of 64 KiB take 2 Mi.
+#: Maximum directory entries: 64 TiB need 2 Mi with the usual grains of 64 KiB.
 _MAX_DIRECTORY = 16 << 20
 
-#: Of a descriptor in lower case: what it is of, and the kinds that have their data in the same file.
+#: In a descriptor in lower case: its createType, and the types that keep the data in the same file.
 _TYPE = re.compile(r'createtype="([^"]*)"')
 _TYPES = ("monolithicsparse", "streamoptimized")
-#: Nothing, a comment, the disk data base, a field, an extent.
+#: An empty line, a comment, the disk database, a field, or an extent.
 _LINE = re.compile(r"|#.*|ddb.*|[^ =]*=.*|(rw|rdonly|noaccess)( .*)?")
 _EXTENT = re.compile(r"(rw|rdonly|noaccess)(\s|$)")
 _SPARSE = re.compile(r'\w+ \s*\d+\s+sparse\s+"[^"/\\]+"')
 
 
 def check(view: views.View) -> facts.Facts:
-    """Refuse all but one sparse extent without a parent; lay it out unless it is left to another program."""
+    """Refuse everything except one sparse extent without a parent."""
     header = _parse(view.head)
     at_end = header.directory == AT_END
     size, complete = header.capacity * SECTOR, view.random or not at_end
@@ -40,17 +40,19 @@ def check(view: views.View) -> facts.Facts:
 
 def _footer(header: vmdk_header.Header, view: views.View) -> vmdk_header.Header:
     if (size := view.size or 0) % SECTOR:
-        raise errors.Truncated(format="vmdk", reason=f"its footer is not the last of {size} bytes")
+        raise errors.Truncated(format="vmdk", reason=f"the file of {size} bytes does not end with a footer")
     return vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
 
 
 def _parse(head: bytes) -> vmdk_header.Header:
     if not head.startswith(vmdk_header.MAGIC):
-        raise facts.refuse(
-            "vmdk", "subformat", "its data is in other files, or it is of an ESX server's own kind"
+        reason = (
+            "the data is in other files, or the image has the format of an ESX server; "
+            "export it as streamOptimized or monolithicSparse"
         )
+        raise facts.refuse("vmdk", "subformat", reason)
     header = vmdk_header.parse(head)
-    # With a capacity of 0 QEMU opens the files that the descriptor names.
+    # QEMU opens the files in the descriptor if the capacity is 0.
     facts.check_size("vmdk", header.capacity * SECTOR)
     _check_parent(head[vmdk_header.DESCRIPTOR])
     _check_descriptor(_descriptor(header, head))
@@ -59,22 +61,22 @@ def _parse(head: bytes) -> vmdk_header.Header:
 
 def _check_parent(text: bytes) -> None:
     if re.search(rb"parentfilenamehint", text, re.IGNORECASE):
-        raise facts.refuse("vmdk", "parent", "it names a parent image")
+        raise facts.refuse("vmdk", "parent", "the image has a parent image; merge them first")
     text = text.partition(b"\0")[0]
     parent = re.search(rb"^\s*parentCID\s*=\s*(\w+)", text, re.IGNORECASE | re.MULTILINE)
     if parent and parent[1].lower() != b"ffffffff":
-        raise facts.refuse("vmdk", "parent", "it depends on a parent image")
+        raise facts.refuse("vmdk", "parent", "the image depends on a parent image; merge them first")
 
 
 def _descriptor(header: vmdk_header.Header, head: bytes) -> str:
-    """Return the descriptor in lower case: all of it is ASCII, and upper and lower case mean the same."""
+    """Return the descriptor in lower case: it is ASCII and not case-sensitive."""
     start, size = header.descriptor_offset * SECTOR, header.descriptor_size * SECTOR
     if start != vmdk_header.DESCRIPTOR.start or start + size > min(len(head), vmdk_header.HEAD_SIZE):
-        reason = f"its descriptor of {size} bytes at {start} does not follow its header"
+        reason = f"the descriptor of {size} bytes at byte {start} does not follow the header"
         raise facts.refuse("vmdk", "descriptor", reason)
     text = head[start : start + size].partition(b"\0")[0]
     if not text.isascii():
-        raise facts.refuse("vmdk", "descriptor", "its descriptor is not ASCII")
+        raise facts.refuse("vmdk", "descriptor", "the descriptor is not ASCII")
     return text.decode("ascii").lower()
 
 
@@ -85,24 +87,24 @@ def _check_descriptor(text: str) -> None:
     """
     kind = _TYPE.search(text)
     if kind is None or kind[1] not in _TYPES:
-        raise facts.refuse("vmdk", "descriptor", f"its createType is not one of {', '.join(_TYPES)}")
+        raise facts.refuse("vmdk", "descriptor", f"the createType is not one of {', '.join(_TYPES)}")
     lines = [line.strip() for line in text.split("\n")]
     for line in lines:
         if not _LINE.fullmatch(line):
-            raise facts.refuse("vmdk", "descriptor", f"its descriptor has an unknown line: {line[:80]!r}")
+            raise facts.refuse("vmdk", "descriptor", f"the descriptor has an unknown line: {line[:80]!r}")
     extents = [line for line in lines if _EXTENT.match(line)]
     if len(extents) != 1 or not _SPARSE.fullmatch(extents[0]):
-        raise facts.refuse("vmdk", "extents", "it does not consist of one sparse extent in this file")
+        raise facts.refuse("vmdk", "extents", "the image is not one sparse extent in one file")
 
 
 def required_length(view: views.View) -> int:
-    """Return the bytes that a file with these grain directory and tables holds at least."""
+    """Return the minimum length in bytes of a file with this grain directory and its tables."""
     header = vmdk_header.parse(view.at(0, SECTOR))
     if header.directory == AT_END:
         header = vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
     count = header.directory_entries
     if count > _MAX_DIRECTORY:
-        raise facts.refuse("vmdk", "header", "its grains are too small for its size")
+        raise facts.refuse("vmdk", "header", "the grains are too small for the virtual size")
     required = header.directory * SECTOR + 4 * count
     last = 0
     for _, directory in view.table(header.directory * SECTOR, count, "<I"):

@@ -1,4 +1,4 @@
-"""Inflating of compressed VMDK grains."""
+"""Decompress VMDK grains."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from isal import isal_zlib
 from cdi_worker import errors
 from cdi_worker.formats.vmdk.header import GRAIN_MARKER, SECTOR, Header
 
-# With zlib's header and checksum.
+# wbits of a zlib stream: with header and checksum (RFC 1950).
 _ZLIB = 15
-# Its own types take the class for an instance.
+# isal's type stubs declare the class as an instance.
 _IsalError = cast("type[Exception]", isal_zlib.error)
 
 
 class Grains:
     """The compressed grains of one image. Thread-safe.
 
-    ``longest``: bytes that a grain takes in the file at most, its marker among them; so much QEMU
-    reads of one.
+    ``longest``: maximum bytes of a grain in the file, including its marker, as in QEMU's block/vmdk.c.
     """
 
     def __init__(self, header: Header) -> None:
@@ -28,27 +27,27 @@ class Grains:
         self.longest = 2 * self._size
 
     def inflate(self, data: bytes | memoryview, guest: int, /) -> bytes:
-        """Return a grain of the disk; ``data`` begins with its marker and may be longer than it is.
+        """Decompress the grain for byte ``guest``; ``data``: the grain with its marker, may be longer.
 
-        Raises ``errors.Corrupt``, also for a grain of another place.
+        Raises ``errors.Corrupt``, also if the marker belongs to another grain.
         """
         if len(data) < GRAIN_MARKER.size:
-            raise _corrupt(guest, "is cut off")
+            raise _corrupt(guest, "is truncated")
         sector, size = GRAIN_MARKER.unpack_from(data)
         if sector * SECTOR != guest:
-            raise _corrupt(guest, f"says of itself that it is for byte {sector * SECTOR}")
+            raise _corrupt(guest, f"has the marker of the grain for byte {sector * SECTOR}")
         body = data[GRAIN_MARKER.size : GRAIN_MARKER.size + size]
         if not size or len(body) < size:
-            raise _corrupt(guest, f"does not take {size} bytes")
+            raise _corrupt(guest, f"has a marker with a wrong size of {size} bytes")
         stream = isal_zlib.decompressobj(wbits=_ZLIB)
         try:
-            # One byte more than wanted: to see the end of the stream, or that it has none there.
+            # One byte more than expected: at its output limit isal does not look for the end of the stream.
             result: bytes = stream.decompress(body, self._size + 1)
         except _IsalError as err:
             raise _corrupt(guest, err) from err
-        # Of the last grain some programs store what is on the disk, others all of it.
+        # The last grain may be stored whole or only to the end of the disk, depending on the program.
         if not stream.eof or len(result) not in {self._size, min(self._size, self._end - guest)}:
-            raise _corrupt(guest, f"does not end at {self._size} bytes")
+            raise _corrupt(guest, f"does not decompress to {self._size} bytes")
         return result
 
 

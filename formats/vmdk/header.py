@@ -1,4 +1,4 @@
-"""The header of a hosted sparse extent: VMware's disk in one file, with its own descriptor.
+"""The header of a hosted sparse extent: a VMware disk in one file, with an embedded descriptor.
 
 Virtual Disk Format 5.0, VMware 2011. Limits that it leaves open are those of QEMU's block/vmdk.c.
 """
@@ -13,18 +13,18 @@ from cdi_worker.formats import facts
 
 MAGIC = b"KDMV"
 SECTOR = 512
-#: The directory's offset where the header at the end of the file, the footer, tells it.
+#: Directory offset in a header whose footer, at the end of the file, has the real one (GD_AT_END).
 AT_END = (1 << 64) - 1
 #: Marker, footer, end-of-stream marker: a sector each, at the end of the file.
 FOOTER = 3 * SECTOR
-#: Where QEMU looks for a parent, whatever length the header gives the descriptor.
+#: Bytes in which QEMU looks for a parent, whatever the descriptor's length in the header.
 DESCRIPTOR = slice(512, 512 + 20 * SECTOR)
-#: Bytes of the file's beginning that hold all we look at.
+#: First bytes of the file that hold everything read here.
 HEAD_SIZE = 64 * 1024
 
-#: Of a compressed grain: its first sector on the disk, and the bytes that follow.
+#: Marker of a compressed grain: its first sector on the disk, and the length of its data in bytes.
 GRAIN_MARKER = struct.Struct("<QI")
-#: Of anything else: its length in sectors, zero, and its kind.
+#: Marker of metadata: its length in sectors, 0, and its type.
 MARKER = struct.Struct("<QII")
 FOOTER_KIND = 3
 
@@ -33,13 +33,13 @@ _KNOWN = LINE_ENDS | REDUNDANT | ZERO_GRAINS | COMPRESSED | MARKERS
 _DEFLATE = 1
 
 _HEADER = struct.Struct("<4sIIQQQQIQQQB4sH")
-_LINE_ENDS = b"\n \r\n"  # broken by any transfer that takes the file for text
+_LINE_ENDS = b"\n \r\n"  # changed by a transfer in text mode
 _MAX_GRAIN = 128 << 11
 _MAX_TABLE = 512
 
-# VMware knows no longer grains, and no other tables.
+# Limits of the built-in reader: VMware writes no larger grains, and no other tables.
 _GRAIN, _TABLE = 128, 512
-#: Entries: 8 TiB in the usual grains, more than VMware gives such a disk.
+#: Maximum directory entries: 8 TiB with the usual grains, more than VMware allows for such a disk.
 _DIRECTORY = 256 << 10
 
 
@@ -67,30 +67,30 @@ class Header(NamedTuple):
 
 
 def parse(data: bytes) -> Header:
-    """Read a header that is sound in itself. Raises ``errors.Refused`` or ``errors.Truncated``."""
+    """Parse and check a header. Raises ``errors.Refused`` or ``errors.Truncated``."""
     if len(data) < _HEADER.size:
-        raise errors.Truncated(format="vmdk", reason=f"{len(data)} bytes, shorter than a header")
+        raise errors.Truncated(format="vmdk", reason=f"the file has {len(data)} bytes, less than a header")
     header = Header._make(_HEADER.unpack_from(data))
     if header.version not in {1, 2, 3} or header.line_ends != _LINE_ENDS:
-        raise facts.refuse("vmdk", "header", "its header is damaged or of an unknown version")
+        raise facts.refuse("vmdk", "header", "the header is damaged or has an unknown version")
     grain, entries = header.grain, header.table_entries
     if not 8 <= grain <= _MAX_GRAIN or grain & (grain - 1) or not 0 < entries <= _MAX_TABLE:
-        reason = f"its grains are of {grain} sectors, its tables of {entries} entries"
+        reason = f"invalid geometry: grains of {grain} sectors, tables of {entries} entries"
         raise facts.refuse("vmdk", "header", reason)
     return header
 
 
 def parse_footer(header: Header, tail: bytes) -> Header:
-    """Read the last ``FOOTER`` bytes of a file with that header. Raises as ``parse`` does."""
+    """Parse the last ``FOOTER`` bytes of a file with this header. Raises the same errors as ``parse``."""
     if len(tail) < FOOTER:
-        raise errors.Truncated(format="vmdk", reason=f"{len(tail)} bytes, shorter than a footer")
+        raise errors.Truncated(format="vmdk", reason=f"the file has {len(tail)} bytes, less than a footer")
     footer = parse(tail[SECTOR:])
     _, *marker = MARKER.unpack_from(tail)
     faults = {
-        "its footer contradicts its header": _identity(footer) != _identity(header),
-        "its footer tells of another footer": footer.directory == AT_END,
-        "the marker of its footer is damaged": marker != [0, FOOTER_KIND] or any(tail[MARKER.size : SECTOR]),
-        "it does not end with its footer": any(tail[2 * SECTOR :]),
+        "the footer contradicts the header": _identity(footer) != _identity(header),
+        "the footer has no directory offset": footer.directory == AT_END,
+        "the marker of the footer is damaged": marker != [0, FOOTER_KIND] or any(tail[MARKER.size : SECTOR]),
+        "the file does not end with the footer": any(tail[2 * SECTOR :]),
     }
     for reason, wrong in faults.items():
         if wrong:
@@ -106,13 +106,13 @@ def _identity(header: Header) -> tuple[object, ...]:
 
 
 def check_placeable(header: Header) -> None:
-    """Raise ``errors.Unsupported`` for what our own reader leaves to another program."""
-    packed = bool(header.flags & COMPRESSED)
+    """Raise ``errors.Unsupported`` if the built-in reader does not support the image."""
+    compressed = bool(header.flags & COMPRESSED)
     faults = {
         f"unknown flags ({header.flags & ~_KNOWN:#x})": header.flags & ~_KNOWN,
-        f"compression {header.compression}": header.compression != (_DEFLATE if packed else 0),
-        "compressed grains without markers": packed and not header.flags & MARKERS,
-        "a footer and no markers": header.directory == AT_END and not packed,
+        f"compression {header.compression}": header.compression != (_DEFLATE if compressed else 0),
+        "compressed grains without markers": compressed and not header.flags & MARKERS,
+        "a footer but no markers": header.directory == AT_END and not compressed,
         f"grains of {header.grain} sectors": header.grain > _GRAIN,
         f"tables of {header.table_entries} entries": header.table_entries != _TABLE,
         f"a directory of {header.directory_entries} entries": header.directory_entries > _DIRECTORY,

@@ -1,6 +1,6 @@
 """The layout of a sparse VMDK extent: which bytes of the file belong where on the disk.
 
-Memory is bounded whatever the image says: 1 MiB of directory, and what ``vmdk_claims`` keeps.
+Memory is bounded for any image: at most 1 MiB of directory, and the memory of ``Claims``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cdi_worker.formats.vmdk import grains, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import SECTOR
 
-#: A sector that no grain is in.
-_BEHIND = 1 << 33
+#: A sector after every grain: grain tables have 32 bits per entry.
+_AFTER_ALL = 1 << 33
 
 
 class Layout(mapped.Layout):
-    """An image with this header; see ``mapped.layout.Layout``.
+    """The layout of an image with this header; see ``mapped.layout.Layout``.
 
-    ``footer``: tells where the directory is if the header does not. A stream can do without it. Raises
-    ``errors.Unsupported`` for what our own reader leaves to another program.
+    ``footer``: required for random access if the header has no directory offset, not for a stream. Raises
+    ``errors.Unsupported`` if the built-in reader does not support the image.
     """
 
     format = "vmdk"
@@ -52,12 +52,12 @@ class Layout(mapped.Layout):
         )
         self._grains = grains.Grains(header)
         self.inflate = self._grains.inflate
-        self.packed = bool(header.flags & vmdk_header.COMPRESSED)
-        # 0: never written; 1: reads as zeros, where the header allows it.
+        self.compressed = bool(header.flags & vmdk_header.COMPRESSED)
+        # Entry 0: not allocated; 1: reads as zeros, if the header has the flag.
         self._first = 2 if header.flags & vmdk_header.ZERO_GRAINS else 1
         self._is_long = header.capacity // header.grain > passing.LIMIT
-        # All tables come first.
-        self.crowded = self._is_long and not self.packed
+        # All tables are at the start of the file.
+        self.crowded = self._is_long and not self.compressed
 
     def claims(self, size: int, /) -> Claims:
         return Claims(self.header, self.fixed, size)
@@ -69,53 +69,52 @@ class Layout(mapped.Layout):
             if entry:
                 guest = index * reach
                 size = min(reach, self.virtual_size - guest)
-                yield Piece(entry * SECTOR, length, guest, size, packed=False)
+                yield Piece(entry * SECTOR, length, guest, size, compressed=False)
 
     def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
         count = -(-(self.virtual_size - guest) // (self.header.grain * SECTOR))
         table = views.entries(data, self.entry)[:count]
         if not any(table):
             return []
-        return list(self._compressed(table, guest) if self.packed else self._runs(table, guest))
+        return list(self._compressed(table, guest) if self.compressed else self._runs(table, guest))
 
     def _runs(self, table: array.array[int], guest: int) -> Iterator[Piece]:
         grain = self.header.grain * SECTOR
         for first, end in pieces.steady(table, self.header.grain):
-            # A hole may be one grain's length before what the next entry tells.
+            # A hole is 0 or 1: ``steady`` joins it with a following entry that is one grain larger.
             start = first if table[first] >= self._first else first + 1
             if start < end:
                 offset = guest + start * grain
                 size = min((end - start) * grain, self.virtual_size - offset)
-                yield Piece(table[start] * SECTOR, size, offset, size, packed=False)
+                yield Piece(table[start] * SECTOR, size, offset, size, compressed=False)
 
     def _compressed(self, table: array.array[int], guest: int) -> Iterator[Piece]:
-        """Yield compressed grains. Each ends at the next one of this table or is as long as one can be."""
+        """Yield compressed grains. Each ends at the next one in this table, or has the maximum length."""
         grain = self.header.grain * SECTOR
         used = sorted(entry for entry in table if entry >= self._first)
-        lengths = {entry: (after - entry) * SECTOR for entry, after in pairwise([*used, _BEHIND])}
+        lengths = {entry: (after - entry) * SECTOR for entry, after in pairwise([*used, _AFTER_ALL])}
         if len(lengths) < len(used):
-            raise errors.Corrupt(format="vmdk", reason=f"two grains behind {guest} are one")
+            raise errors.Corrupt(format="vmdk", reason=f"two table entries from byte {guest} use one grain")
         for index, entry in enumerate(table):
             if entry >= self._first:
                 offset = guest + index * grain
                 length = min(lengths[entry], self._grains.longest)
                 size = min(grain, self.virtual_size - offset)
-                yield Piece(entry * SECTOR, length, offset, size, packed=True)
+                yield Piece(entry * SECTOR, length, offset, size, compressed=True)
 
     def follow(self) -> mapped.Follower:
         header = self._first_header
-        if header.directory == vmdk_header.AT_END or (self.packed and self._is_long):
+        if header.directory == vmdk_header.AT_END or (self.compressed and self._is_long):
             return markers.Marked(header)
         return passing.Passing(self)
 
 
 class Claims(mapped.Claims):
-    """The header, the tables and the grains spoken for so far.
+    """The bytes of the file in use by the header, the tables and the grains.
 
-    ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. The tables are kept as spans, one
-    for each that has no neighbour. Of grains one byte is kept for each place that a grain could have,
-    at most ``LIMIT``: 4 TiB of 64 KiB grains; none for compressed grains, which say themselves whose
-    they are.
+    Tables are kept as spans, adjacent ones joined. Uncompressed grains take one byte for each grain that the
+    file can hold, at most ``LIMIT`` (4 TiB of 64 KiB grains). Compressed grains need none: their markers say
+    which part of the disk they hold.
     """
 
     LIMIT = 64 << 20
@@ -123,15 +122,16 @@ class Claims(mapped.Claims):
     def __init__(self, header: vmdk_header.Header, fixed: Iterable[tuple[int, int]], size: int) -> None:
         super().__init__("vmdk", size)
         self._grain = header.grain * SECTOR
-        # The sector of its place that a grain begins in, counted from 1: two that begin in places next to
-        # each other overlap when the second begins earlier in its own.
+        # The file is divided into slots of a grain's length. One byte per slot: the sector of the slot in
+        # which a grain begins, counted from 1; 0: none. Grains in adjacent slots overlap if the second one
+        # begins in an earlier sector of its slot.
         self._begins = bytearray()
         self._spans = sorted(fixed)
         self.reach(header.overhead * SECTOR)
         self._join_spans()
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim for the grain tables."""
+        """Claim the grain tables."""
         self._spans += [(table.host, table.host + table.length) for table in tables]
         self._spans.sort()
         self._join_spans()
@@ -149,16 +149,16 @@ class Claims(mapped.Claims):
         self._spans = joined
 
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim for data, given in the file's order."""
+        """Claim data, given in file order."""
         for piece in found:
-            # How long a compressed grain is its marker tells, and one byte follows that.
-            length = vmdk_header.GRAIN_MARKER.size + 1 if piece.packed else piece.length
+            # The length of a compressed grain is in its marker; at least one byte follows that.
+            length = vmdk_header.GRAIN_MARKER.size + 1 if piece.compressed else piece.length
             end = piece.host + length
             self.reach(end)
             index = bisect.bisect_left(self._spans, (end, 0))
             if index and self._spans[index - 1][1] > piece.host:
                 raise _twice(piece.host)
-            if not piece.packed:
+            if not piece.compressed:
                 self._take_grains(piece)
 
     def _take_grains(self, piece: Piece) -> None:
@@ -166,7 +166,7 @@ class Claims(mapped.Claims):
         begin = within // SECTOR + 1
         end = first - (-piece.length // self._grain)
         if end >= self.LIMIT:
-            raise errors.Unsupported(reason=f"vmdk of more than {self.LIMIT} grains")
+            raise errors.Unsupported(reason=f"vmdk file of more than {self.LIMIT} grains")
         if end >= len(self._begins):
             self._begins.extend(bytes(end + 1 - len(self._begins)))
         begins = self._begins
@@ -177,4 +177,4 @@ class Claims(mapped.Claims):
 
 
 def _twice(host: int) -> errors.Corrupt:
-    return errors.Corrupt(format="vmdk", reason=f"what is at {host} is used twice")
+    return errors.Corrupt(format="vmdk", reason=f"the data at byte {host} of the file is used twice")

@@ -1,7 +1,7 @@
-"""A stream-optimized VMDK that comes in order, when its tables come too late or all at once.
+"""Follow the stream of a stream-optimized VMDK by its markers, when its tables come too late or all at once.
 
-Each grain says itself where it belongs, and is placed when it comes; the tables that it should have
-been found through are made up on the way, and compared with those of the file when they are known.
+Each grain has a marker with its sector on the disk and is placed on arrival. Grain tables are built from the
+markers and compared with the tables of the file at the end.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cdi_worker.formats.vmdk import grains as vmdk_grains
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import GRAIN_MARKER, MARKER, SECTOR
 
-#: Tables with grains, of 2 KiB each: 1 TiB of the disk in the usual grains.
+#: Maximum tables with grains, 2 KiB each: 1 TiB of data with the usual grains.
 LIMIT = 32 << 10
-#: Sectors: no directory that we read is longer.
+#: Maximum sectors of a metadata block: the length of the longest supported directory.
 LONGEST = 4096
 
-#: Blocks that are no grain tables: the directory, the footer, and what some program may add.
+#: Metadata blocks besides grain tables: the directory, the footer, and some for future programs.
 OTHERS = 8
 
 
 class Marked(Follower):
-    """Follows one image whose header is known; see ``mapped.layout.Follower``."""
+    """Follow an image with this header; see ``mapped.layout.Follower``."""
 
     mapped = False
 
@@ -39,10 +39,11 @@ class Marked(Follower):
         self._grains = vmdk_grains.Grains(header)
         self.inflate = self._grains.inflate
         self._next = header.overhead * SECTOR
-        # Tables at the beginning name all grains at once: so many pieces are too many to wait for.
+        # With all tables at the start, too many pieces would be expected at once: the tables are kept for
+        # ``_compare`` instead.
         self._kept_until = 0 if header.directory == vmdk_header.AT_END else self._next
         self._blocks = header.directory_entries + OTHERS
-        self._made: dict[int, array.array[int]] = {}  # tables by their place in the directory
+        self._made: dict[int, array.array[int]] = {}  # tables built from markers, by index in the directory
 
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``. Both offsets are multiples of a sector, except at the end."""
@@ -59,7 +60,8 @@ class Marked(Follower):
                 continue
             length = GRAIN_MARKER.size + size
             if length > self._grains.longest:
-                raise self._no_grain(f"the grain at {at} takes {size} bytes")
+                reason = f"the grain at byte {at} has {size} bytes, the limit is {self._grains.longest} bytes"
+                raise self._invalid_grain(reason)
             if at + length > end:
                 break
             found.append(self._grain(at, length, sector))
@@ -70,37 +72,39 @@ class Marked(Follower):
         return Arrival(ready, holes, keep)
 
     def _metadata(self, at: int, sectors: int, kind: int) -> int:
-        """Return the length of what follows the marker of a table, the directory or the footer."""
+        """Return the length in bytes of the table, directory or footer that follows a marker."""
         if kind > vmdk_header.FOOTER_KIND or sectors > LONGEST:
-            raise errors.ScratchRequired(reason=f"the image has an unknown marker at {at}")
+            raise errors.ScratchRequired(reason=f"the image has an unknown marker at byte {at}")
         if sectors:
-            # Each is remembered, and a stream may have no end.
+            # All blocks are kept, so their number must be bounded: a stream may be endless.
             self._blocks -= 1
             if self._blocks < 0:
-                raise errors.ScratchRequired(reason="the image has more tables than its directory names")
+                raise errors.ScratchRequired(reason="the image has more tables than directory entries")
         return sectors * SECTOR
 
     def _grain(self, at: int, length: int, sector: int) -> Piece:
         header = self._header
         number, rest = divmod(sector, header.grain)
         if rest or sector >= header.capacity or at // SECTOR >> 32:
-            raise self._no_grain(f"the grain at {at} is for sector {sector}")
+            raise self._invalid_grain(f"the grain at byte {at} has a marker for the invalid sector {sector}")
         which, index = divmod(number, header.table_entries)
         table = self._made.get(which)
         if table is None:
             if len(self._made) == LIMIT:
-                raise errors.ScratchRequired(reason="the image's mapping is too large to be held in memory")
+                raise errors.ScratchRequired(reason="the image's grain tables are too large for memory")
             table = self._made[which] = self._empty(which)
         if table[index]:
             raise errors.ScratchRequired(reason=f"the image has two grains for sector {sector}")
         table[index] = at // SECTOR
         guest = sector * SECTOR
-        return Piece(at, length, guest, min(header.grain * SECTOR, self.virtual_size - guest), packed=True)
+        return Piece(
+            at, length, guest, min(header.grain * SECTOR, self.virtual_size - guest), compressed=True
+        )
 
-    def _no_grain(self, reason: str) -> errors.Error:
+    def _invalid_grain(self, reason: str) -> errors.Error:
         if self._header.directory == vmdk_header.AT_END:
             return errors.Corrupt(format="vmdk", reason=reason)
-        # Tables need no markers where another one tells their place.
+        # Without AT_END, tables need no markers: the bytes may be a table.
         return errors.ScratchRequired(reason=reason)
 
     def _empty(self, which: int) -> array.array[int]:
@@ -109,16 +113,18 @@ class Marked(Follower):
         return array.array("I", bytes(4 * min(header.table_entries, grains)))
 
     def _compare(self, end: int, read: views.Read) -> Iterator[tuple[int, int]]:
-        """Check that the file's tables tell what its grains have told; return the holes then."""
+        """Check that the tables of the file match those built from the markers; return the holes."""
         footer = self._header
         if footer.directory == vmdk_header.AT_END:
             if self._next != end:
-                raise errors.Truncated(format="vmdk", reason=f"the file ends at {end}, within a part of it")
+                reason = f"the file ends at byte {end}, within a grain or metadata block"
+                raise errors.Truncated(format="vmdk", reason=reason)
             footer = vmdk_header.parse_footer(footer, read(end - vmdk_header.FOOTER, vmdk_header.FOOTER))
         elif abs(self._next - end) >= SECTOR:
-            raise self._no_grain(f"the file ends at {end}, within a grain or what has no marker")
+            reason = f"the file ends at byte {end}, within a grain or a table without a marker"
+            raise self._invalid_grain(reason)
         if footer.overhead * SECTOR > end:
-            reason = f"its header needs {footer.overhead * SECTOR} bytes, the file has {end}"
+            reason = f"the header needs {footer.overhead * SECTOR} bytes, the file has {end} bytes"
             raise errors.Truncated(format="vmdk", reason=reason)
         if _geometry(footer) != _geometry(self._header):
             raise errors.ScratchRequired(reason="the image's footer contradicts its header")
@@ -134,7 +140,7 @@ class Marked(Follower):
         return ((first, after - first) for first, after in pieces.gaps(self._spans(), 0, self.virtual_size))
 
     def _spans(self) -> Iterator[tuple[int, int]]:
-        """Yield where the grains are on the disk, in order."""
+        """Yield (start, end) on the disk of each grain, in order."""
         grain = self._header.grain * SECTOR
         for which in sorted(self._made):
             guest = which * self._header.table_entries * grain
@@ -150,5 +156,6 @@ def _geometry(header: vmdk_header.Header) -> tuple[int, ...]:
 def _entries(read: views.Read, sector: int, count: int) -> array.array[int]:
     data = read(sector * SECTOR, 4 * count)
     if len(data) < 4 * count:
-        raise errors.Truncated(format="vmdk", reason=f"the table at {sector * SECTOR} is behind the end")
+        reason = f"the table at byte {sector * SECTOR} is beyond the end of the file"
+        raise errors.Truncated(format="vmdk", reason=reason)
     return views.entries(data, "<I")

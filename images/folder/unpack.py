@@ -132,7 +132,7 @@ class _Unpacking:
     def _fill(self, fd: int, entry: tar.Entry) -> None:
         window = writeback.Window(fd)
         pushed = 0
-        for offset, length in entry.runs():
+        for offset, length in entry.extents():
             at, end = offset, offset + length
             while at < end:
                 count = self._archive.readinto(self._buffer[: end - at])

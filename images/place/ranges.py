@@ -125,7 +125,7 @@ class Placer:
         for piece in sorted(batch.pieces, key=_guest):
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
-            if piece.packed:
+            if piece.compressed:
                 gathered.add(piece.guest, self._inflate(body, piece.guest)[: piece.size])
             elif piece.size < _SHORT:
                 gathered.add(piece.guest, body)

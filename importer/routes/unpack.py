@@ -60,7 +60,7 @@ def extract_disk(job: Job) -> None:
 def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[base.Run]:
     """Yield the runs of the current entry, in order."""
     buffers, at = ahead.buffers(), 0
-    for offset, length in entry.runs():
+    for offset, length in entry.extents():
         if offset > at:
             yield offset - at
         at, end = offset, offset + length

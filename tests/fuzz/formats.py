@@ -71,7 +71,7 @@ def _archive(data: bytes) -> None:
     for entry in opened:
         assert ".." not in entry.path
         assert not any("/" in part for part in entry.path)
-        assert sum(length for _, length in entry.runs()) <= _LIMIT
+        assert sum(length for _, length in entry.extents()) <= _LIMIT
         opened.readinto(scrap)
 
 

@@ -17,7 +17,7 @@ def unpacked(data, step=1 << 20, limit=LIMIT):
     found = {}
     for entry in opened:
         pieces = {}
-        for offset, length in entry.runs():
+        for offset, length in entry.extents():
             buffer = memoryview(bytearray(length))
             count = 0
             while count < length:

@@ -10,7 +10,7 @@ from cdi_worker.formats.mapped import pieces
 @pytest.mark.parametrize(("packed", "most"), [(False, 1 << 20), (True, 4 << 20)])
 def test_adjacent_pieces_are_read_in_one_batch(packed: bool, most: int) -> None:
     def piece(host: int, length: int) -> pieces.Piece:
-        return pieces.Piece(host, length, host, length, packed=packed)
+        return pieces.Piece(host, length, host, length, compressed=packed)
 
     half, far = most // 2, 100 << 20
     wanted = [
@@ -26,13 +26,13 @@ def test_adjacent_pieces_are_read_in_one_batch(packed: bool, most: int) -> None:
 
 
 def test_long_piece_is_split() -> None:
-    wanted = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, packed=False)]
+    wanted = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, compressed=False)]
     found = list(pieces.batches(wanted, 3 << 20))
     assert [batch[:2] for batch in found] == [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, 512)]
     assert [batch.pieces[0].guest for batch in found] == [4096, 4096 + (1 << 20), 4096 + (2 << 20)]
 
 
 def test_tables_are_not_split() -> None:
-    table = pieces.Piece(2 << 20, 2 << 20, 0, 512 << 30, packed=False)
+    table = pieces.Piece(2 << 20, 2 << 20, 0, 512 << 30, compressed=False)
     (batch,) = pieces.whole([table], 8 << 20)
     assert batch == (2 << 20, 2 << 20, [table])

@@ -221,7 +221,7 @@ def test_compressed_cluster_of_the_wrong_size_is_corrupt(disks: disks_module.Dis
     for batch in window.tables():
         for table in batch.pieces:
             window.load(table, data[table.host : table.host + table.length])
-    packed = [piece for batch in window.data() for piece in batch.pieces if piece.packed]
+    packed = [piece for batch in window.data() for piece in batch.pieces if piece.compressed]
     longest = max(packed, key=lambda piece: piece.length)
     body = data[longest.host :][: longest.length]
     good = layout.inflater(compression, qcow2_parts.CLUSTER)

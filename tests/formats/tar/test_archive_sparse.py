@@ -94,4 +94,4 @@ def test_gnu_and_pax_maps_are_read():
 
 def test_too_many_runs_are_refused():
     with pytest.raises(errors.Refused, match="runs"):
-        tar_parts.unpacked(tar_parts.pax_sparse(b"%d\n" % (sparse.MAX_RUNS + 1), 100, 20))
+        tar_parts.unpacked(tar_parts.pax_sparse(b"%d\n" % (sparse.MAX_EXTENTS + 1), 100, 20))
