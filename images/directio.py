@@ -1,4 +1,4 @@
-"""Memory that every device accepts, and zeros found at memory speed."""
+"""Aligned buffers for O_DIRECT, and zero detection at memory speed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 
 from cdi_worker import errors
 
-#: O_DIRECT wants memory, offset and length in these units or smaller ones; also the page, so that no
-#: page is ever written both through the cache and past it.
+#: Alignment of memory, offset and length for O_DIRECT: devices need this or less. It is also the page size,
+#: so no page is written both through the page cache and past it.
 UNIT: Final = 4096
 
 # The size of a huge page of x86-64 and arm64.
 _HUGE: Final = 2 << 20
 
-# The untouched memory of bytes(n) is the kernel's one zero page: comparing with it stays in the cache.
+# The memory of bytes(n) is never written: it maps the kernel's zero page, which stays in the CPU cache.
 _ZEROS: Final = bytes(4 << 20)
 
 
@@ -28,14 +28,14 @@ class Buffer:
         self.size = size
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size >= _HUGE:
-            # O_DIRECT pins every page: reads of zeros took a third of the time with huge ones.
-            with contextlib.suppress(OSError):  # a kernel without them
+            # O_DIRECT pins every page: with huge pages, reads of zeros took a third of the time.
+            with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(memory)
 
 
 class BufferPool:
-    """At most ``total`` bytes of buffers, made when first needed. Thread-safe."""
+    """A pool of at most ``total`` bytes of buffers, allocated when first needed. Thread-safe."""
 
     def __init__(self, total: int, buffer_size: int) -> None:
         self.buffer_size = buffer_size
@@ -45,7 +45,7 @@ class BufferPool:
         self._changed = threading.Condition()
 
     def take(self) -> Buffer:
-        """Wait for a buffer. Raises ``errors.Cancelled`` once the pool is closed."""
+        """Wait for a buffer. Raises ``errors.Cancelled`` if the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._unmade or self.closed)
             if self.closed:
@@ -61,7 +61,7 @@ class BufferPool:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wake and refuse whoever waits, and let the memory go."""
+        """Free the memory; ``take`` raises ``errors.Cancelled``, also in threads that wait in it."""
         with self._changed:
             self.closed = True
             self._free.clear()
@@ -75,27 +75,27 @@ def zeros() -> memoryview:
 
 
 def is_zero(data: memoryview) -> bool:
-    """Tell whether all bytes are zero. Data is told apart at its first other byte."""
+    """Return whether all bytes are zero. Stops at the first byte that is not."""
     step = len(_ZEROS)
     return all(_ZEROS.startswith(data[start : start + step]) for start in range(0, len(data), step))
 
 
-def data_runs(data: memoryview, block: int = UNIT) -> list[tuple[int, int, bool]]:
-    """Split into the longest runs ``(start, end, zero)`` of whole blocks that are all zero or are not.
+def extents(data: memoryview, block: int = UNIT) -> list[tuple[int, int, bool]]:
+    """Split ``data`` into extents ``(start, end, zero)`` of whole blocks, as long as possible.
 
-    ``bytes.startswith`` is the one comparison of the standard library that is a memcmp without a copy.
+    ``bytes.startswith`` is the only comparison of the standard library that is a memcmp without a copy.
     """
     length = len(data)
     if length == 0:
         return []
     if is_zero(data):
         return [(0, length, True)]
-    runs = []
+    found = []
     start, zero = 0, _ZEROS.startswith(data[:block])
     for offset in range(block, length, block):
         now = _ZEROS.startswith(data[offset : offset + block])
         if now is not zero:
-            runs.append((start, offset, zero))
+            found.append((start, offset, zero))
             start, zero = offset, now
-    runs.append((start, length, zero))
-    return runs
+    found.append((start, length, zero))
+    return found

@@ -1,4 +1,4 @@
-"""The calls of Linux that Python's os module lacks. All raise OSError and let other threads run."""
+"""Linux system calls that Python's os module lacks. All raise OSError and release the GIL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import struct
 from typing import Final
 
-#: What a kernel, a file system, a device or a seccomp filter answers to what it does not offer (here).
+#: Errors of a kernel, file system, device or seccomp filter that does not support a call.
 REFUSALS: Final = frozenset(
     {
         errno.EACCES,
@@ -28,7 +28,7 @@ _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
 _ZERO_RANGE: Final = 0x10
 
-# linux/fs.h, the numbers of every architecture but mips, powerpc and sparc
+# linux/fs.h; mips, powerpc and sparc have other numbers
 _BLKSSZGET: Final = 0x1268
 _BLKZEROOUT: Final = 0x127F
 
@@ -44,15 +44,15 @@ _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 
 def allocate(fd: int, offset: int, length: int) -> None:
-    """Give storage to a range of a file; what was not written reads as zeros.
+    """Allocate storage for a range of a file; bytes that were not written read as zeros.
 
-    Unlike ``os.posix_fallocate`` it never emulates: that would read and write every block.
+    Unlike ``os.posix_fallocate`` it has no emulation, which reads and writes every block.
     """
     _fallocate(fd, 0, offset, length)
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Make a range read as zeros and give its storage back.
+    """Make a range read as zeros and free its storage.
 
     A block device zeroes with an offload that may unmap, or refuses (block/fops.c since Linux 4.12:
     blkdev_issue_zeroout with BLKDEV_ZERO_NOFALLBACK); it is never a discard, which guarantees nothing.
@@ -76,29 +76,29 @@ def sector_size(fd: int) -> int:
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:
-    """Begin to write dirty pages; waits only where the device's queue is full."""
+    """Start writing the dirty pages of a range; blocks only while the device's queue is full."""
     _check(_libc.sync_file_range(fd, offset, length, _WRITE))
 
 
 def finish_writeback(fd: int, offset: int, length: int) -> None:
-    """Write the dirty pages of a range and drop them from memory.
+    """Write the dirty pages of a range and drop them from the page cache.
 
-    An error of write-back raised here is taken away from the next fsync: it is final.
+    A write-back error raised here is not reported again by the next fsync: treat it as final.
     """
     _check(_libc.sync_file_range(fd, offset, length, _WAIT_BEFORE | _WRITE | _WAIT_AFTER))
     os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def sync_filesystem(fd: int) -> None:
-    """Write all that the file system of ``fd`` has in memory.
+    """Write all dirty pages of the file system of ``fd``.
 
-    Since Linux 5.8 it raises an error of write-back since ``fd`` was opened.
+    Since Linux 5.8 it raises write-back errors that occurred since ``fd`` was opened.
     """
     _check(_libc.syncfs(fd))
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    # A signal ends a long fallocate with EINTR; what is done is done, and doing it again is harmless.
+    # A signal interrupts a long fallocate with EINTR; repeating the whole range is harmless.
     while _libc.fallocate(fd, mode, offset, length):
         if ctypes.get_errno() != errno.EINTR:
             _check(-1)

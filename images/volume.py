@@ -1,4 +1,4 @@
-"""A device or file read in order: ahead, past the page cache, and zeros told apart."""
+"""Read a block device or file in order, with read-ahead, O_DIRECT and zero detection."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Final, NamedTuple, Self, TypeAlias
 from cdi_worker import errors
 from cdi_worker.images import directio
 
-#: Data comes in pieces of so many bytes, and zeros are told apart in them.
+#: Bytes of a piece of data; the unit of zero detection.
 CHUNK: Final = 1 << 20
-#: Bytes read at once: an empty device of 100 GiB is 25600 of them, each some work for Python.
+#: Bytes of one read: an empty device of 100 GiB takes 25600 reads, each with some work in Python.
 _READ: Final = 4 * CHUNK
-#: Reads under way at once; a thin device gives up zeros no faster than it is asked.
+#: Parallel reads: an empty thin device returns zeros only as fast as requests arrive.
 PARALLEL: Final = 3
 _BUFFERS: Final = 2 * PARALLEL
 
 
 class Piece(NamedTuple):
-    """At most CHUNK bytes that are not all zero; ``data``: valid until the next is asked for."""
+    """At most CHUNK bytes that are not all zero; ``data`` is valid until the next part is requested."""
 
     offset: int
     data: memoryview
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Zeros: those that the file system knows of, and those that were read."""
+    """Zeros, found in the file system's map or by reading."""
 
     offset: int
     length: int
@@ -44,7 +44,7 @@ Part: TypeAlias = Piece | Hole
 
 
 class Volume:
-    """A block device or a regular file. Errors are ``errors.Unreachable`` and ``TransferFailed``."""
+    """A block device or a regular file. Raises ``errors.Unreachable`` and ``errors.TransferFailed``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -65,23 +65,23 @@ class Volume:
         os.close(self._fd)
 
     def pieces(self, start: int = 0) -> Iterator[Part]:
-        """Yield everything from ``start``, a multiple of CHUNK, to the end, in order.
+        """Yield all parts from ``start``, a multiple of CHUNK, to the end, in order.
 
-        From where a part began, the same parts follow as before.
+        Starting again at the offset of a part yields the same parts again.
         """
         free = [directio.Buffer(_READ) for _ in range(_BUFFERS)]
-        coming: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole]
-        coming = collections.deque()
+        pending: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole]
+        pending = collections.deque()
         for part in self._parts(start):
             if isinstance(part, Hole):
-                coming.append(part)
+                pending.append(part)
             else:
                 buffer = free.pop()
-                coming.append((self._executor.submit(self._read, *part, buffer), buffer))
-            while coming and not free:
-                yield from _first(coming, free)
-        while coming:
-            yield from _first(coming, free)
+                pending.append((self._executor.submit(self._read, *part, buffer), buffer))
+            while pending and not free:
+                yield from _first(pending, free)
+        while pending:
+            yield from _first(pending, free)
 
     def _parts(self, start: int) -> Iterator[tuple[int, int] | Hole]:
         """Yield offset and length of reads, and holes."""
@@ -90,7 +90,7 @@ class Volume:
             if self._knows_holes:
                 found = self._seek(start, os.SEEK_DATA)
                 end = self._seek(found, os.SEEK_HOLE) if found < self.size else found
-                # Reads begin where the device likes it.
+                # O_DIRECT needs aligned reads.
                 data = found - found % CHUNK if found < self.size else found
             if data > start:
                 yield Hole(start, data - start)
@@ -102,7 +102,7 @@ class Volume:
             start = end
 
     def _seek(self, position: int, whence: int) -> int:
-        """Return where data or a hole begins; where the file system does not tell, all is data."""
+        """Return where data or a hole begins. Without SEEK_DATA support everything is data."""
         try:
             return min(os.lseek(self._fd, position, whence), self.size)
         except OSError as err:
@@ -112,7 +112,7 @@ class Volume:
         done = 0
         try:
             while done < length:
-                # Past the page cache the length has to be whole, too; at the end less comes.
+                # O_DIRECT needs an aligned length; at the end of the file the read is short.
                 count = os.preadv(self._fd, [buffer.view[done:]], offset + done)
                 if not count:
                     raise errors.SourceChanged(
@@ -122,10 +122,10 @@ class Volume:
         except OSError as err:
             reason = errors.words(err)
             raise errors.TransferFailed(url=self.path, offset=offset + done, reason=reason) from err
-        return list(_told_apart(offset, buffer.view[:length]))
+        return list(_split_zeros(offset, buffer.view[:length]))
 
 
-def _told_apart(offset: int, data: memoryview) -> Iterator[Part]:
+def _split_zeros(offset: int, data: memoryview) -> Iterator[Part]:
     zeros = 0
     for start in range(0, len(data), CHUNK):
         piece = data[start : start + CHUNK]
@@ -141,10 +141,10 @@ def _told_apart(offset: int, data: memoryview) -> Iterator[Part]:
 
 
 def _first(
-    coming: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole],
+    pending: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole],
     free: list[directio.Buffer],
 ) -> Iterator[Part]:
-    head = coming.popleft()
+    head = pending.popleft()
     if isinstance(head, Hole):
         yield head
         return

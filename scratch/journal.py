@@ -1,4 +1,4 @@
-"""What of a transfer is done already, remembered across a kill."""
+"""The journal of finished ranges, with which a later attempt resumes a killed transfer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Final, Self
 
 log = logging.getLogger(__name__)
 
-#: Two slots are written in turn: a torn write never takes the older one with it.
+#: Bytes of a slot. Two slots are written in turn, so that a torn write leaves the older one intact.
 SLOT: Final = 256 << 10
-#: Ranges remembered at most: a disk stored in no order at all has one for each cluster.
+#: Maximum number of ranges: an image with clusters in random order has one for each cluster.
 MOST: Final = 32 << 10
 _PAGE: Final = 4096
 _MAGIC: Final = b"cdi-worker journal 1"
@@ -27,9 +27,9 @@ _HEADER: Final = len(_MAGIC) + len(b" 01234567 012345\n")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slots:
-    """Where two slots fit: a file or device that exists once the transfer begins, and an offset in it.
+    """Where the two slots are stored: a file or device that exists during the transfer, and an offset.
 
-    ``withheld``: so many bytes at the start of the disk are stored only at the very end.
+    ``withheld``: number of bytes at the start of the disk that are written only by ``commit``.
     """
 
     path: str
@@ -38,11 +38,11 @@ class Slots:
 
 
 class Journal:
-    """The ranges of ``total`` bytes that are on stable storage, of which identity. Thread-safe.
+    """The ranges of a transfer of ``total`` bytes that are on stable storage. Thread-safe.
 
-    The identity names the bytes (URL and ETag) and this very job, by something that no earlier owner
-    of a dirty device can know: who could forge a journal could have his own bytes taken for done.
-    Only its hash is stored. All text is ASCII: no boot sector, partition table or superblock is.
+    ``identity``: the source (URL and ETag) and a secret of this job. An earlier owner of the device must not
+    know it: a forged journal would make his bytes part of the disk. Only its SHA-256 is stored. A slot is
+    ASCII text, which is never a valid boot sector, partition table or superblock.
     """
 
     def __init__(self, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> None:
@@ -59,11 +59,10 @@ class Journal:
 
     @classmethod
     def open(cls, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> Self:
-        """Read what an earlier attempt left; nothing where that is damaged or of something else.
+        """Read the journal of an earlier attempt; empty if it is damaged or has another identity.
 
-        To be called before the target is opened: that decides whether it is gone on with. Where the
-        target was not ``resumed`` after all, ``forget``.
-        ``seconds``: how often ``checkpoint`` saves. Slots None: nothing is remembered.
+        Call it before the target is opened, because the result decides whether to resume. Call ``forget`` if
+        the target was not ``resumed``. ``seconds``: interval of ``checkpoint``. Slots None: keep no journal.
         """
         journal = cls(slots, identity, total, seconds=seconds)
         if slots is not None:
@@ -72,29 +71,29 @@ class Journal:
 
     @property
     def covered(self) -> int:
-        """How many bytes are done."""
+        """Number of finished bytes."""
         with self._lock:
             return self._done.covered()
 
     def done(self, start: int, end: int) -> None:
-        """Remember that a range was given to the target."""
+        """Add a range that was written to the target."""
         with self._lock:
             self._done.add(max(start, self._withheld), end)
             if len(self._done) > MOST:
                 self._done = Ranges(_longest_half(list(self._done)))
 
     def forget(self) -> None:
-        """Start over: what an earlier attempt left was not gone on with."""
+        """Remove all ranges: the target does not hold the bytes of the earlier attempt."""
         with self._lock:
             self._done = Ranges()
 
     def missing(self, start: int, end: int) -> list[Range]:
-        """Return what of a range is still to do."""
+        """Return the unfinished parts of a range."""
         with self._lock:
             return self._done.missing(start, end)
 
     def checkpoint(self, flush: Callable[[], None]) -> None:
-        """Save when it is time; cheap enough to be called after every range."""
+        """Save if the interval has passed. Cheap enough to call after every range."""
         if time.monotonic() >= self._next and self._saving.acquire(blocking=False):
             try:
                 self._save(flush)
@@ -102,7 +101,7 @@ class Journal:
                 self._saving.release()
 
     def save(self, flush: Callable[[], None]) -> None:
-        """Make what is done so far survive a kill. ``flush`` syncs the data and may raise."""
+        """Sync the data with ``flush``, which may raise, then store the ranges that were finished before."""
         with self._saving:
             self._save(flush)
 
@@ -116,8 +115,8 @@ class Journal:
         try:
             self._write(self._slots, _encode(self._identity, self._total, self._sequence, done))
         except OSError as err:
-            # The transfer does not need it; only a later attempt would have been shorter.
-            log.warning("no journal path=%r error=%r", self._slots.path, err.strerror)
+            # The transfer works without a journal, only a later attempt cannot resume.
+            log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
             self._slots = None
         self._next = time.monotonic() + self._seconds
 
@@ -166,24 +165,24 @@ def _encode(identity: str, total: int, sequence: int, done: list[Range]) -> byte
 
 
 def _longest_half(done: list[Range]) -> list[Range]:
-    """Forget the short ones: that costs only their transfer."""
-    longest = sorted(done, key=lambda run: run[0] - run[1])[: len(done) // 2]
+    """Drop the shorter half of the ranges: a resumed transfer fetches them again."""
+    longest = sorted(done, key=lambda each: each[0] - each[1])[: len(done) // 2]
     return sorted(longest)
 
 
 def _decode(slot: bytes, identity: str, total: int) -> tuple[int, Ranges]:
     if not slot.startswith(_MAGIC):
-        raise ValueError("no journal")
+        raise ValueError("not a journal")
     checksum, length = slot[len(_MAGIC) : _HEADER].split()
     body = slot[_HEADER : _HEADER + int(length)]
     if zlib.crc32(body) != int(checksum, 16):
         raise ValueError("damaged")
     record = json.loads(body)
     if (record["identity"], record["total"]) != (identity, total):
-        raise ValueError("of other bytes")
+        raise ValueError("other identity or size")
     done = [(int(start), int(end)) for start, end in record["done"]]
     if any(not 0 <= start < end <= total for start, end in done):
-        raise ValueError("ranges outside")
+        raise ValueError("ranges beyond the disk")
     return int(record["sequence"]), Ranges(done)
 
 
@@ -191,7 +190,7 @@ Range = tuple[int, int]
 
 
 class Ranges:
-    """Half-open ranges ``(start, end)``, ascending, none touching the next."""
+    """A set of bytes, as ascending half-open ranges ``(start, end)`` that neither overlap nor touch."""
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._starts: list[int] = []
@@ -206,7 +205,7 @@ class Ranges:
         return len(self._starts)
 
     def covered(self) -> int:
-        """Return how many bytes are in the set."""
+        """Return the number of bytes in the set."""
         return sum(self._ends) - sum(self._starts)
 
     def add(self, start: int, end: int) -> None:
@@ -221,7 +220,7 @@ class Ranges:
         self._ends[first:after] = [end]
 
     def missing(self, start: int, end: int) -> list[Range]:
-        """Return what of a range is not in the set."""
+        """Return the parts of a range that are not in the set."""
         gaps = []
         for index in range(bisect.bisect_right(self._ends, start), len(self._starts)):
             if self._starts[index] >= end:

@@ -1,4 +1,4 @@
-"""Room for what is kept for a while."""
+"""Scratch space: a private directory for the files of one job."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from cdi_worker import errors
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScratchFacts:
-    """``available``: free bytes for unprivileged users once our own left-overs are gone."""
+    """``available``: free bytes for unprivileged users, including those of this job's left-overs."""
 
     available: int
 
 
 def facts(directory: str | os.PathLike[str] | None, key: str) -> ScratchFacts | None:
-    """Look at a scratch directory without changing it; None where there is none."""
+    """Inspect a scratch directory without changing it; return None if it does not exist."""
     if directory is None or not pathlib.Path(directory).is_dir():
         return None
-    with _translated(directory, "look"):
+    with _translated(directory, "inspect scratch"):
         room = os.statvfs(directory)
         left_over = sum(_occupied(path) for path in _folder(directory, key).glob("**/*"))
         return ScratchFacts(room.f_bavail * room.f_frsize + left_over)
 
 
 class Scratch:
-    """A folder of our own in a scratch directory, gone at the end unless ``keep`` was called.
+    """A private folder in a scratch directory, removed by ``close`` unless ``keep`` was called.
 
-    ``key`` names the job: the same job finds its left-overs again, others beside it are not disturbed.
-    ``resume``: leave them in place; otherwise they are removed before anything is written.
+    ``key`` identifies the job: a later attempt of the same job uses the same folder. ``resume``: keep the
+    files of an earlier attempt; otherwise they are removed first.
     """
 
     def __init__(self, directory: str | os.PathLike[str], key: str, *, resume: bool = False) -> None:
         self.folder = _folder(directory, key)
         self._kept = False
-        with _translated(self.folder, "open"):
+        with _translated(self.folder, "open scratch"):
             if not (resume and _is_ours(self.folder)):
                 _remove(self.folder)
                 self.folder.mkdir(mode=0o700)
@@ -58,11 +58,11 @@ class Scratch:
         return str(self.folder / name)
 
     def keep(self) -> None:
-        """Leave everything for a later attempt of the same job."""
+        """Keep the folder for a later attempt of the same job."""
         self._kept = True
 
     def close(self) -> None:
-        """Remove the folder. Safe to call twice; never hides an earlier failure."""
+        """Remove the folder. Idempotent; ignores errors, so that an earlier failure is reported."""
         if not self._kept:
             with contextlib.suppress(OSError):
                 _remove(self.folder)
@@ -74,7 +74,7 @@ def _folder(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
 
 
 def _is_ours(folder: pathlib.Path) -> bool:
-    """Tell a folder that only we can write to from what others may have put there."""
+    """Return whether the folder is ours and writable for us only: others may have created one."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _translated(path: object, doing: str) -> Iterator[None]:
 
 
 class Spill:
-    """Parts of a file that will be read again. Errors are ``errors.TargetError`` of scratch."""
+    """A scratch file with parts of a stream that are needed later. Raises ``errors.TargetError``."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
@@ -121,7 +121,7 @@ class Spill:
         os.close(self._fd)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Keep ``data``."""
+        """Store ``data`` at its offset in the stream."""
         done = 0
         try:
             while done < len(data):
@@ -130,7 +130,7 @@ class Spill:
             raise errors.target_error(self._path, err, "write scratch") from err
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes that were kept, at most ``length``."""
+        """Return at most ``length`` stored bytes."""
         try:
             return os.pread(self._fd, length, offset)
         except OSError as err:

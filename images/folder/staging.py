@@ -1,4 +1,4 @@
-"""A folder beside the final place, whose content moves there when it is whole and verified."""
+"""A staging folder on the target volume, whose content is moved to the volume when it is complete."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cdi_worker.images import kernel
 log = logging.getLogger(__name__)
 
 _NAME: Final = ".cdi-worker-unpacking"
-#: What a file system has by itself.
+#: Created by mkfs.
 _KEPT: Final = frozenset({"lost+found"})
-_IN_THE_WAY: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
+_OCCUPIED: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
 
 
 def remove_left_over(directory: str | os.PathLike[str]) -> None:
-    """Remove what a killed attempt left, so that its space counts as free."""
+    """Remove the staging folder of a killed attempt, so that its space counts as free."""
     path = pathlib.Path(directory, _NAME)
     with _storage(path, "remove"):
         if path.is_symlink() or path.is_file():
@@ -36,11 +36,11 @@ def remove_left_over(directory: str | os.PathLike[str]) -> None:
 
 
 def empty(volume: str | os.PathLike[str]) -> None:
-    """Remove everything on a volume that was mounted for this job alone: earlier attempts left it.
+    """Remove all files on a volume that is mounted for this job only: earlier attempts wrote them.
 
-    It may be all of an archive or clone, for which there is no room twice. In a folder that is no
-    mount point there may be things of others: of that only what ``remove_left_over`` removes. What
-    else is mounted below is left alone, and all that leads there.
+    They may be a whole archive or clone, and the volume has no space for a second copy. In a folder that is
+    not a mount point only the staging folder is removed: other files may belong to someone else. Other mount
+    points below the volume, and the directories that contain them, are kept.
     """
     remove_left_over(volume)
     if not os.path.ismount(volume):
@@ -49,9 +49,9 @@ def empty(volume: str | os.PathLike[str]) -> None:
     for path in pathlib.Path(volume).resolve().iterdir():
         if path.name in _KEPT or any(mount.is_relative_to(path) for mount in mounts):
             continue
-        log.info("left over path=%r", str(path))
+        log.info("removing file of an earlier attempt path=%r", str(path))
         if path.is_dir() and not path.is_symlink():
-            # What cannot be removed is missed, if at all, when room is counted.
+            # Errors are ignored: files that stay reduce the available space, which is checked later.
             shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def empty(volume: str | os.PathLike[str]) -> None:
 
 
 def _mounts() -> list[pathlib.Path]:
-    """Return where something is mounted: the fifth field of proc_pid_mountinfo(5)."""
+    """Return all mount points: the fifth field of proc_pid_mountinfo(5)."""
     lines = pathlib.Path("/proc/self/mountinfo").read_bytes().splitlines()
     points = (
         re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) for line in lines
@@ -68,9 +68,9 @@ def _mounts() -> list[pathlib.Path]:
 
 
 class Staging:
-    """Within ``with``: ``path`` is an empty directory on the same file system as ``directory``.
+    """A context manager with ``path``, an empty directory on the file system of ``directory``.
 
-    Without ``commit`` all of it is removed at the end.
+    Unless ``commit`` is called, the directory and its content are removed at the end.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -86,12 +86,12 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An error while tidying up must not hide the one that led here.
+        # An error of the clean-up must not hide the first one.
         with contextlib.suppress(*(() if kind is None else (errors.TargetError,))):
             remove_left_over(self._directory)
 
     def commit(self) -> None:
-        """Move everything to its place, durably. Directories that are there already are filled further."""
+        """Move everything to ``directory`` and sync. Existing directories are merged, files replaced."""
         with _storage(self._directory, "move into place"):
             _merge(self.path, self._directory)
             fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -107,13 +107,13 @@ def _merge(source: pathlib.Path, target: pathlib.Path) -> None:
         try:
             path.rename(final)
         except OSError as err:
-            if err.errno not in _IN_THE_WAY:
+            if err.errno not in _OCCUPIED:
                 raise
             _make_room(path, final)
 
 
 def _make_room(path: pathlib.Path, final: pathlib.Path) -> None:
-    """Move ``path`` to a place that is taken: into a directory, or instead of a file."""
+    """Move ``path`` to a name that exists: merge directories, replace a file."""
     if not stat.S_ISDIR(final.lstat().st_mode):
         final.unlink()
         path.rename(final)

@@ -1,7 +1,7 @@
-"""Entries of an archive as files below a directory.
+"""Unpack a tar archive below a directory.
 
-Nothing is written outside it: every directory on the way is opened by its descriptor and never through
-a symlink, so that no entry can lead another one away (CVE-2007-4559 and its kin).
+Nothing is written outside the directory: every directory of a path is opened relative to its parent's
+descriptor, never through a symlink, so that one entry cannot redirect another (CVE-2007-4559 and similar).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from cdi_worker.images.target import writeback
 _BUFFER: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: From this size on the page cache is kept small, and a file is synced by itself.
+#: Files of this size and more are written back while they are unpacked, and synced one by one.
 _LARGE: Final = 8 << 20
 
 
 def unpack(
     archive: tar.Archive, directory: str | os.PathLike[str], *, advance: Callable[[int], object] | None = None
 ) -> None:
-    """Make every entry of ``archive`` below an existing directory, durably.
+    """Create every entry of ``archive`` below an existing directory, and sync.
 
-    What is there under an entry's name is replaced, unless it is a directory. Owners are not restored,
-    nor the times of directories. ``advance``: told the bytes written. Raises ``errors.TargetError``,
-    ``errors.Refused``, and what the archive raises.
+    Existing files are replaced, existing directories kept. Owners, and times of directories, are not
+    restored. ``advance`` gets the bytes written. Raises ``errors.TargetError``, ``errors.Refused``, and the
+    errors of ``archive``.
     """
     try:
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -86,7 +86,7 @@ class _Unpacking:
 
     @contextlib.contextmanager
     def _open_directory(self, path: tuple[str, ...]) -> Iterator[int]:
-        """Open a directory below the root, made where missing, through no symlink."""
+        """Open a directory below the root without following symlinks; create missing ones."""
         fd = os.dup(self._root)
         try:
             for depth, name in enumerate(path, 1):
@@ -101,7 +101,7 @@ class _Unpacking:
     def _make_directory(self, parent: int, name: str, entry: tar.Entry) -> None:
         fd = _open_or_make(parent, name, entry.path)
         try:
-            # Its owner must be able to fill and to remove it.
+            # The worker must be able to create and remove files in it.
             os.fchmod(fd, entry.mode | 0o700)
         finally:
             os.close(fd)
@@ -109,10 +109,10 @@ class _Unpacking:
     def _make_hard_link(self, parent: int, name: str, entry: tar.Entry) -> None:
         *directories, target = entry.link.split("/")
         with self._open_directory(tuple(directories)) as other:
-            # A symlink is right only at the depth where it was made.
+            # A hard link to a symlink would move it to another depth, where its target may lead outside.
             if not _is_file(other, target):
                 reason = (
-                    f"{'/'.join(entry.path)!r} is a hard link to {entry.link!r}, which is no file before it"
+                    f"{'/'.join(entry.path)!r} is a hard link to {entry.link!r}, which is not an earlier file"
                 )
                 raise errors.Refused(format="tar", rule="link", reason=reason)
             os.link(target, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
@@ -139,14 +139,14 @@ class _Unpacking:
                 _write_all(fd, self._buffer[:count], at)
                 at += count
                 if entry.size >= _LARGE:
-                    # Holes included: a push for each run of a fragmented disk took most of the time.
+                    # Includes holes: a call for each extent of a fragmented disk took most of the time.
                     window.wrote(pushed, at)
                     pushed = at
                 self._advance(count)
 
 
 def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:
-    """Open a directory by its name alone; a symlink there is refused, wherever it leads."""
+    """Open a directory in ``parent``, created if missing. Refuse a symlink, wherever it leads."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=parent)
@@ -154,7 +154,7 @@ def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:
     except OSError as err:
         if err.errno not in {errno.ENOTDIR, errno.ELOOP}:
             raise
-        reason = f"{'/'.join(path)!r} is a file or link to an earlier entry, and a directory to this one"
+        reason = f"{'/'.join(path)!r} is a directory in this entry, but a file or link in an earlier one"
         raise errors.Refused(format="tar", rule="link", reason=reason) from err
 
 
@@ -166,7 +166,7 @@ def _is_file(parent: int, name: str) -> bool:
 
 
 def _remove(parent: int, name: str) -> None:
-    """Remove what an earlier entry left under the name; a directory fails the next call."""
+    """Remove an earlier entry of this name. A directory is kept, and the next call fails."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         os.unlink(name, dir_fd=parent)
 

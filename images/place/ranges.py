@@ -1,6 +1,6 @@
-"""Puts the pieces of a mapped image, qcow2 or vmdk, where they belong on the target.
+"""Place the pieces of a mapped image (qcow2, vmdk) that is read at random.
 
-What the image is and how its pieces are inflated, ``formats.mapped`` knows.
+``formats.mapped`` has the image's layout and the decompression.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import base, copy
 from cdi_worker.scratch import journal
 
-# Short pieces that follow each other on the disk are written together. The largest cluster fits, and
-# from 1 MiB on longer writes are not faster.
+# Short pieces that are adjacent on the disk are written together, up to this many bytes: the largest cluster
+# fits, and writes of more than 1 MiB are not faster.
 _GATHER = 2 << 20
-# To copy so much costs less than a write of its own.
+# Copying up to this many bytes is cheaper than a separate write.
 _SHORT = 256 << 10
 
 _guest = attrgetter("guest")
@@ -35,14 +35,14 @@ def from_ranges(
 ) -> None:
     """Place a whole image that can be read at random.
 
-    What ``noted`` has as done is neither fetched nor written. ``advance`` is told, from several
-    threads, of bytes of the disk.
+    Ranges that are finished in the journal ``noted`` are neither fetched nor written. ``advance`` gets bytes
+    of the disk; several threads call it.
     """
     placer = Placer(image.inflate, target)
 
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
-        for start, end in _runs(batch.pieces):
+        for start, end in _spans(batch.pieces):
             noted.done(start, end)
         noted.checkpoint(target.flush)
         advance(size(batch))
@@ -72,8 +72,8 @@ def _missing(
             advance(size(batch))
 
 
-def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
-    """Yield where the pieces are on the disk, neighbours joined."""
+def _spans(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the pieces on the disk, adjacent ones joined."""
     start = end = 0
     for piece in sorted(pieces, key=_guest):
         if piece.guest != end:
@@ -86,14 +86,14 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 def _each(
     fetcher: fetch.Fetcher, batches: Iterable[Batch], deliver: Callable[[Any, memoryview], None]
 ) -> None:
-    underway: dict[int, Batch] = {}
+    pending: dict[int, Batch] = {}
 
     def ranges() -> Iterator[fetch.Range]:
         for batch in batches:
-            underway[batch.offset] = batch
+            pending[batch.offset] = batch
             yield fetch.Range(batch.offset, batch.length)
 
-    fetcher.each(ranges(), lambda offset, data: deliver(underway.pop(offset), data))
+    fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data))
 
 
 def _loader(window: mapped.Window) -> Callable[[Batch, memoryview], None]:
@@ -106,12 +106,12 @@ def _loader(window: mapped.Window) -> Callable[[Batch, memoryview], None]:
 
 
 def size(batch: Batch) -> int:
-    """Return how many bytes of the disk a batch makes."""
+    """Return the number of bytes of the disk in a batch."""
     return sum(piece.size for piece in batch.pieces)
 
 
 class Placer:
-    """Writes pieces to a target, zeros as zeros. Thread-safe."""
+    """Write pieces to a target, detecting zeros. Thread-safe."""
 
     def __init__(self, inflate: Inflate, target: base.Target) -> None:
         self._inflate = inflate
@@ -119,9 +119,9 @@ class Placer:
         self._local = threading.local()
 
     def put(self, batch: Batch, data: memoryview) -> None:
-        """Place the pieces of a batch whose bytes are ``data``."""
+        """Place the pieces of a batch; ``data``: its bytes in the file."""
         gathered = self._gathered()
-        # Programs that compress in parallel store clusters out of the disk's order.
+        # Programs that compress in parallel store clusters in another order than the disk's.
         for piece in sorted(batch.pieces, key=_guest):
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
@@ -141,7 +141,7 @@ class Placer:
 
 
 class _Gathered:
-    """Bytes that follow each other on the disk, copied to memory that every device accepts."""
+    """Collect adjacent bytes of the disk in an aligned buffer, to write them at once."""
 
     def __init__(self, target: base.Target) -> None:
         self._target = target

@@ -1,6 +1,6 @@
-"""Puts a mapped image that comes in order on the target, without a copy of it.
+"""Place a mapped image (qcow2, vmdk) from a stream, without storing the stream.
 
-What the bytes mean, ``formats.mapped.passing`` knows.
+``formats.mapped.passing`` interprets the bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cdi_worker.images.place import ranges
 from cdi_worker.images.target import base
 from cdi_worker.scratch import space
 
-#: Bytes taken at once: a multiple of every cluster size, as long as the longest compressed cluster.
+#: Bytes of a chunk: a multiple of every cluster size, and the length of the longest compressed cluster.
 CHUNK = 4 << 20
 
-#: Inflating is most of the work, and two threads of it keep up with most sources.
+#: Threads. Decompression is most of the work, and two threads are as fast as most sources.
 WORKERS = 2
-#: Jobs at work or waiting.
+#: Maximum running and queued jobs.
 JOBS = 4
 
 
@@ -39,12 +39,11 @@ def from_stream(
     scope: cancelling.Cancel,
     spill: space.Spill | None = None,
 ) -> int:
-    """Place a whole image that comes in order; return how long the file was.
+    """Place a whole image from a stream; return the length of the file.
 
-    The reader is read to its end, whatever the file holds after its last used cluster. Raises
-    ``errors.ScratchRequired`` where more would have to be kept than memory allows and there is no
-    ``spill``, and where the image cannot be placed in one pass at all. A failure to
-    write sets ``scope``, which has to end the read that is under way.
+    The reader is read to its end, also after the last used cluster. Raises ``errors.ScratchRequired`` if the
+    image cannot be placed in one pass, or if more bytes must be kept than memory allows and there is no
+    ``spill``. A failed write sets ``scope``, which must end the read in progress.
     """
     pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
     behind = Passed(spill)
@@ -72,7 +71,7 @@ def from_stream(
 
 
 class _Crew:
-    """Places batches in threads; the first failure is raised by a later call."""
+    """Place batches in threads. A later call raises the first failure."""
 
     def __init__(self, placer: ranges.Placer, scope: cancelling.Cancel) -> None:
         self._placer = placer
@@ -92,7 +91,7 @@ class _Crew:
             raise self._failure
 
     def submit(self, batch: Batch, source: Chunk | bytes) -> None:
-        """Place a batch, whose bytes are in a chunk or given."""
+        """Place a batch; ``source``: the chunk that holds it, or its bytes."""
         if len(self._jobs) >= JOBS:
             self._jobs.popleft().result()
         if isinstance(source, Chunk):
@@ -122,16 +121,16 @@ class _Crew:
             raise
 
 
-#: Bytes kept in memory; more go to scratch.
+#: Maximum bytes kept in memory; more are written to scratch.
 MEMORY = 64 << 20
 
-#: Chunks within reach besides the newest. QEMU puts compressed data at most a few clusters before the
-#: table that maps it.
+#: Chunks kept besides the newest. QEMU writes compressed data at most a few clusters before the table that
+#: maps it.
 RECENT = 2
 
 
 class Chunk:
-    """``view``: the bytes from ``start`` on, in a buffer that goes back when its last user has."""
+    """A part of the stream from ``start``; the last ``release`` returns its buffer to the pool."""
 
     def __init__(self, pool: directio.BufferPool, start: int) -> None:
         self.start = start
@@ -146,11 +145,11 @@ class Chunk:
         return self.start + len(self.view)
 
     def fill(self, reader: readers.Reader) -> bool:
-        """Read into the whole buffer; return whether the reader went on for so long."""
+        """Fill the buffer; return False if the reader ended before it was full."""
         filled = readers.fill(reader, self.view)
-        went_on = filled == len(self.view)
+        is_full = filled == len(self.view)
         self.view = self.view[:filled]
-        return went_on
+        return is_full
 
     def hold(self) -> None:
         with self._lock:
@@ -165,25 +164,28 @@ class Chunk:
 
 
 class Passed:
-    """Reads what has passed. ``spill`` None: there is no scratch."""
+    """Read earlier bytes of the stream: the recent chunks, and spans that were kept.
+
+    ``spill`` None: no scratch.
+    """
 
     def __init__(self, spill: space.Spill | None) -> None:
         self._spill = spill
         self._recent: collections.deque[Chunk] = collections.deque()
         self._room = MEMORY
-        # Of what was kept, ascending: beginnings, ends, and the bytes unless they are in scratch.
+        # The kept spans in ascending order: starts, ends, and the bytes (None: in scratch).
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._bytes: list[bytes | None] = []
 
     def add(self, chunk: Chunk) -> None:
-        """Take over the newest bytes; the oldest of the last few go."""
+        """Add the newest chunk and release the oldest one."""
         self._recent.append(chunk)
         if len(self._recent) > RECENT + 1:
             self._recent.popleft().release()
 
     def keep(self, start: int, end: int) -> None:
-        """Keep bytes of the newest chunk."""
+        """Keep a span of the newest chunk."""
         chunk = self._recent[-1]
         data = chunk.view[start - chunk.start : end - chunk.start]
         fits = len(data) <= self._room
@@ -192,20 +194,20 @@ class Passed:
         elif self._spill is not None:
             self._spill.write(start, data)
         else:
-            reason = f"more than {MEMORY >> 20} MiB of the image come before what tells their place"
+            reason = f"more than {MEMORY >> 20} MiB of the image precede the tables that map them"
             raise errors.ScratchRequired(reason=reason)
         self._starts.append(start)
         self._ends.append(end)
         self._bytes.append(bytes(data) if fits else None)
 
     def forget(self) -> None:
-        """Let go of what was kept."""
+        """Discard the kept spans."""
         self._room = MEMORY
         for column in (self._starts, self._ends, self._bytes):
             column.clear()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes that passed and are still there; fewer only at the end of the file."""
+        """Return earlier bytes that are still available; fewer only at the end of the file."""
         parts: list[bytes] = []
         while length:
             part = self._part(offset, length)
@@ -224,7 +226,7 @@ class Passed:
             return b""
         index = bisect.bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._ends[index]:
-            reason = f"the bytes at {offset} of the image are needed after they were let go"
+            reason = f"the bytes at {offset} of the image are needed, but were not kept"
             raise errors.ScratchRequired(reason=reason)
         start, kept = self._starts[index], self._bytes[index]
         length = min(length, self._ends[index] - offset)

@@ -1,4 +1,4 @@
-"""What a file and a block device have in common as the place of a disk."""
+"""The base class of targets: writing, zeroing and syncing a file or block device."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cdi_worker.images.target import writeback, zeroing
 
 log = logging.getLogger(__name__)
 
-#: Disks come in such units: a raw image of an odd size ends in zeros, as with qemu-img.
+#: The size of a disk is a multiple of this: a raw image of another size is padded with zeros, as by qemu-img.
 SECTOR: Final = 512
-# Bounds what one write leaves dirty before the window sees it.
+# Bytes of one write, so that dirty pages stay bounded before ``writeback.Window`` is called.
 _PIECE: Final = 4 << 20
-# A device without an offload writes it all before anybody looks whether to stop. One that has zeroed this
-# within so many seconds is asked for twice as much: a call for each 16 MiB took 2 s of an empty TiB.
+# Bytes zeroed in one call, which cannot be cancelled: a device without an offload writes them all. The step
+# is doubled after a call that took less than _QUICK seconds: steps of 16 MiB took 2 s for an empty TiB.
 _ZERO: Final = 16 << 20
 _LONGEST_ZERO: Final = 256 << 20
 _QUICK: Final = 0.05
@@ -32,12 +32,12 @@ _QUICK: Final = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """How a target is written.
+    """How to open and write a target.
 
-    ``preallocate``: give storage to every byte. ``direct``: keep out of the page cache where the
-    storage allows it. ``mode``: ``new`` throws away what was there; ``resume`` goes on with the
-    left-over of an earlier attempt; ``update`` changes parts of a finished disk in place. ``cancel``
-    ends a long zeroing with ``errors.Cancelled``.
+    ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
+    supports it. ``mode``: ``new`` removes existing data; ``resume`` continues with the left-over of an
+    earlier attempt; ``update`` changes parts of a finished disk in place. ``cancel`` ends a long zeroing
+    with ``errors.Cancelled``.
     """
 
     preallocate: bool = False
@@ -50,22 +50,22 @@ NEW: Final = Options()
 
 
 class Target:
-    """Where a disk is written: any order, any thread, each range once, then ``commit``.
+    """A disk being written: each range once, in any order, from any thread, then ``commit``.
 
-    What is neither written nor zeroed is not promised to be zero. Errors of the storage are raised as
-    ``errors.TargetError``, and again by every later call: a disk with a failed write is never
-    committed. What goes beyond ``size`` or a device is ``errors.TooLarge``. As a context manager it is
-    closed at the end, which undoes what was not committed.
+    Ranges that are neither written nor zeroed have undefined content. Storage errors are raised as
+    ``errors.TargetError``, and again by every later call: a disk with a failed write is never committed.
+    Writing beyond ``size`` or the end of the device raises ``errors.TooLarge``. As a context manager it is
+    closed at the end, which removes a disk that was not committed.
     """
 
-    #: Whether an earlier attempt's bytes are there to go on with. A journal is worthless without them.
+    #: Whether the bytes of an earlier attempt are kept. Without them its journal must be ignored.
     resumed: bool = False
-    #: So many bytes at the start are on storage only after ``commit``: a journal must not claim them.
+    #: Bytes at the start that are stored only by ``commit``: a journal must not list them as finished.
     withheld: int = 0
 
-    #: What a program that writes to the target itself must open.
+    #: The path for programs that write to the target themselves.
     written_path: str
-    #: Whether all of it is known to read as zeros.
+    #: Whether the whole target is known to read as zeros.
     is_fresh: bool = False
 
     def __init__(self, path: str, fd: int, size: int | None, options: Options) -> None:
@@ -77,14 +77,14 @@ class Target:
         self._options = options
         self._direct_fd = _open_direct(path, fd) if options.direct else None
         self._window = writeback.Window(fd)
-        self._zeros = writeback.Runs(_ZERO)
+        self._zeros = writeback.Merger(_ZERO)
         self._ladder: zeroing.Ladder | None = None
         self._end = size or 0
         self._failure: errors.TargetError | None = None
         self._kept = False
         self._closed = False
         self._lock = threading.Lock()
-        # A run holds zeros of several threads: a flush has to wait for the one that carries them out.
+        # A merged range holds zeros of several threads: a flush must wait for the thread that zeroes it.
         self._zeroing = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -94,13 +94,13 @@ class Target:
         self.close()
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write bytes, which are free again on return."""
+        """Write ``data``, which may be reused on return."""
         with self._storage("write"):
             self._reach(offset + len(data))
             self._put(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros; done at the latest by ``flush``."""
+        """Make a range read as zeros, at the latest on the next ``flush``."""
         with self._storage("zero"):
             self._reach(offset + length)
             if self._ladder is not None:
@@ -108,15 +108,15 @@ class Target:
                     self._clear(start, end)
 
     def flush(self) -> None:
-        """Bring everything written and zeroed so far onto stable storage, except what is withheld."""
+        """Write everything written and zeroed so far to stable storage, except the withheld bytes."""
         with self._storage("sync"):
             self._settle()
             os.fsync(self._fd)
 
     def commit(self, size: int = 0) -> None:
-        """Make the disk durable and usable; nothing can be written after it.
+        """Make the disk durable and usable. The target cannot be written after it.
 
-        A file grows to ``size`` where that is more than the image; it is never made shorter.
+        A file is extended to ``size`` bytes if that is larger than the image; it is never shrunk.
         """
         with self._storage("sync"):
             pad = -self._end % SECTOR
@@ -126,11 +126,11 @@ class Target:
             self._closed = True
 
     def keep(self) -> None:
-        """Let ``close`` leave what was written for a later attempt to go on with."""
+        """Keep the written bytes on ``close``, so that a later attempt can resume."""
         self._kept = True
 
     def close(self) -> None:
-        """Let go of the target. Without a commit nothing usable stays. Safe to call twice."""
+        """Close the target. A disk that was not committed stays unusable. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -138,10 +138,10 @@ class Target:
             try:
                 step()
             except OSError as err:
-                # The failure that led here is the one to report.
-                log.debug("clean-up path=%r error=%r", self.path, err.strerror)
+                # Only the first failure is reported.
+                log.debug("clean-up failed path=%r error=%r", self.path, err.strerror)
 
-    # -- what the two kinds do differently
+    # -- implemented by the sub-classes
 
     def _finish(self, size: int, /) -> None:
         raise NotImplementedError
@@ -149,7 +149,7 @@ class Target:
     def _abandon(self) -> None:
         raise NotImplementedError
 
-    # -- what they share
+    # -- shared
 
     @contextlib.contextmanager
     def _storage(self, doing: str) -> Iterator[None]:
@@ -184,7 +184,7 @@ class Target:
         except OSError as err:
             if err.errno != errno.EINVAL:
                 raise
-            # Memory that is not aligned, or units above 4096 bytes.
+            # Unaligned memory, or a device that needs an alignment of more than 4096 bytes.
             self._write_cached(offset, data)
 
     def _write_cached(self, offset: int, data: memoryview) -> None:
@@ -193,8 +193,8 @@ class Target:
             _write_all(self._fd, offset + start, piece)
             self._window.wrote(offset + start, offset + start + len(piece))
 
-    def _steps(self, start: int, end: int) -> Iterator[writeback.Run]:
-        """Cut zeros into what is done soon, and look between whether to stop."""
+    def _steps(self, start: int, end: int) -> Iterator[writeback.Range]:
+        """Split a range into steps that take a short time, and check ``cancel`` between them."""
         step = _ZERO
         while start < end:
             if self._options.cancel.is_set():
@@ -209,14 +209,14 @@ class Target:
     def _clear(self, start: int, end: int) -> None:
         if self._ladder is not None and end > start:
             with self._zeroing:
-                for run in self._zeros.add(start, end):
-                    self._ladder.zero(*run)
+                for merged in self._zeros.add(start, end):
+                    self._ladder.zero(*merged)
 
     def _settle(self) -> None:
         if self._ladder is not None:
             with self._zeroing:
-                for run in self._zeros.drain():
-                    self._ladder.zero(*run)
+                for merged in self._zeros.drain():
+                    self._ladder.zero(*merged)
 
     def _release(self) -> None:
         self._close_files()
@@ -232,7 +232,7 @@ def _open_direct(path: str, fd: int) -> int | None:
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as err:
-        log.debug("direct path=%r refused=%r", path, err.strerror)
+        log.debug("O_DIRECT not supported path=%r error=%r", path, err.strerror)
         return None
 
 

@@ -1,4 +1,4 @@
-"""A disk as a block device: its first MiB is written last."""
+"""Write a disk to a block device, the first MiB last."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cdi_worker import errors
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.target import base, zeroing
 
-#: Partition tables, boot sectors, volume labels and file systems begin in here.
+#: Bytes at the start that hold boot sectors, partition tables, volume labels and superblocks.
 HEAD: Final = 1 << 20
-#: From here to the end of the head an attempt may leave notes for the next one.
+#: Offset in the head where the journal is stored during a transfer.
 NOTES: Final = 256 << 10
 
 
 class BlockTarget(base.Target):
-    """A block device, held exclusively: one that is mounted is refused. Never created, never removed.
+    """A block device, opened exclusively: a mounted device is refused.
 
-    Nothing is assumed of what the device held before. What lies behind the image is left as it was, but
-    zeros behind one of unknown size that is shorter than the head: that is zeroed before the size is known.
-    An update changes the disk in place, its head too: there is no other copy of that.
+    The device may contain any data. Bytes after the end of the image are not changed, with one exception: for
+    an image of unknown size the whole head is zeroed first, also if the image is shorter. An update writes
+    the head in place, too.
     """
 
     def __init__(self, path: str, size: int | None, options: base.Options) -> None:
@@ -35,7 +35,7 @@ class BlockTarget(base.Target):
             sector = kernel.sector_size(fd)
             super().__init__(path, fd, size, options)
             undo.pop_all()
-        # The kernel cuts a zeroing short at the end of a device and calls it done (block/fops.c).
+        # The kernel shortens a zeroing at the end of the device and reports success (block/fops.c).
         self._limit = device_size if size is None else size
         self.resumed = options.mode != "new"
         rungs = zeroing.WRITTEN if options.preallocate else zeroing.SPARSE
@@ -44,7 +44,7 @@ class BlockTarget(base.Target):
         self._head_written = False
         self.withheld = len(self._head)
         try:
-            self._blank_head(NOTES if options.mode == "resume" else HEAD)
+            self._zero_head(NOTES if options.mode == "resume" else HEAD)
         except OSError:
             self.close()
             raise
@@ -62,7 +62,7 @@ class BlockTarget(base.Target):
     def _inside(self, offset: int, length: int) -> int:
         return max(0, min(length, len(self._head) - offset))
 
-    def _blank_head(self, end: int) -> None:
+    def _zero_head(self, end: int) -> None:
         self._put(0, directio.zeros()[: min(end, len(self._head))])
         os.fsync(self._fd)
 
@@ -75,7 +75,7 @@ class BlockTarget(base.Target):
 
     def _abandon(self) -> None:
         if self._head_written or not self._kept:
-            self._blank_head(HEAD)
+            self._zero_head(HEAD)
 
 
 def _head_size(size: int | None, device_size: int) -> int:
@@ -85,7 +85,7 @@ def _head_size(size: int | None, device_size: int) -> int:
 
 
 def _open_device(path: str) -> tuple[int, int]:
-    # Without O_CREAT, O_EXCL is the claim on a block device (open(2)).
+    # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
     fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISBLK(os.fstat(fd).st_mode):

@@ -1,4 +1,4 @@
-"""Ordered bytes onto a target: one thread reads, the caller's writes."""
+"""Copy a stream to a target: one thread reads, the caller's thread writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdi_worker.images import directio
 from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.images.target import base
 
-#: Shorter runs of zeros are written: a call of the kernel for each costs more than their bytes.
+#: Shorter ranges of zeros are written: that is cheaper than a system call to zero them.
 SHORTEST_ZERO: Final = 64 << 10
 
 
@@ -23,9 +23,9 @@ def copy_ordered(
     scope: cancelling.Cancel,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Write everything that comes, zeros as zeros, and return how many bytes it was.
+    """Write all bytes of a reader, detecting zeros; return the number of bytes.
 
-    The reader stays the caller's to close; all else as with ``copy_runs``.
+    The caller closes the reader. Everything else as in ``copy_runs``.
     """
     return copy_runs(ahead.pieces(reader, scope), target, limit=limit, scope=scope, advance=advance)
 
@@ -38,10 +38,10 @@ def copy_runs(
     scope: cancelling.Cancel,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Write runs (the length of a hole, or data) one after the other; return how many bytes they are.
+    """Write extents (the length of a hole, or data) one after the other; return the number of bytes.
 
-    Raises ``errors.TooLarge`` as soon as more than ``limit`` bytes come, before the run that goes over
-    is written. A failure here sets ``scope``, which has to end the read that is under way.
+    Raises ``errors.TooLarge`` if there are more than ``limit`` bytes, before the extent beyond the limit
+    is written. A failure here sets ``scope``, which must end the read in progress.
     """
     total = 0
     with ahead.Ahead(runs, scope) as coming:
@@ -60,8 +60,8 @@ def copy_runs(
 
 
 def write(target: base.Target, offset: int, data: memoryview) -> None:
-    """Write bytes at an offset, runs of zeros as zeros."""
-    for start, end, zero in directio.data_runs(data, SHORTEST_ZERO):
+    """Write bytes at an offset, detecting zeros."""
+    for start, end, zero in directio.extents(data, SHORTEST_ZERO):
         if zero:
             target.zero(offset + start, end - start)
         else:
@@ -69,7 +69,7 @@ def write(target: base.Target, offset: int, data: memoryview) -> None:
 
 
 def drain(reader: readers.Reader, cancel: cancelling.Cancel) -> None:
-    """Read to the end and throw away: what a reader checks there counts, too."""
+    """Read to the end and discard: readers check their data at the end."""
     rest = memoryview(bytearray(1 << 20))
     while reader.readinto(rest):
         cancel.check()

@@ -1,4 +1,4 @@
-"""A disk as a file: written beside its final name, renamed when whole."""
+"""Write a disk to a file: under another name, and rename it when it is complete."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Final
 from cdi_worker.images import kernel
 from cdi_worker.images.target import base, zeroing
 
-_MODE: Final = 0o660  # the contract's: the group is the virtual machine's
+_MODE: Final = 0o660  # the contract's: the virtual machine has access by its group
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def part(path: str) -> str:
-    """Return where the disk grows until it is whole."""
+    """Return the path of an incomplete disk."""
     return f"{path}.part"
 
 
 def changing(path: str) -> str:
-    """Return where a finished disk is while parts of it are changed: never mistaken for a part of one."""
+    """Return the path of a finished disk during an update. It differs from ``part``, which may be removed."""
     return f"{path}.changing"
 
 
 class FileTarget(base.Target):
-    """A file. Written for the first time it is all holes, or preallocated: zeroing costs nothing."""
+    """A file. A new one consists of holes or is preallocated, so that zeroing needs no system call."""
 
     def __init__(self, path: str, size: int | None, options: base.Options) -> None:
         with contextlib.ExitStack() as undo:
@@ -46,7 +46,7 @@ class FileTarget(base.Target):
             raise
 
     def _prepare(self, size: int | None) -> None:
-        # A left-over to go on with may be longer than the disk: its journal follows the last byte.
+        # A left-over may be longer than the disk: the journal is stored after the last byte.
         if size and _length(self._fd) < size:
             os.ftruncate(self._fd, size)
         rungs: tuple[zeroing.Rung, ...] | None = None
@@ -70,9 +70,9 @@ class FileTarget(base.Target):
         os.ftruncate(self._fd, self._end)
         os.ftruncate(self._fd, size)
         if self._options.preallocate and not self._allocate(size):
-            writing = zeroing.Ladder(self._fd, (), base.SECTOR, self._put)
+            ladder = zeroing.Ladder(self._fd, (), base.SECTOR, self._put)
             for step in self._steps(self._end, size):
-                writing.zero(*step)
+                ladder.zero(*step)
         os.fsync(self._fd)
         self._close_files()
         _rename(self.written_path, self.path)
@@ -87,7 +87,7 @@ class FileTarget(base.Target):
         try:
             os.fsync(self._directory)
         except OSError as err:
-            if err.errno != errno.EINVAL:  # file systems without such a sync, fsync(2)
+            if err.errno != errno.EINVAL:  # the file system cannot sync a directory, fsync(2)
                 raise
 
     def _abandon(self) -> None:
@@ -100,7 +100,7 @@ class FileTarget(base.Target):
 
 
 def _open_part(path: str, mode: str) -> tuple[int, bool]:
-    """Return a descriptor and whether it leads to bytes of an earlier attempt or stage."""
+    """Return a descriptor, and whether the file holds bytes of an earlier attempt or stage."""
     if mode == "update":
         return _open_finished(path), True
     name = part(path)
@@ -111,7 +111,7 @@ def _open_part(path: str, mode: str) -> tuple[int, bool]:
         _remove(left_over)
     fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
     with contextlib.suppress(PermissionError):  # file systems without modes
-        os.fchmod(fd, _MODE)  # the umask has taken some of it away
+        os.fchmod(fd, _MODE)  # open(2) has applied the umask
     return fd, False
 
 

@@ -1,4 +1,4 @@
-"""The place of a disk: what is known of it before, and opening it."""
+"""Inspect and open a target."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cdi_worker.scratch import journal
 Options = base.Options
 Target = base.Target
 
-# O_DIRECT is tried on a file without a name: looking must leave nothing behind.
+# O_DIRECT is tried on a file without a name, so that nothing is left behind.
 _TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a target is, all sizes in bytes.
+    """The facts of a target. Sizes in bytes.
 
-    ``missing``: neither a block device nor a name in a directory. ``size``: of the device, or of the
-    disk that is there already, also one whose change was interrupted (0: none). ``available``: the size
-    of the device, or the free bytes for unprivileged users once the left-overs at this path are gone.
+    ``missing``: not a block device, and its directory does not exist. ``size``: of the device, or of the
+    existing disk, also after an interrupted update (0: no disk). ``available``: size of the device, or free
+    bytes for unprivileged users including the left-overs at this path. ``direct``: O_DIRECT is supported.
     """
 
     kind: Literal["file", "block", "missing"]
@@ -36,7 +36,7 @@ class TargetFacts:
 
 
 def facts(path: str | os.PathLike[str]) -> TargetFacts:
-    """Look at a target without changing it. Raises ``errors.TargetError`` where that fails."""
+    """Inspect a target without changing it. Raises ``errors.TargetError``."""
     path = os.fspath(path)
     directory = pathlib.Path(path).parent
     try:
@@ -46,33 +46,33 @@ def facts(path: str | os.PathLike[str]) -> TargetFacts:
             return TargetFacts("missing")
         return _file_facts(path, directory)
     except OSError as err:
-        raise errors.target_error(path, err, "look") from err
+        raise errors.target_error(path, err, "inspect") from err
 
 
-def open(  # noqa: A001 - target.open() is what it is
+def open(  # noqa: A001 - read as target.open
     path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
 ) -> Target:
-    """Open a target for a disk of ``size`` bytes (None: known at the end).
+    """Open a target for a disk of ``size`` bytes (None: not known before the end).
 
-    What an earlier attempt left is removed unless the options say otherwise, a finished disk of this
-    name included. Raises ``errors.TargetError``; ``errors.TooLarge`` on a device too small.
+    In mode ``new``, the left-over of an earlier attempt and a finished disk at this path are removed. Raises
+    ``errors.TargetError``, and ``errors.TooLarge`` if a device is too small.
     """
     path = os.fspath(path)
     try:
         if _is_block(path):
             return block.BlockTarget(path, size, options)
         if _holds_devices(pathlib.Path(path).parent):
-            raise errors.TargetError(path=path, reason="there is no such block device")
+            raise errors.TargetError(path=path, reason="no such block device; check the path")
         return file.FileTarget(path, size, options)
     except OSError as err:
         raise errors.target_error(path, err, "open") from err
 
 
 def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | None:
-    """Return where a journal of a disk of this size is kept, 512 KiB of it.
+    """Return where the journal of a disk of this size is stored (512 KiB); None for a small disk.
 
-    It is inside what it speaks of: behind the last byte of a file that is not whole yet, in the
-    withheld head of a block device. So it goes when that goes. None: too small a disk to need one.
+    It is stored on the target: after the last byte of an incomplete file, or in the withheld head of a block
+    device. So it is removed together with the data.
     """
     path = os.fspath(path)
     if size < block.HEAD:
@@ -90,7 +90,7 @@ def _is_block(path: str) -> bool:
 
 
 def _holds_devices(directory: pathlib.Path) -> bool:
-    # A device node that went away must not be replaced by a file in memory.
+    # If a device node has disappeared, a file in /dev would be written to memory (devtmpfs).
     return os.path.realpath(directory) == "/dev"
 
 
@@ -127,7 +127,7 @@ def _occupied(path: str) -> int:
         found = os.lstat(path)
     except FileNotFoundError:
         return 0
-    # The blocks of a file with another name stay.
+    # Removing a file with another hard link frees no blocks.
     return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else 0
 
 

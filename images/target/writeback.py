@@ -1,4 +1,4 @@
-"""The page cache, kept small while a disk is written."""
+"""Keep the page cache small while a disk is written."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Final
 
 from cdi_worker.images import kernel
 
-# Measured on ext4 and a loop device: from 1 MiB on, longer runs are not faster.
-_RUN: Final = 1 << 20
+# Measured on ext4 and a loop device: ranges longer than 1 MiB are not faster.
+_RANGE: Final = 1 << 20
 
 
 class Window:
-    """Pushes written ranges out at once and lets at most ``limit`` bytes be on their way. Thread-safe.
+    """Start writeback of written ranges at once, and limit the bytes in writeback to ``limit``. Thread-safe.
 
-    A container's memory limit counts dirty pages; a slow device lets them grow until the worker is
-    killed. Here the writers wait for the device instead. Up to 16 MiB more gather unpushed in short
-    writes.
+    A container's memory limit counts dirty pages: with a slow device they would grow until the worker is
+    killed. Here the writers wait for the device instead. Up to 16 MiB of short writes are collected before
+    their writeback starts.
     """
 
     def __init__(self, fd: int, limit: int = 32 << 20) -> None:
         self._fd = fd
         self._limit = limit
-        self._runs = Runs(_RUN)
-        self._pushed: collections.deque[Run] = collections.deque()
+        self._ranges = Merger(_RANGE)
+        self._pushed: collections.deque[Range] = collections.deque()
         self._bytes = 0
         self._lock = threading.Lock()
 
     def wrote(self, start: int, end: int) -> None:
-        for run in self._runs.add(start, end):
-            self._push(run)
+        for merged in self._ranges.add(start, end):
+            self._push(merged)
 
-    def _push(self, run: Run) -> None:
-        start, end = run
+    def _push(self, merged: Range) -> None:
+        start, end = merged
         kernel.start_writeback(self._fd, start, end - start)
         with self._lock:
-            self._pushed.append(run)
+            self._pushed.append(merged)
             self._bytes += end - start
         while oldest := self._over():
             start, end = oldest
             kernel.finish_writeback(self._fd, start, end - start)
 
-    def _over(self) -> Run | None:
+    def _over(self) -> Range | None:
         with self._lock:
             if self._bytes <= self._limit:
                 return None
@@ -51,14 +51,14 @@ class Window:
             return start, end
 
 
-Run = tuple[int, int]
+Range = tuple[int, int]
 
 
-class Runs:
-    """Merges ranges that begin where an earlier one ended. Thread-safe.
+class Merger:
+    """Merge ranges that begin where an earlier one ended. Thread-safe.
 
-    ``add`` and ``drain`` return the runs ``(start, end)`` that will grow no further, which are then
-    forgotten. Several runs grow at once, one for each of the workers that write side by side.
+    ``add`` returns the merged ranges ``(start, end)`` that have reached ``longest`` bytes, or are the oldest
+    of more than ``side_by_side``, one per parallel writer. ``drain`` returns the rest.
     """
 
     def __init__(self, longest: int, side_by_side: int = 16) -> None:
@@ -67,7 +67,7 @@ class Runs:
         self._starts: dict[int, int] = {}  # by end; the oldest first
         self._lock = threading.Lock()
 
-    def add(self, start: int, end: int) -> list[Run]:
+    def add(self, start: int, end: int) -> list[Range]:
         with self._lock:
             start = self._starts.pop(start, start)
             if end - start >= self._longest:
@@ -78,7 +78,7 @@ class Runs:
             oldest = next(iter(self._starts))
             return [(self._starts.pop(oldest), oldest)]
 
-    def drain(self) -> list[Run]:
+    def drain(self) -> list[Range]:
         with self._lock:
             runs = [(start, end) for end, start in self._starts.items()]
             self._starts.clear()

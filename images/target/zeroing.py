@@ -1,4 +1,4 @@
-"""The zeroing ladder: the cheapest way to zeros that a storage accepts."""
+"""The zeroing ladder: zero ranges with the cheapest call that the storage supports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ log = logging.getLogger(__name__)
 
 Rung = Callable[[int, int, int], None]
 
-#: Gives storage back; what a device cannot unmap it writes.
+#: Free the storage; a device that cannot unmap writes zeros.
 SPARSE: Final[tuple[Rung, ...]] = (kernel.punch_hole, kernel.zero_range, kernel.zero_out)
-#: Gives storage to a part of a new file; it reads as zeros.
+#: Allocate storage in a new file, where it reads as zeros.
 NEW: Final[tuple[Rung, ...]] = (kernel.allocate,)
-#: Keeps the storage of a preallocated file.
+#: Keep the storage of a preallocated file.
 ALLOCATED: Final[tuple[Rung, ...]] = (kernel.zero_range,)
-#: Storage that must see every byte: a preallocated block device.
+#: Write every byte, for a preallocated block device.
 WRITTEN: Final[tuple[Rung, ...]] = ()
 
 
 class Ladder:
-    """Zeroes ranges by the first rung that is not refused, and remembers refusals. Thread-safe.
+    """Zero ranges with the first rung that the storage supports, and remember refusals. Thread-safe.
 
-    ``sector``: what the rungs are aligned to; the edges around it, and everything after the last
-    refusal, go to ``write``. Raises OSError for failures that are no refusal.
+    ``sector``: alignment of the rungs. Unaligned edges, and everything once all rungs are refused, are
+    written with ``write``. Raises OSError for failures that are not refusals.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Ladder:
     def _refused(self, rung: Rung, err: OSError) -> None:
         if rung in self._rungs:
             self._rungs = tuple(other for other in self._rungs if other is not rung)
-            log.debug("zeroing way=%r refused=%r", rung.__name__, err.strerror)
+            log.debug("zeroing call not supported call=%r error=%r", rung.__name__, err.strerror)
 
     def _write_zeros(self, start: int, end: int) -> None:
         zeros = directio.zeros()

@@ -13,22 +13,22 @@ from cdi_worker import errors
 from cdi_worker.images import directio
 
 
-def naive_runs(data: bytes, block: int) -> list[tuple[int, int, bool]]:
-    runs: list[tuple[int, int, bool]] = []
+def naive_extents(data: bytes, block: int) -> list[tuple[int, int, bool]]:
+    found: list[tuple[int, int, bool]] = []
     for start in range(0, len(data), block):
         piece = data[start : start + block]
         zero = not any(piece)
-        if runs and runs[-1][2] == zero:
-            runs[-1] = (runs[-1][0], start + len(piece), zero)
+        if found and found[-1][2] == zero:
+            found[-1] = (found[-1][0], start + len(piece), zero)
         else:
-            runs.append((start, start + len(piece), zero))
-    return runs
+            found.append((start, start + len(piece), zero))
+    return found
 
 
 @given(st.lists(st.sampled_from([b"\0" * 16, b"\0" * 15 + b"x", b"x" + b"\0" * 15, b"\0" * 5]), max_size=20))
-def test_data_runs_match_a_naive_search(pieces: list[bytes]) -> None:
+def test_extents_match_a_naive_search(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
-    assert directio.data_runs(memoryview(data), 16) == naive_runs(data, 16)
+    assert directio.extents(memoryview(data), 16) == naive_extents(data, 16)
 
 
 @pytest.mark.parametrize("position", [0, 4095, (4 << 20) - 1, 4 << 20, (9 << 20) + 4])
@@ -44,8 +44,8 @@ def test_new_buffer_is_aligned_and_zero() -> None:
     assert ctypes.addressof(ctypes.c_char.from_buffer(buffer.view)) % directio.UNIT == 0
     assert directio.is_zero(buffer.view)
     buffer.view[5000:5002] = b"ab"
-    runs = [(0, 4096, True), (4096, 8192, False), (8192, 12289, True)]
-    assert directio.data_runs(buffer.view[: 3 * 4096 + 1]) == runs
+    found = [(0, 4096, True), (4096, 8192, False), (8192, 12289, True)]
+    assert directio.extents(buffer.view[: 3 * 4096 + 1]) == found
 
 
 def test_pool_is_bounded() -> None:

@@ -12,7 +12,7 @@ from tests.support import processes, tar_parts
 
 
 @pytest.mark.parametrize("dialect", ["gnu", "posix"])
-def test_sparse_file_with_many_runs_is_read(tmp_path, dialect):
+def test_sparse_file_with_many_extents_is_read(tmp_path, dialect):
     with (tmp_path / "sparse").open("wb") as file:
         for index in range(300):
             file.seek(index << 20)
@@ -47,7 +47,7 @@ def test_pax_sparse_format_0_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("runs", "size"),
+    ("extents", "size"),
     [
         ([(0, 10), (5, 10)], 100),
         ([(50, 10), (0, 10)], 100),
@@ -57,10 +57,10 @@ def test_pax_sparse_format_0_is_refused():
         ([(0, 7 << 30)], 100),
     ],
 )
-def test_contradictory_sparse_map_is_corrupt(runs, size):
+def test_contradictory_sparse_map_is_corrupt(extents, size):
     with pytest.raises(errors.Corrupt):
-        tar_parts.unpacked(tar_parts.gnu_sparse(runs, size, 20))
-    text = b"%d\n" % len(runs) + b"".join(b"%d\n%d\n" % run for run in runs)
+        tar_parts.unpacked(tar_parts.gnu_sparse(extents, size, 20))
+    text = b"%d\n" % len(extents) + b"".join(b"%d\n%d\n" % extent for extent in extents)
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(tar_parts.pax_sparse(text, size, 20))
 
@@ -82,8 +82,8 @@ def test_endless_line_in_pax_map_is_corrupt():
 
 
 def test_gnu_and_pax_maps_are_read():
-    runs = [(0, 10), (50, 10), (100, 0)]
-    found = tar_parts.unpacked(tar_parts.gnu_sparse(runs, 100, 20))["name"]
+    extents = [(0, 10), (50, 10), (100, 0)]
+    found = tar_parts.unpacked(tar_parts.gnu_sparse(extents, 100, 20))["name"]
     assert (found[0].size, found[1]) == (100, {0: bytes(10), 50: bytes(10), 100: b""})
     text = b"3\n0\n10\n50\n10\n100\n0\n"
     assert tar_parts.unpacked(tar_parts.pax_sparse(text, 100, 20))["s"] == (
@@ -92,6 +92,6 @@ def test_gnu_and_pax_maps_are_read():
     )
 
 
-def test_too_many_runs_are_refused():
-    with pytest.raises(errors.Refused, match="runs"):
+def test_too_many_extents_are_refused():
+    with pytest.raises(errors.Refused, match="extents"):
         tar_parts.unpacked(tar_parts.pax_sparse(b"%d\n" % (sparse.MAX_EXTENTS + 1), 100, 20))
