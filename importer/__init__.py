@@ -1,4 +1,4 @@
-"""Bring a virtual machine's disk from wherever it is to where it will run.
+"""Import a virtual machine's disk from a source to a file or block device, as a raw disk.
 
 >>> import cdi_worker
 >>> request = cdi_worker.Request(
@@ -6,8 +6,8 @@
 ... )
 >>> cdi_worker.run(request)  # doctest: +SKIP
 
-Everything public is here (docs/library.md). Names are looked up when used, so that the lower folders
-may import ``errors`` while this package is still being imported.
+The public API (docs/library.md). Names are imported when used, so that the lower packages can import
+``errors`` while this package is still being imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker contract's inputs: the environment and the mounts of a pod, read here and nowhere else."""
+"""Inputs of the worker contract: a pod's environment and mounts. Only this module reads the environment."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The labels that OpenSSL takes for one (PEM_read_bio_X509_AUX).
+#: The PEM labels that OpenSSL accepts for a certificate (PEM_read_bio_X509_AUX).
 CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a pod has its mounts, and its metrics (0: nowhere). The command line may name others.
+    """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
 
-    ``mounts``: those of sources that are not where ``sources.fields`` says, by option.
+    ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option.
     """
 
     data: str = "/data"
@@ -40,18 +40,18 @@ class Paths:
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def mounted(self, field: fields.Field) -> str | None:
-        """Return the path of a source's mount, None for a file that is not there."""
+        """Return the path of a source's mount, None for a file that does not exist."""
         path = self.mounts.get(field.option, field.mount)
         return path if not field.file or Path(path).is_file() else None
 
 
 def environment() -> dict[str, str]:
-    """Return the process's environment: the only place that reads it."""
+    """Return a copy of the process's environment."""
     return dict(os.environ)
 
 
 def role(env: Mapping[str, str]) -> str | None:
-    """Return ``importer``, ``uploadserver`` or ``cloner``; None when nothing tells (contract, Roles)."""
+    """Return ``importer``, ``uploadserver`` or ``cloner``; None if none is selected (contract, Roles)."""
     if env.get("IMPORTER_SOURCE"):
         return "importer"
     if env.get("CLIENT_NAME") or env.get("TLS_CERT_FILE"):
@@ -65,14 +65,14 @@ def parse_header(text: str) -> tuple[str, str]:
     """Return name and value of ``Name: value`` (RFC 9110, 5.1 and 5.5). The text may be secret."""
     found = HEADER.fullmatch(text.strip())
     if not found:
-        raise errors.RequestError("malformed extra header: wants 'Name: value' on one line")
+        raise errors.RequestError("malformed extra header; expected 'Name: value' on one line")
     return found[1], found[2].strip()
 
 
 def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:
-    """Return the certificate files of a mounted directory: regular files, no leading dot, by ``endings``.
+    """Return the certificate files in ``directory``: regular files, no leading dot, with one of ``endings``.
 
-    What else a ConfigMap holds is passed over, as upstream's workers do.
+    Other files of a ConfigMap are ignored, as in upstream's workers.
     """
     if not directory:
         return ()
@@ -84,7 +84,7 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
             if CERTIFICATE.search(path.read_bytes()):
                 found.append(str(path))
             else:
-                log.warning("no certificates in path=%r", str(path))
+                log.warning("file ignored: it contains no certificate path=%r", str(path))
     except FileNotFoundError:
         return ()
     except OSError as err:
@@ -93,10 +93,10 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
 
 
 def header_files(directory: str) -> tuple[tuple[str, str], ...]:
-    """Return the secret headers below ``directory``, one for each file.
+    """Return the secret headers below ``directory``, one per file.
 
-    Kubernetes mounts a secret as links into ``..data``: what starts with a dot is not looked at,
-    links are followed.
+    Kubernetes mounts a secret as symbolic links into ``..data``: links are followed, names with a leading dot
+    are skipped.
     """
     found: list[tuple[str, str]] = []
     for root, folders, files in os.walk(directory, followlinks=False):
@@ -113,7 +113,7 @@ def header_files(directory: str) -> tuple[tuple[str, str], ...]:
 
 
 class Reading:
-    """Typed values of an environment; faults are collected, not raised one by one."""
+    """Reads typed values from an environment and collects all faults in ``faults``."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
@@ -136,7 +136,7 @@ class Reading:
             return None
 
     def field(self, field: fields.Field) -> Any:
-        """Return the value of a location's field, None where its variable says nothing."""
+        """Return the value of a location's field, None if its variable is not set or empty."""
         value = self.env.get(field.env) if field.env else None
         if not value:
             return None
@@ -170,16 +170,16 @@ class Reading:
         return tuple(found)
 
     def proxies(self) -> dict[str, Any]:
-        """Return what the environment says of proxies, in either case, as fields of ``Access``."""
+        """Return the proxy variables, of either letter case, as fields of ``Access``."""
         names = ("http_proxy", "https_proxy", "no_proxy")
         return {name: self.env.get(name) or self.env.get(name.upper()) or "" for name in names}
 
 
 def parse_overhead(text: str) -> Fraction:
-    """Return the fraction of a file system that a disk must leave free, 0 to 1."""
+    """Return the fraction of a file system to leave free, at least 0 and below 1. Raises ``RequestError``."""
     if not re.fullmatch(r"\d*\.?\d+|\d+\.", text):
         raise errors.RequestError(f"{text!r} is not a fraction such as 0.06")
-    # With the decimal numbers that it loads, 3 ms of start-up that a clone has no use for.
+    # Imported when used: fractions and decimal take 3 ms, and a clone source needs neither.
     from fractions import Fraction
 
     value = Fraction(text)

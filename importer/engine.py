@@ -1,6 +1,4 @@
-"""The engine of one import: whatever its sources consist of is read through it, so that retries, parallel
-ranges and resuming exist once.
-"""
+"""The read engine of one import: retries, parallel ranges and resuming for all its sources."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from cdi_worker.sources import base
 
 
 class Engine:
-    """Reads sources at random, or in order (``sources.base.Engine``).
+    """Reads sources by ranges or in order (``sources.base.Engine``).
 
-    ``retried`` is called with what failed and is tried again. The ``cancel`` of a read is that of an attempt:
-    a failure sets it, and with it ends the other reads.
+    ``retried`` is called with each failure that is retried. The ``cancel`` of a read is that of an attempt:
+    a failure sets it, which ends the other reads of the attempt.
     """
 
     def __init__(self, options: fetch.Options, retried: Callable[[errors.Transient], None]) -> None:
@@ -26,11 +24,11 @@ class Engine:
         self._used = False
 
     def seeks(self, source: base.Source) -> bool:
-        """Tell whether a source is read by ranges."""
+        """Return whether ``source`` is read by ranges."""
         return self._ranges and source.ranges() is not None and source.size is not None
 
     def do_without_ranges(self, failure: errors.NoRanges) -> None:
-        """Read in order from now on. Raises ``failure`` if that is what was done."""
+        """Read in order from now on. Raises ``failure`` if ranges were not used."""
         if not self._ranges or not self._used:
             raise failure
         self._ranges = False
@@ -38,10 +36,10 @@ class Engine:
     def fetcher(
         self, source: base.Source, cancel: cancelling.Cancel, advance: Callable[[int], None] = lambda _: None
     ) -> fetch.Fetcher:
-        """Return what reads the ranges of a source in parallel."""
+        """Return a fetcher, which reads the ranges of ``source`` in parallel."""
         ranges = source.ranges()
         if not self.seeks(source) or ranges is None:
-            raise errors.NoRanges(url=source.name, reason="no ranges offered")
+            raise errors.NoRanges(url=source.name, reason="not offered by the source")
         self._used = True
         return fetch.Fetcher(
             ranges,
@@ -78,7 +76,7 @@ class Engine:
         )
 
     def _tuned(self, source: base.Source) -> fetch.Options:
-        """Return how hard to fetch: where reads have to be shorter, as many more of them at once."""
+        """Return the fetch options; a source that limits the length of a read gets more connections."""
         asked = self._options
         parts = max(1, asked.chunk // (source.longest_read or asked.chunk))
         return dataclasses.replace(
@@ -90,7 +88,7 @@ class Engine:
 
 
 class _Once:
-    """Reads a source that cannot be read again. Counts the bytes, and verifies the declared size."""
+    """Reader of a source that can be read only once; counts the bytes and verifies the declared size."""
 
     def __init__(self, source: base.Source, count: Callable[[int], None]) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Carry out one import: open, look, plan, move, verify, commit."""
+"""Run one import: open the source, survey, plan, run the route, report the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cdi_worker.sources import base
 
 log = logging.getLogger(__name__)
 
-#: A route is loaded, with all that it needs, when it is taken.
+#: A route's module is imported when the route is used (start-up time).
 ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
     {
         plan.Route.BLANK: "cdi_worker.routes.direct:blank",
@@ -38,7 +38,7 @@ ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What an import has done. Sizes in bytes; ``read`` counts what came over the wire."""
+    """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source."""
 
     source: str
     target: str
@@ -56,7 +56,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a look at a source has told, with ``plan`` or, where there is none, ``obstacle``."""
+    """The result of inspecting a source: ``plan``, or ``obstacle`` if an import is not possible."""
 
     source: str
     survey: survey_module.Survey
@@ -73,8 +73,8 @@ def run(
 ) -> Result:
     """Import a disk. Setting ``cancel`` ends it with ``errors.Cancelled``, a ``threading.Event`` a bit later.
 
-    Raises ``errors.Error``; nothing usable is on the target then, and the same call may be
-    made again without cleaning up.
+    Raises ``errors.Error``; the target then holds no usable disk, and the call may be repeated without
+    cleaning up.
     """
     progress = progress or progress_module.NullProgress()
     request.check(wanted)
@@ -100,7 +100,7 @@ def run_source(
     with opened(unopened, reading, wanted, progress, reads) as source, _reached():
         folder = wanted.volume or wanted.target
         if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
-            # What a killed attempt has left of an archive does not count against this one.
+            # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
         found = survey_module.survey(source, reading, wanted, reads)
         job = _run_plan(wanted, source, reading, found, progress, reads=reads, accepted=accepted)
@@ -128,7 +128,7 @@ def run_source(
 def inspect(
     wanted: request.Request, cancel: cancelling.Cancel | cancelling.Event | None = None
 ) -> Inspection:
-    """Look at a source without moving it; what stands in an import's way comes as ``obstacle``."""
+    """Examine a source and plan its import; an error of the plan becomes ``obstacle``."""
     request.check(wanted)
     with cancelling.adapted(cancel) as stop:
         return _inspect(wanted, stop)
@@ -157,7 +157,7 @@ def opened(
     progress: progress_module.Progress,
     cancel: cancelling.Cancel,
 ) -> Iterator[base.Source]:
-    """Yield the source after its first contact."""
+    """Yield the source, opened and reached; close it after the block."""
     progress.phase("connect", None)
     try:
         survey_module.contact(source, reading, wanted, cancel, progress.retry)
@@ -168,7 +168,7 @@ def opened(
 
 @contextlib.contextmanager
 def _reached() -> Iterator[None]:
-    """Tell a refusal after the first contact from one at it: controllers have a phrase for each."""
+    """Translate ``Unreachable`` into ``Withdrawn``: the contract has another phrase for later failures."""
     try:
         yield
     except errors.Unreachable as err:
@@ -185,7 +185,7 @@ def _run_plan(
     reads: cancelling.Reads,
     accepted: Callable[[], object],
 ) -> job_module.Job:
-    """Run the planned route; once more in order if the source does not keep to its ranges."""
+    """Plan and run the route; plan again for an ordered stream if the source does not serve its ranges."""
     while True:
         made = found.plan(wanted, ranges=reading.seeks(source))
         log.info("plan %s", made.describe())
@@ -211,6 +211,6 @@ def _run_plan(
 
 
 def load() -> None:
-    """Load what a disk most often needs: for who has nothing to do until one comes."""
+    """Import the modules of the most frequent routes, for servers that wait for a disk."""
     for route in (plan.Route.STREAM, plan.Route.PLACE, plan.Route.UNPACK):
         _ = ROUTES[route]

@@ -1,6 +1,6 @@
-"""Objects by reference, imported when they are first used: start-up is part of every import.
+"""Objects imported when they are first used: start-up time is part of every import.
 
-A reference is ``module:attribute``, as in entry points; ``module`` alone is the module.
+A reference is ``module:attribute``, as in entry points; ``module`` alone is the module itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ V = TypeVar("V")
 
 
 def load(reference: str) -> Any:
-    """Import and return the object that ``reference`` names."""
+    """Import and return the object at ``reference``."""
     name, _, attribute = reference.partition(":")
     module = importlib.import_module(name)
     return getattr(module, attribute) if attribute else module
 
 
 class Table(Mapping[K, V]):
-    """Objects by key, each imported when it is looked up. Asking for the keys imports nothing."""
+    """Mapping of keys to objects, each imported when it is looked up; keys are listed without importing."""
 
     def __init__(self, references: Mapping[K, str]) -> None:
         self._references = references
@@ -31,7 +31,7 @@ class Table(Mapping[K, V]):
         return found
 
     def __contains__(self, key: object) -> bool:
-        # Mapping's own looks the value up, which would import it.
+        # Mapping.__contains__ looks the value up, which would import it.
         return key in self._references
 
     def __iter__(self) -> Iterator[K]:

@@ -1,4 +1,4 @@
-"""Decide how a disk travels: a pure function of what is known before the first byte is written."""
+"""The plan of an import: the route and its reason, decided before the first byte is written, without I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Route(enum.StrEnum):
-    """The ways a disk can take, best first (docs/routes.md)."""
+    """The routes from a source to a target, best first (docs/routes.md)."""
 
     BLANK = "blank"
     EXTENTS = "extents"
@@ -30,10 +30,10 @@ class Route(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """What the source offers. ``size``: bytes as served, None if unknown.
+    """The abilities of the source. ``size``: bytes as served, None if unknown.
 
-    ``extents``: the source knows the holes of its ranges; ``runs``: its stream marks them. ``once``: the
-    stream cannot be read again. ``blank``: there are no bytes, the disk is zeros.
+    ``extents``: it reports data and holes of its ranges; ``runs``: its stream marks holes. ``once``: its
+    stream can be read only once. ``blank``: it has no data, the disk is all zeros.
     """
 
     size: int | None = None
@@ -47,11 +47,11 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Content:
-    """What the first bytes tell.
+    """The content as detected from the first bytes.
 
-    ``virtual_size``: in bytes, None while unknown (a compressed raw disk tells at its end). ``layout``: of a
-    disk that our own reader takes; ``unplaceable``: why it does not, where it takes others of the format.
-    ``head``: the first bytes below all compressions, which were checked.
+    ``virtual_size``: in bytes, None while unknown (until the end of a compressed raw disk). ``layout``: of an
+    image that our own reader supports; ``unplaceable``: why it does not support this image of its format.
+    ``head``: the first bytes after decompression, which were checked.
     """
 
     format: str = "raw"
@@ -64,7 +64,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Space:
-    """What the target can take, in bytes: ``available`` for an image, ``usable`` for growing it."""
+    """Space on the target, in bytes: ``available`` for an image, ``usable`` for growing it."""
 
     block: bool
     available: int
@@ -73,12 +73,11 @@ class Space:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision and its reason.
+    """A route and the reason for it.
 
-    ``random``: the source is read by ranges, in parallel, out of order; else in order.
-    ``virtual_size``: of the image, None while unknown. ``grow_to``: what a file is grown to when
-    that is larger; 0 for a change of an earlier stage's disk. ``spill``: scratch may be used for what
-    cannot be placed at once.
+    ``random``: the source is read by ranges, in parallel and out of order; else in order.
+    ``virtual_size``: of the image in bytes, None while unknown. ``grow_to``: bytes that a smaller file is
+    grown to; 0 for a delta. ``spill``: scratch may hold data whose offset is not known yet.
     """
 
     route: Route
@@ -90,15 +89,15 @@ class Plan:
     spill: bool = False
 
     def describe(self) -> str:
-        """Return the plan in one line for a log."""
+        """Return the plan as one line for the log."""
         size = "unknown" if self.virtual_size is None else units.format_size(self.virtual_size)
         return f"{self.route}: {self.reason} (virtual size {size})"
 
 
 def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, scratch: int | None) -> Plan:
-    """Return the best route that applies; ``scratch``: free bytes of scratch, None without scratch.
+    """Return the plan with the best possible route. ``scratch``: free bytes of scratch, None without scratch.
 
-    Raises ``TooLarge``, ``ScratchRequired`` and ``Unsupported`` when none does.
+    Raises ``TooLarge``, ``ScratchRequired``, ``ScratchTooSmall`` and ``Unsupported`` if there is none.
     """
     if offer.blank:
         return _blank(wanted, space)
@@ -113,8 +112,8 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
     crowded = content.layout is not None and content.layout.crowded
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
-        # Other sources are read once more when it comes to that.
-        why = "may have too many parts to place them as they pass, and the source cannot be read again"
+        # A source that can be read again falls back to SPOOL only when needed (routes.place).
+        why = "may have too many pieces to write in one pass, and the source can be read only once"
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
@@ -127,31 +126,42 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
     forward = _why_forward(wanted, offer, content)
     if content.format in {"raw", "iso"}:
         if offer.extents and at_random:
-            return Plan(Route.EXTENTS, "raw disk whose holes the source knows: only data moves", random=True)
+            return Plan(
+                Route.EXTENTS, "raw disk, the source reports its holes: only data is copied", random=True
+            )
         if at_random:
-            return Plan(Route.STREAM, "raw disk in parallel ranges, straight to the target", random=True)
+            return Plan(Route.STREAM, "raw disk, parallel ranges written directly to the target", random=True)
         if offer.runs:
-            return Plan(Route.EXTENTS, "raw disk, and the stream marks its holes: only data is written")
-        return Plan(Route.STREAM, f"raw disk as an ordered stream: {forward}")
+            return Plan(Route.EXTENTS, "raw disk, the stream marks its holes: only data is written")
+        return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
     if content.layout is not None:
         parts = f"{content.format} {content.layout.unit}"
         if at_random:
-            return Plan(Route.PLACE, f"{parts} fetched by range, put where they belong", random=True)
-        return Plan(Route.PLACE, f"{parts} put where they belong as they pass: {forward}", spill=True)
+            return Plan(Route.PLACE, f"{parts} fetched by range and written to their offsets", random=True)
+        return Plan(
+            Route.PLACE, f"{parts} written to their offsets from an ordered stream: {forward}", spill=True
+        )
     why = f"{content.format}{': ' + content.unplaceable if content.unplaceable else ''}"
     if at_random:
-        return Plan(Route.CONVERT, f"{why} read at random by qemu-img, no scratch", random=True)
-    return Plan(Route.SPOOL, f"{why} has to be whole before it can be converted: {forward}", scratch=True)
+        return Plan(Route.CONVERT, f"{why}, converted by qemu-img with random reads, no scratch", random=True)
+    return Plan(
+        Route.SPOOL, f"{why}, must be downloaded completely before conversion: {forward}", scratch=True
+    )
 
 
 def _delta(wanted: request.Request, offer: Offer, content: Content) -> Plan:
-    """Return how to change what an earlier stage has left; nothing else may happen to that."""
+    """Return the plan of a delta stage; no other route may touch the disk of an earlier stage."""
     at_random = offer.ranges and wanted.checksum is None
-    why = f"what has changed since checkpoint {wanted.stage.previous}"
+    why = f"changes since checkpoint {wanted.stage.previous}"
     if content.format == "qcow2":
-        return Plan(Route.MERGE, f"{why}, through scratch onto the disk", random=at_random, scratch=True)
+        return Plan(
+            Route.MERGE,
+            f"{why}: downloaded to scratch, committed to the disk",
+            random=at_random,
+            scratch=True,
+        )
     if content.format == "raw" and offer.extents and at_random:
-        return Plan(Route.UPDATE, f"{why}, written over it in place", random=True)
+        return Plan(Route.UPDATE, f"{why}, written to the disk in place", random=True)
     raise errors.Unsupported(reason=f"source {wanted.source!r}: does not support checkpoints")
 
 
@@ -159,9 +169,9 @@ def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str
     if content.compressions:
         return f"compressed with {', then '.join(content.compressions)}"
     if not offer.ranges:
-        return "the source gives no byte ranges"
+        return "the source offers no byte ranges"
     if wanted.checksum is not None:
-        return "a checksum wants every byte in order"
+        return "the checksum needs every byte in order"
     return ""
 
 
@@ -178,12 +188,12 @@ def _blank(wanted: request.Request, space: Space) -> Plan:
 
 def _unpack(wanted: request.Request, content: Content, space: Space) -> Plan:
     if content.format != "tar":
-        raise errors.Unsupported(reason=f"content type archive wants a tar archive, this is {content.format}")
+        raise errors.Unsupported(reason=f"content type archive needs a tar archive, this is {content.format}")
     if space.block and wanted.content_type == request.CLONE:
-        return Plan(Route.EXTRACT, "disk in the tar of a cloned file system, onto the device as it passes")
+        return Plan(Route.EXTRACT, "disk in the tar archive of a cloned file system, written to the device")
     if space.block:
         raise errors.RequestError("an archive needs a volume with a file system, not a block device")
-    return Plan(Route.UNPACK, "tar archive unpacked as it passes, moved into place when whole")
+    return Plan(Route.UNPACK, "tar archive, unpacked while it is read, moved into place when complete")
 
 
 def _check_scratch(chosen: Plan, offer: Offer, scratch: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What is asked for, as a value: the library's and the contract's common language."""
+"""An import request, as the library, the command line and the contract's roles make it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 
 CONTENT_TYPES = ("kubevirt", "archive")
-#: The content type of a file system's clone: a tar archive to unpack into a directory, or whose disk is
-#: written to a device.
+#: The content type of a file system's clone: a tar archive, unpacked into a directory; on a device, only its
+#: disk is written.
 CLONE = "filesystem-clone"
 
-#: Seconds to keep trying before the first answer.
+#: Seconds to retry until the source has answered once.
 CONNECT_PATIENCE = 20.0
-#: Seconds of work that a kill may cost. Each note waits for the storage, so not too few.
+#: Seconds of work that a kill may lose. Each save waits for the storage, so it must not be too short.
 JOURNAL_INTERVAL = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One import. Sizes in bytes.
+    """One import. Sizes in bytes, times in seconds.
 
-    ``source``: the name of a kind that ``sources.find`` knows. ``target``: a block
-    device, the file to make, or, for an archive, the directory to fill. ``image_size``: the size
-    asked for, None when the image's own will do. ``overhead``: the part of a file system to leave
-    free. ``volume``: the file system that was mounted for this import alone, None for a target among
-    things of others. ``direct``: bypass the page cache. ``checksum``: ``ALGORITHM:HEX`` of the bytes as
-    served.
-    ``connect_patience`` and ``journal_interval`` in seconds.
+    ``source``: the name of a source for ``sources.find``. ``target``: a block device, the file to create, or
+    for an archive the directory to unpack into. ``image_size``: the requested size, None for the image's own.
+    ``overhead``: the fraction of a file system to leave free. ``volume``: the mount point of a file system
+    that contains nothing but this import's target, else None. ``direct``: bypass the page cache.
+    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
     """
 
     source: str
@@ -59,9 +57,9 @@ class Request:
 
     @property
     def preallocates(self) -> bool:
-        """Whether every byte gets storage. Files from an archive are as sparse as they are in it.
+        """Whether storage is allocated for every byte. Files of an archive are as sparse as in the archive.
 
-        With preallocation, the source of a clone sends an archive without holes.
+        A clone is preallocated too: its source then sends an archive without holes.
         """
         return self.preallocation and self.content_type != "archive"
 
@@ -72,15 +70,15 @@ class Request:
 
     @property
     def is_delta(self) -> bool:
-        """Whether this stage changes what an earlier stage has left on the target."""
+        """Whether this stage applies changes to the disk of an earlier stage."""
         return bool(self.stage.previous)
 
 
 def check(made: Request, faults: list[str] | None = None) -> None:
-    """Raise ``RequestError`` for a request that makes no sense, with all its faults."""
+    """Raise ``RequestError`` that lists all faults of an invalid request."""
     faults = list(faults or [])
     if made.content_type not in CONTENT_TYPES:
-        faults.append(f"content type {made.content_type!r} is none of {', '.join(CONTENT_TYPES)}")
+        faults.append(f"content type {made.content_type!r} is not one of {', '.join(CONTENT_TYPES)}")
     if made.is_archive and Path(made.target).is_block_device():
         faults.append("an archive needs a volume with a file system, not a block device")
     try:
@@ -97,7 +95,7 @@ def _source_faults(made: Request) -> Iterator[str]:
     kind = sources.find(made.source)
     location = kind.accept(made.location)
     if made.is_archive and not kind.archives:
-        yield f"source {made.source!r} cannot give an archive"
+        yield f"source {made.source!r} does not support content type archive"
     yield from location.faults()
     if location.reads(made.target):
         yield "source and target are the same file"

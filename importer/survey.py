@@ -1,4 +1,4 @@
-"""What is known before the first byte is written: of the source, its content, the target and scratch."""
+"""The survey before an import: facts about the source, its content, the target and scratch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
 
-#: No block of bzip2 is longer when compressed, in bytes.
+#: Bytes that hold at least one compressed block of bzip2 (900 kB of plain data).
 BZ2_BLOCK = 1 << 20
-#: The room of a look without a target, in bytes.
+#: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Survey:
-    """The planner's inputs, all of them plain values."""
+    """The planner's inputs. ``scratch``: free bytes, None without scratch."""
 
     offer: plan.Offer
     content: plan.Content
@@ -46,7 +46,7 @@ def contact(
     cancel: cancelling.Cancel,
     retried: Callable[[errors.Transient], None],
 ) -> None:
-    """Open ``source``, trying again for a while what trying again can mend."""
+    """Open ``source``; retry transient failures for ``wanted.connect_patience`` seconds."""
     source.engine = reading
     begin = functools.partial(retry.patiently, source.__enter__, wanted.connect_patience, cancel, retried)
     try:
@@ -57,7 +57,7 @@ def contact(
             begin()
     except errors.SourceError as err:
         if cancel.is_set():
-            # A wait that was interrupted looks like any other failure.
+            # Interrupting a read makes it fail like any other.
             raise errors.Cancelled from err
         if isinstance(err, errors.TransferFailed):
             raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
@@ -67,13 +67,13 @@ def contact(
 def survey(
     source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
 ) -> Survey:
-    """Look at the opened ``source`` and at where it shall go, without changing anything."""
+    """Examine the opened ``source``, the target and scratch, without changing anything."""
     content = plan.Content(format="raw", virtual_size=0)
     if not source.blank:
         try:
             content = examine(source, reading, wanted, cancel)
         except errors.NoRanges as err:
-            log.warning("no ranges after all reason=%s", err)
+            log.warning("falling back to one ordered stream reason=%s", err)
             reading.do_without_ranges(err)
             content = examine(source, reading, wanted, cancel)
     ranges = reading.seeks(source)
@@ -93,29 +93,29 @@ def survey(
 def examine(
     source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
 ) -> plan.Content:
-    """Tell what the source's bytes are, and check what can be seen now for what is unsafe."""
+    """Detect the format of the source and run the safety checks that its first bytes (or ranges) allow."""
     read: views.Read | None = None
     if reading.seeks(source) and source.size:
-        # What is checked here is what the routes read.
+        # The routes read these bytes again from memory: they cannot change after the check.
         read = source.known.remembering(reading.fetcher(source, cancel).read)
     if source.format is not None:
         return _declared(source, source.format, read, wanted)
-    seen = layers.look(source.head)
-    if seen.format == layers.UNKNOWN:
+    detected = layers.look(source.head)
+    if detected.format == layers.UNKNOWN:
         look = functools.partial(_longer_head, source, read, cancel)
-        seen = layers.look(retry.patiently(look, wanted.connect_patience, cancel))
-    found = plan.Content(seen.format, seen.compressions, head=seen.head)
-    if wanted.is_archive or seen.format not in detect.DISKS:
+        detected = layers.look(retry.patiently(look, wanted.connect_patience, cancel))
+    found = plan.Content(detected.format, detected.compressions, head=detected.head)
+    if wanted.is_archive or detected.format not in detect.DISKS:
         return found
-    form = seen.format
-    if seen.compressions:
+    form = detected.format
+    if detected.compressions:
         read = None
     elif form == "raw" and read is not None and _is_fixed_vhd(read, source.size or 0):
         form = "vhd"
-    checked = safety.check(form, seen.head, read=read, size=source.size if read else None)
+    checked = safety.check(form, detected.head, read=read, size=source.size if read else None)
     size = checked.virtual_size
     if form in {"raw", "iso"}:
-        size = None if seen.compressions or source.size is None else padded(source.size)
+        size = None if detected.compressions or source.size is None else padded(source.size)
     return dataclasses.replace(
         found,
         format=form,
@@ -128,21 +128,21 @@ def examine(
 def _declared(
     source: base.Source, form: str, read: views.Read | None, wanted: request.Request
 ) -> plan.Content:
-    """Return what the protocol says that the bytes are: a disk, what has changed on one, or an archive."""
+    """Return the content in the format that the protocol declares: a disk, a delta, or an archive."""
     if form not in detect.DISKS:
         return plan.Content(form, head=source.head)
     previous = wanted.stage.previous or None
     checked = safety.check(form, source.head, read=read, size=source.size, allow_backing=previous)
     if form == "qcow2" and wanted.is_delta and checked.backing is None:
-        # Without one it is a whole disk: committed, it would leave old data where it has none.
-        reason = f"it has no backing file; a delta has to be on top of {previous!r}"
+        # Then it is a full disk, and committing it would leave old data where it has holes.
+        reason = f"it has no backing file; a delta must have the backing file {previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
     size = checked.virtual_size if form != "raw" or source.size is None else padded(source.size)
     return plan.Content(form, (), size, checked.layout, checked.unplaceable, source.head)
 
 
 def _is_fixed_vhd(read: views.Read, size: int) -> bool:
-    """Tell whether a disk that looks like a raw one is one but for its last sector."""
+    """Return whether a raw disk is a fixed VHD, by the footer in its last sector."""
     from cdi_worker.formats import vhd
 
     length = min(vhd.FOOTER, size)
@@ -155,7 +155,7 @@ def padded(size: int) -> int:
 
 
 def room(wanted: request.Request) -> plan.Space:
-    """Return what the target can take (contract, Sizes); no target named takes anything."""
+    """Return the space on the target (contract, Sizes), unlimited if no target is named."""
     if not wanted.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     facts = target.facts(wanted.target)
@@ -172,7 +172,7 @@ def room(wanted: request.Request) -> plan.Space:
 
 
 def spare(wanted: request.Request) -> int | None:
-    """Return the free bytes of scratch, None without scratch; a look without a target has any."""
+    """Return the free bytes of scratch, None without scratch; unlimited if no target is named."""
     if not wanted.target:
         return ANYTHING
     found = space.facts(wanted.scratch, wanted.target)
@@ -180,12 +180,12 @@ def spare(wanted: request.Request) -> int | None:
 
 
 def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
-    """Return the size of the volume that a disk with this content needs, None while unknown."""
+    """Return the bytes of the smallest volume for a disk with this content, None while unknown."""
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 
 
 def _longer_head(source: base.Source, read: views.Read | None, cancel: cancelling.Cancel) -> bytes:
-    """Return enough of the source to see inside the first block of bzip2, 900 kB of plain bytes."""
+    """Return enough of the source to decompress the first block of bzip2."""
     if read is not None:
         return read(0, min(BZ2_BLOCK, source.size or 0))
     peeked = readers.Peek(source.ordered(cancel), BZ2_BLOCK)

@@ -1,4 +1,4 @@
-"""The sub-commands about a disk: import, inspect, digest, blank and upload."""
+"""The sub-commands import, inspect, digest, blank and upload."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cdi_worker.sources import base
 if TYPE_CHECKING:
     from cdi_worker.commands import group
 
-#: The first character keeps click from filling the lines.
+#: The first character keeps click from re-wrapping the lines.
 IMPORT_EXAMPLES = """\b
 Examples:
   cdi-worker import https://example.org/disk.qcow2 disk.img
   cdi-worker import s3://bucket/disk.vmdk /dev/vdb
   cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
 """
-#: What CDI keeps for the file system when nobody says otherwise.
-USUAL_OVERHEAD = Fraction("0.06")
+#: CDI's default overhead of a file system.
+DEFAULT_OVERHEAD = Fraction("0.06")
 
 progress_option = click.option(
     "--progress",
@@ -31,7 +31,7 @@ progress_option = click.option(
     type=click.Choice(output.STYLES),
     default="auto",
     show_default=True,
-    help="auto: a bar on a terminal, lines elsewhere.",
+    help="How to show progress; auto: a bar on a terminal, else lines.",
 )
 
 
@@ -39,12 +39,14 @@ progress_option = click.option(
 @click.argument("source")
 @click.argument("target", type=click.Path())
 @options.import_options
-@click.option("--dry-run", is_flag=True, help="Look, plan, print the plan; change nothing.")
-@click.option("--sha256", "digest", is_flag=True, help="Read the finished disk back and print its SHA-256.")
+@click.option("--dry-run", is_flag=True, help="Contact the source and print the plan; write nothing.")
+@click.option(
+    "--sha256", "digest", is_flag=True, help="Read the disk back after the import and print its SHA-256."
+)
 @progress_option
 @click.pass_obj
 def import_(obj: group.Context, /, source: str, target: str, **given: Any) -> int:
-    """Import the disk at SOURCE (an address or a path) onto TARGET (a file or block device)."""
+    """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory or block device)."""
     wanted = options.make_request(source, target, given, contract.environment())
     if given["dry_run"]:
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
@@ -59,9 +61,9 @@ def import_(obj: group.Context, /, source: str, target: str, **given: Any) -> in
 @options.read_options
 @click.pass_obj
 def inspect(obj: group.Context, /, source: str, **given: Any) -> int:
-    """Tell what is at SOURCE, the volume it needs and the route it would take, from under 1 MiB of it."""
+    """Show format, sizes and planned route of SOURCE (a URL or path), reading less than 1 MiB of it."""
     if given["overhead"] is None:
-        given["overhead"] = USUAL_OVERHEAD
+        given["overhead"] = DEFAULT_OVERHEAD
     wanted = options.make_request(source, "", given, contract.environment())
     return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
 
@@ -71,7 +73,7 @@ def inspect(obj: group.Context, /, source: str, **given: Any) -> int:
 @options.source_options
 @click.pass_obj
 def digest(obj: group.Context, /, source: str, **given: Any) -> int:
-    """Print the manifest digest of the image at SOURCE (docker://…), for who watches a tag."""
+    """Print the manifest digest of the image at SOURCE (docker://…), to detect a changed tag."""
     from cdi_worker.sources.registry import source as registry
 
     location = options.make_location(sources.find("registry"), source, given, contract.environment())
@@ -90,7 +92,7 @@ def digest(obj: group.Context, /, source: str, **given: Any) -> int:
 def blank(
     obj: group.Context, /, target: str, size: int, *, preallocate: bool, direct: bool, as_json: bool
 ) -> int:
-    """Make a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate."""
+    """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate."""
     size = -(-size // units.MIB) * units.MIB
     wanted = request.Request(
         source="none",
@@ -102,7 +104,7 @@ def blank(
     )
     room = survey.room(wanted)
     if room.usable < size:
-        # A pod makes the largest disk that fits; who names a size here wants that size.
+        # A pod creates the largest disk that fits; on the command line the size is exact.
         raise errors.TooLarge(virtual_size=size, available=room.available)
     output.result(execute.run(wanted, cancel=obj.cancel), as_json=as_json, digest=False)
     return 0
@@ -117,7 +119,7 @@ def blank(
 def upload(
     obj: group.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
 ) -> int:
-    r"""Upload the image FILE to the upload server at URL, or through CDI's upload proxy.
+    r"""Upload the image FILE to the upload server or CDI upload proxy at URL.
 
     \b
     cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token

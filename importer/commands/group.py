@@ -1,4 +1,4 @@
-"""The command line: the contract's roles without a sub-command, and where the sub-commands are."""
+"""The top-level command: the table of sub-commands; without one, the contract's role."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.roles import run
 
 POD = contract.Paths()
-#: Names by which CDI's controllers start the image for what is no role of the contract.
+#: Helper programs that CDI's controllers start from the image by name.
 PROGRAMS = frozenset({"cdi-source-update-poller", "cdi-image-size-detection"})
-#: A pod's role needs none of them.
+#: Imported when used: a pod's role needs none of them (start-up time).
 COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
     {
         "import": "cdi_worker.commands.disk:import_",
@@ -33,14 +33,14 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
 
 @dataclasses.dataclass
 class Context:
-    """What ``cli`` hands to every command."""
+    """The object that ``cli`` passes to every command."""
 
     cancel: cancelling.Cancel
     set_up_logging: Callable[[int], None]
 
 
 class _Group(late.PodGroup):
-    """The sub-commands, each loaded when it is asked for."""
+    """The sub-commands, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -49,7 +49,7 @@ class _Group(late.PodGroup):
         return COMMANDS.get(cmd_name)
 
 
-def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
     from cdi_worker.version import VERSION
@@ -66,12 +66,10 @@ def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: b
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_tell_version,
+    callback=_print_version,
     help="Show the version and exit.",
 )
-@click.option(
-    "--v", "-v", "verbosity", type=int, default=0, help="How much to log: 1 what happens, 4 everything."
-)
+@click.option("--v", "-v", "verbosity", type=int, default=0, help="Log level: 1 info, 4 debug.")
 @click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
 @click.option("--stderrthreshold", hidden=True)
 @click.option("--data-dir", default=POD.data, show_default=True, help="File-system volume of the pod.")
@@ -81,33 +79,33 @@ def _tell_version(context: click.Context, _parameter: click.Parameter, wanted: b
     "--termination-log",
     default=POD.termination_log,
     show_default=True,
-    help="Where the outcome goes.",
+    help="File for the termination message.",
 )
 @click.option(
     "--extra-headers-dir",
     default=POD.extra_headers,
     show_default=True,
-    help="Secret HTTP headers.",
+    help="Folder of secret HTTP headers.",
 )
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     default=POD.metrics_port,
     show_default=True,
-    help="Where a pod's role serves /metrics; 0: nowhere.",
+    help="Port of /metrics in a pod's role; 0: no metrics.",
 )
 @click.option(
     "--strict-exit-status",
     is_flag=True,
-    help="Let a pod's role fail as commands do, for a Job that reads no message.",
+    help="Give a pod's role the exit statuses of commands, for Jobs, which do not read the message.",
 )
 @click.pass_context
 def cli(
     ctx: click.Context, /, verbosity: int, metrics_port: int, *, strict_exit_status: bool, **paths: str
 ) -> int | None:
-    """Bring a virtual machine's disk from wherever it is to a file or block device, as a raw disk.
+    """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
 
-    Without a command the role (importer, upload server, clone source) comes from the environment, as
+    Without a command, run the role (importer, upload server, clone source) that the environment selects, as
     CDI's controllers set it.
     """
     if ctx.invoked_subcommand is not None:

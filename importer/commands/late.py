@@ -1,7 +1,7 @@
-"""Commands whose options sources declare (``sources.fields``).
+"""Commands with the options that sources declare (``sources.fields``).
 
-These are made when one of them is given, or help is asked for: start-up is part of every import, and most
-name no such option.
+These options are created when one of them is given or help is printed: start-up time is part of every import,
+and most command lines have none of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = click.Path(exists=True, dir_okay=False)
 
 
 def typed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a click type that parses with ``parse`` and is shown as ``name``."""
+    """Return a click type that parses with ``parse``; help shows it as ``name``."""
 
     def convert(value: str) -> Any:
         try:
@@ -33,13 +33,13 @@ def typed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def given(context: click.Context) -> Mapping[str, Any]:
-    """Return the values of the late options that a command was given, by option."""
+    """Return the values of the late options on the command line, by option."""
     found: Mapping[str, Any] = context.meta.get(_key(context), {})
     return found
 
 
 class LateOption(click.Option):
-    """An option of sources. ``kinds``: their names."""
+    """An option that sources declare. ``kinds``: the names of these sources."""
 
     def __init__(self, option: str, **settings: Any) -> None:
         super().__init__([option], expose_value=False, callback=_keep, **settings)
@@ -48,12 +48,12 @@ class LateOption(click.Option):
 
 
 class Command(click.Command):
-    """A command about a source. ``shown``: whose options its help shows."""
+    """A command about a source. ``shown``: the groups of sources whose options the help shows."""
 
     shown: tuple[str, ...] = ("own", "installed")
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
-        """Make the option of a field; None where this command has none."""
+        """Return the option of a field, None if this command has none for it."""
         if not field.option:
             return None
         if field.flag:
@@ -85,7 +85,7 @@ class Command(click.Command):
             self.format_commands(ctx, formatter)
 
     def _extend(self, search: str) -> None:
-        """Add the options of our own, or of all installed kinds."""
+        """Add the options of our own sources, or of all installed ones."""
         from cdi_worker import sources
 
         found: Iterable[kind.Kind] = getattr(sources, search)()
@@ -102,7 +102,7 @@ class Command(click.Command):
 
 
 class MountCommand(Command):
-    """A command that finds folders of sources where a pod has them, or where it is told."""
+    """A command with options for the mounts of sources; their defaults are the paths in a pod."""
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         if not field.mount or field.key:
@@ -111,9 +111,9 @@ class MountCommand(Command):
 
 
 class PodGroup(Command, click.Group):
-    """The command without a sub-command, which runs a pod's role: mounts are where it is told."""
+    """The top-level command, which runs a pod's role; it has options for the mounts of sources."""
 
-    # To look for plug-ins takes longer than all else of this help.
+    # Searching for plug-ins takes longer than everything else in this help.
     shown = ("own",)
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
@@ -129,5 +129,5 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
 
 
 def _key(context: click.Context) -> str:
-    # Contexts of sub-commands share what their parents keep.
+    # Contexts of sub-commands share ``meta`` with their parents.
     return f"{__name__} {context.command_path}"

@@ -1,4 +1,4 @@
-"""Options of the sub-commands, and the request that they make."""
+"""Options of the sub-commands, and the import request made from them."""
 
 from __future__ import annotations
 
@@ -24,45 +24,43 @@ HEADER = late.typed("header", contract.parse_header)
 
 
 def stall_option(what: str) -> Decorator:
-    """Return the option that says for how long to wait for ``what``."""
+    """Return the option for the seconds to wait without ``what``."""
     return click.option(
         "--stall-timeout",
         "stall",
         type=click.FloatRange(min=1),
         default=180.0,
         show_default=True,
-        help=f"Give up after so many seconds without {what}.",
+        help=f"Fail after this many seconds without {what}.",
     )
 
 
 _SOURCE: tuple[Decorator, ...] = (
-    click.option(
-        "--source", "kind", help="Kind of source, where the address does not tell (http, s3, vddk, …)."
-    ),
+    click.option("--source", "kind", help="Kind of source (http, s3, vddk, …) [default: from the URL]."),
     click.option("--user", default="", help="User or access key."),
     click.option(
         "--password-file",
         type=late.FILE,
-        help="File with the password or secret key (else IMPORTER_SECRET_KEY).",
+        help="File with the password or secret key [default: IMPORTER_SECRET_KEY].",
     ),
     click.option(
         "--session-token-file",
         type=late.FILE,
-        help="File with the token of temporary S3 keys (else IMPORTER_SESSION_TOKEN).",
+        help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
     ),
     click.option(
         "--header", "headers", type=HEADER, multiple=True, help="HTTP header 'Name: value'; may be repeated."
     ),
-    click.option("--header-dir", help="Folder of secret HTTP headers, one to a file."),
+    click.option("--header-dir", help="Folder of secret HTTP headers, one per file."),
     click.option(
         "--ca-file",
         "ca_files",
         type=late.FILE,
         multiple=True,
-        help="PEM file of another authority to trust.",
+        help="PEM file with more CA certificates to trust; may be repeated.",
     ),
-    click.option("--ca-dir", help="Folder of such PEM files."),
-    click.option("--insecure", is_flag=True, help="Do not verify certificates."),
+    click.option("--ca-dir", help="Folder of PEM files with CA certificates to trust."),
+    click.option("--insecure", is_flag=True, help="Do not verify TLS certificates."),
     click.option(
         "--connections",
         type=click.IntRange(1, 64),
@@ -70,37 +68,48 @@ _SOURCE: tuple[Decorator, ...] = (
         show_default=True,
         help="Parallel connections.",
     ),
-    stall_option("a byte"),
+    stall_option("data"),
 )
 _DISK: tuple[Decorator, ...] = (
-    click.option("--size", type=SIZE, help="Size the disk shall have at least, such as 10Gi."),
-    click.option("--overhead", type=FRACTION, help="Part of the file system to leave free, such as 0.06."),
+    click.option("--size", type=SIZE, help="Minimum size of the disk, such as 10Gi."),
+    click.option(
+        "--overhead", type=FRACTION, help="Fraction of the file system to leave free, such as 0.06."
+    ),
     click.option(
         "--content-type",
         type=click.Choice(request.CONTENT_TYPES),
         default="kubevirt",
         show_default=True,
-        help="A disk, or a tar archive to unpack into the folder TARGET.",
+        help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",
     ),
     click.option(
-        "--scratch", type=click.Path(exists=True, file_okay=False), help="Folder for what cannot be streamed."
+        "--scratch",
+        type=click.Path(exists=True, file_okay=False),
+        help="Folder for images that cannot be streamed.",
     ),
-    click.option("--checksum", help="ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512)."),
+    click.option(
+        "--checksum", help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512)."
+    ),
 )
 _WRITING: tuple[Decorator, ...] = (
-    click.option("--preallocate", is_flag=True, help="Give storage to every byte of the disk."),
-    click.option("--direct", is_flag=True, help="Keep out of the page cache (O_DIRECT)."),
+    click.option("--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."),
+    click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT)."),
 )
 _OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
 _UPLOAD: tuple[Decorator, ...] = (
     click.option("--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
-    click.option("--ca-file", type=late.FILE, default="", help="PEM file of the authority to trust."),
+    click.option("--ca-file", type=late.FILE, default="", help="PEM file with the CA certificates to trust."),
     click.option("--cert", "certificate", type=late.FILE, default="", help="Client certificate (PEM)."),
     click.option(
-        "--key", type=late.FILE, default="", help="Its key (PEM) [default: the certificate's file]."
+        "--key",
+        type=late.FILE,
+        default="",
+        help="Key of the client certificate (PEM) [default: the file of --cert].",
     ),
-    click.option("--insecure", is_flag=True, help="Do not verify certificates."),
-    click.option("--checksum", default="", help="ALGORITHM:HEX of the file, verified before success."),
+    click.option("--insecure", is_flag=True, help="Do not verify TLS certificates."),
+    click.option(
+        "--checksum", default="", help="Checksum ALGORITHM:HEX of the file, verified during the upload."
+    ),
     stall_option("progress"),
 )
 
@@ -111,22 +120,22 @@ def upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that asks a source something."""
+    """Add the options of a command that contacts a source."""
     return _add(command, _SOURCE)
 
 
 def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that looks at a source."""
+    """Add the options of a command that inspects a source."""
     return _add(command, _SOURCE + _DISK + _OUTPUT)
 
 
 def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that moves a disk."""
+    """Add the options of a command that imports a disk."""
     return _add(command, _SOURCE + _DISK + _WRITING + _OUTPUT)
 
 
 def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that needs no source."""
+    """Add the options of a command that writes a disk without a source."""
     return _add(command, _WRITING + _OUTPUT)
 
 
@@ -161,7 +170,7 @@ def make_request(
 
 
 def source_kind(address: str, name: str | None) -> sources.kind.Kind:
-    """Return the kind of source called ``name``, else the one that ``address`` names."""
+    """Return the kind of source called ``name``, else the one for the scheme of ``address``."""
     if name:
         return sources.find(name)
     return sources.find_scheme("" if Path(address).exists() else urllib.parse.urlsplit(address).scheme)
@@ -170,7 +179,7 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
 def make_location(
     kind: sources.kind.Kind, address: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> base.Location:
-    """Return where the command under way says that a disk is, and how to get there."""
+    """Return the location of the source from the options of the current command and the environment."""
     reading = contract.Reading(env)
     said = late.given(click.get_current_context())
     access = base.Access(
@@ -195,10 +204,10 @@ def make_location(
 
 
 def read_secret(path: str | None) -> str:
-    """Return what a file holds but for the end of its line; empty without a file."""
+    """Return the content of a file without its line end; empty without a file."""
     if path is None:
         return ""
     try:
         return Path(path).read_text(encoding="utf-8").strip("\r\n")
     except (OSError, UnicodeDecodeError) as err:
-        raise errors.RequestError(f"{path}: unreadable password file") from err
+        raise errors.RequestError(f"{path}: cannot read the password file") from err

@@ -1,4 +1,4 @@
-"""What the command line prints: tables for people, JSON for programs, progress for both."""
+"""Output of the sub-commands: tables, JSON, progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLES = ("auto", "bar", "lines", "json", "none")
 
 @contextlib.contextmanager
 def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]:
-    """Yield the progress that ``style`` names, on standard error."""
+    """Yield a progress that reports on standard error in ``style``, one of ``STYLES``."""
     if style == "auto":
         style = "bar" if sys.stderr.isatty() and not as_json else "none" if as_json else "lines"
     if style == "none":
@@ -32,8 +32,8 @@ def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]
 
 
 def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
-    """Print what an import has done; with ``digest`` the disk is read back."""
-    said: dict[str, object] = {
+    """Print the result of an import; with ``digest``, read the disk back and print its SHA-256."""
+    fields: dict[str, object] = {
         "source": done.source,
         "target": done.target,
         "format": done.format,
@@ -47,9 +47,9 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
         "labels": dict(done.labels),
     }
     if digest:
-        said["sha256"] = sha256(done.target, done.size)
+        fields["sha256"] = sha256(done.target, done.size)
     if as_json:
-        click.echo(json.dumps(said))
+        click.echo(json.dumps(fields))
         return
     rate = done.size / max(done.seconds, 1e-3)
     _table(
@@ -59,7 +59,7 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
             "disk": _size(done.size),
             "read": _size(done.read)
             + (f", and {_size(done.resumed)} from an earlier attempt" if done.resumed else ""),
-            "sha256": said.get("sha256", ""),
+            "sha256": fields.get("sha256", ""),
             "time": f"{done.seconds:.2f} s, {rate / 1e6:.0f} MB/s of disk",
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
@@ -67,53 +67,53 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
     )
 
 
-def inspection(seen: execute.Inspection, wanted: request.Request, *, as_json: bool) -> int:
-    """Print what a look has told; return the exit status: that of the obstacle, if there is one."""
-    offer, content = seen.survey.offer, seen.survey.content
-    obstacle = None if seen.obstacle is None else str(seen.obstacle)
-    status = 0 if seen.obstacle is None else seen.obstacle.status
-    route = "" if seen.plan is None else str(seen.plan.route)
-    reason = "" if seen.plan is None else seen.plan.reason
+def inspection(found: execute.Inspection, wanted: request.Request, *, as_json: bool) -> int:
+    """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
+    offer, content = found.survey.offer, found.survey.content
+    obstacle = None if found.obstacle is None else str(found.obstacle)
+    status = 0 if found.obstacle is None else found.obstacle.status
+    route = "" if found.plan is None else str(found.plan.route)
+    reason = "" if found.plan is None else found.plan.reason
     if as_json:
-        click.echo(json.dumps(_inspected(seen, float(wanted.overhead))))
+        click.echo(json.dumps(_as_fields(found, float(wanted.overhead))))
         return status
-    volume = f"{_size(seen.volume_size)} with {float(wanted.overhead):.1%} for the file system"
+    volume = f"{_size(found.volume_size)} with {float(wanted.overhead):.1%} for the file system"
     _table(
         {
-            "source": seen.source,
+            "source": found.source,
             "format": _format(content.format, content.compressions),
             "virtual size": _size(content.virtual_size),
-            "volume needed": volume if seen.volume_size is not None else "unknown",
+            "volume needed": volume if found.volume_size is not None else "unknown",
             "size as served": _size(offer.size),
-            "identity": offer.identity or "none: an interrupted import starts over",
+            "identity": offer.identity or "none: an interrupted import cannot be resumed",
             "byte ranges": "yes" if offer.ranges else "no",
             "route": f"{route}: {reason}" if route else "",
-            "scratch": "needed" if seen.plan is not None and seen.plan.scratch else "",
+            "scratch": "needed" if found.plan is not None and found.plan.scratch else "",
             "obstacle": obstacle or "",
-            **_details(seen.details),
+            **_details(found.details),
         }
     )
     return status
 
 
-def _inspected(seen: execute.Inspection, overhead: float) -> dict[str, object]:
-    """Return what a look has told, for programs."""
-    offer, content = seen.survey.offer, seen.survey.content
+def _as_fields(found: execute.Inspection, overhead: float) -> dict[str, object]:
+    """Return the result of an inspection as JSON fields."""
+    offer, content = found.survey.offer, found.survey.content
     return {
-        "source": seen.source,
+        "source": found.source,
         "format": content.format,
         "compression": list(content.compressions),
         "virtualSize": content.virtual_size,
-        "volumeSize": seen.volume_size,
+        "volumeSize": found.volume_size,
         "overhead": overhead,
         "size": offer.size,
         "identity": offer.identity,
         "ranges": offer.ranges,
-        "route": None if seen.plan is None else str(seen.plan.route),
-        "reason": None if seen.plan is None else seen.plan.reason,
-        "scratch": seen.plan is not None and seen.plan.scratch,
-        "obstacle": None if seen.obstacle is None else str(seen.obstacle),
-        **seen.details,
+        "route": None if found.plan is None else str(found.plan.route),
+        "reason": None if found.plan is None else found.plan.reason,
+        "scratch": found.plan is not None and found.plan.scratch,
+        "obstacle": None if found.obstacle is None else str(found.obstacle),
+        **found.details,
     }
 
 

@@ -1,4 +1,4 @@
-"""The role of the importer, from what its environment says to its report."""
+"""The importer role: read the environment, run the import, report (contract, Importer)."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
 
 
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
-    """Import what the environment asks for, and return the report."""
+    """Run the import that the environment requests, and return the report."""
     wanted = read(env, paths)
-    with metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as told:
-        result = execute.run(wanted, progress.Several(progress.Lines(sys.stderr), told), cancel)
+    with metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter:
+        result = execute.run(wanted, progress.Several(progress.Lines(sys.stderr), meter), cancel)
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,

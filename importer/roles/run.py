@@ -1,4 +1,4 @@
-"""The contract's roles: what a pod does when its environment tells it to."""
+"""The contract's roles: run one and write its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdi_worker.images.engine import cancelling
 log = logging.getLogger(__name__)
 
 Role = Callable[[Mapping[str, str], contract.Paths, cancelling.Cancel], report.Report]
-#: A pod loads the modules of its own role.
+#: A pod imports only the modules of its own role (start-up time).
 ROLES: lazy.Table[str, Role] = lazy.Table(
     {
         "importer": "cdi_worker.roles.importer:run",
@@ -30,22 +30,22 @@ def run(
     *,
     strict: bool = False,
 ) -> int:
-    """Play ``role`` and return the exit status; the outcome is in the termination log.
+    """Run ``role``, write the termination message and return the exit status.
 
-    ``strict``: any failure has the status that it has for commands. CDI's controllers read the
-    message instead, and want 0 for two failures.
+    ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's
+    controllers expect, which read the message instead.
     """
     source = env.get("IMPORTER_SOURCE", "")
     try:
         outcome = ROLES[role](env, paths, cancel)
     except errors.Error as err:
-        log.error("failed: %s", err)  # noqa: TRY400  (the sentence is for people, the trace for -v=4)
+        log.error("failed: %s", err)  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
         if strict:
             outcome = dataclasses.replace(outcome, status=err.status)
     except Exception as err:
-        # A defect of ours. The controller reads one line, so it gets one.
+        # A defect: the traceback goes to the log, one line to the controller.
         log.exception("internal error")
         outcome = report.internal(err)
     report.write(outcome, paths.termination_log)

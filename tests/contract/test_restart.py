@@ -67,7 +67,7 @@ def test_volume_is_not_emptied_for_a_file_that_is_not_an_archive(
         (volume / "old").touch()
         (volume / ".cdi-worker-unpacking").mkdir()
         assert worker.run(*pod.arguments, f"--data-dir={volume}", env=env).status == 1
-        assert "archive wants a tar archive, this is raw" in pod.message
+        assert "archive needs a tar archive, this is raw" in pod.message
         assert [path.name for path in volume.iterdir()] == ["old"]
 
 

@@ -163,4 +163,6 @@ def test_preallocated_blank_device_is_zeroed(pod: worker.Pod, device: Path) -> N
 
 def test_blank_archive_is_an_error(pod: worker.Pod) -> None:
     done = pod.run(IMPORTER_SOURCE="none", IMPORTER_CONTENTTYPE="archive", IMPORTER_IMAGE_SIZE="4Mi")
-    contract.check_failure(pod, done, "Unable to process data: ", "source 'none' cannot give an archive")
+    contract.check_failure(
+        pod, done, "Unable to process data: ", "source 'none' does not support content type archive"
+    )

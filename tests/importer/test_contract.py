@@ -198,7 +198,7 @@ def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
 
 def test_blank_archive(paths: contract.Paths) -> None:
     env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
-    with pytest.raises(errors.RequestError, match="source 'none' cannot give an archive"):
+    with pytest.raises(errors.RequestError, match="source 'none' does not support content type archive"):
         read(env, paths)
 
 

@@ -159,7 +159,7 @@ def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
 def test_plan_of_a_clone_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         make("block, ours").run()
-    assert "plan extents: raw disk, and the stream marks its holes" in caplog.text
+    assert "plan extents: raw disk, the stream marks its holes" in caplog.text
 
 
 @pytest.mark.parametrize("ours", ["", ", ours"])
