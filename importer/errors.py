@@ -163,7 +163,7 @@ class UploadFailed(Error):
     status = 3
 
 
-# -- what the bytes are ----------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------
 
 
 class ImageError(Error):
@@ -209,7 +209,7 @@ class ChecksumMismatch(ImageError):
     status = 5
 
 
-# -- where the disk goes -----------------------------------------------------------------------
+# -- target and scratch ----------------------------------------------------------------------
 
 
 class TargetError(Error):

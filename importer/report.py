@@ -106,7 +106,7 @@ def _as_json(fields: Mapping[str, object]) -> str:
     if len(text.encode()) <= LIMIT:
         return text
     room = LIMIT - len(_json({**fields, "message": ""}).encode())
-    # One character takes at most six bytes, as a JSON escape (\\u0000).
+    # One character takes at most six bytes, as a JSON escape (\u0000).
     return _json({**fields, "message": str(fields["message"])[: max(0, room // 6)]})
 
 

@@ -181,7 +181,7 @@ def make_location(
 ) -> base.Location:
     """Return the location of the source from the options of the current command and the environment."""
     reading = contract.Reading(env)
-    said = late.given(click.get_current_context())
+    values = late.given(click.get_current_context())
     access = base.Access(
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
         password=read_secret(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
@@ -195,7 +195,7 @@ def make_location(
     )
 
     def value(field: fields.Field) -> Any:
-        return said.get(field.option, reading.field(field) if field.ambient else None)
+        return values.get(field.option, reading.field(field) if field.ambient else None)
 
     location = kind.fill(address, access, value)
     if reading.faults:

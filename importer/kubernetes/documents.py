@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 #: Bytes of a file of manifests. etcd takes objects of 1.5 MiB at most.
 LIMIT = 4 << 20
-#: Levels of nesting. No object of Kubernetes comes near.
+#: Levels of nesting. Objects of Kubernetes have far fewer.
 DEPTH = 64
-#: Nodes of a file: what a document can make of few bytes.
+#: YAML nodes of a file: limits what a small document can expand to.
 NODES = 100_000
 #: A name of an object, which also may become a file's (Kubernetes: "DNS subdomain names").
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -88,12 +88,12 @@ def _load(text: str, path: str) -> list[Any]:
     except yaml.MarkedYAMLError as err:
         raise errors.RequestError(f"{path}{_line(err.problem_mark)}: {err.problem}") from err
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as err:
-        # A tag such as !!bool on what is none ends in any of these.
+        # PyYAML raises any of these if a tag does not fit its value, such as !!bool on a text.
         raise errors.RequestError(f"{path}: malformed YAML: {' '.join(str(err).split())}") from err
 
 
 def _check_events(text: str, path: str, library: Any) -> None:
-    """Refuse what can make much of few bytes, before anything is made."""
+    """Refuse aliases, deep nesting and too many nodes, before a small file expands to much memory."""
     depth = nodes = 0
     for event in library.parse(text, Loader=_base(library)):
         depth += isinstance(event, library.CollectionStartEvent)

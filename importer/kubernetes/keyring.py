@@ -68,7 +68,7 @@ def _file(path: Path) -> bytes:
 
 
 def _content(document: documents.Document, where: str, faults: list[str]) -> dict[str, bytes]:
-    """Return what an object holds. Messages name keys, and never show values."""
+    """Return an object's values by key. Messages name keys but never show values."""
     found: dict[str, bytes] = {}
     encoded, plain = ("data", "stringData") if document.kind == "Secret" else ("binaryData", "data")
     for key, value in _mapping(document, encoded, where, faults):

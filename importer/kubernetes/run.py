@@ -54,16 +54,16 @@ class Planner:
 
     def requests(self) -> list[request.Request]:
         """Return one request for each stage."""
-        whole = self._request()
+        full = self._request()
         try:
             stages = self.volume.stages_after(self.settings.after)
         except errors.RequestError as err:
             self.faults += err.faults
             return []
         return [
-            dataclasses.replace(whole, location=self._staged(whole.location, stage, stages[-1]))
+            dataclasses.replace(full, location=self._staged(full.location, stage, stages[-1]))
             for stage in stages
-        ] or [whole]
+        ] or [full]
 
     def _staged(
         self, location: base.Location, stage: datavolume.Checkpoint, last: datavolume.Checkpoint
@@ -263,11 +263,11 @@ REASONS = {"Paused": "Completed", "Succeeded": "Completed", "Failed": "Error"}
 class Status:
     """Prints each change of phase once, as a line of text or as the API's object in JSON."""
 
-    def __init__(self, name: str, source: str, say: Callable[[str], object], *, as_json: bool) -> None:
+    def __init__(self, name: str, source: str, write: Callable[[str], object], *, as_json: bool) -> None:
         self.phase = ""
         self._name = name
         self._verb = VERBS.get(source, "Import")
-        self._print = say
+        self._print = write
         self._as_json = as_json
         self._since: dict[str, tuple[bool, str]] = {}
 

@@ -138,8 +138,8 @@ class Job:
         fetcher = self.fetcher(self.arrived)
 
         def parts() -> Iterator[fetch.Range]:
-            for whole in ranges:
-                for start, end in noted.missing(whole.offset, whole.offset + whole.length):
+            for part in ranges:
+                for start, end in noted.missing(part.offset, part.offset + part.length):
                     yield from fetch.split(start, end, fetcher.step)
 
         self.progress.advance(noted.covered)

@@ -125,7 +125,7 @@ class Client:
     def _send_chunks(
         self, connection: http.client.HTTPConnection, pieces: Iterable[bytes | memoryview]
     ) -> None:
-        # Each call makes a TLS record and wakes the receiver, so framing is not sent on its own after data.
+        # Each call makes a TLS record and wakes the receiver, so a chunk's end is sent with the next header.
         previous_end = b""
         for piece in pieces:
             self._check()
