@@ -78,11 +78,11 @@ def test_ranges_that_stop_working(above: bool, disks: disks_module.Disks, tmp_pa
     image = Image((layer, noise) if above else (layer,))
     broken = image.layers[-1]
     target = tmp_path / "disk.img"
-    told: list[errors.Error] = []
+    failures: list[errors.Error] = []
 
     class Told(progress.NullProgress):
         def retry(self, failure: errors.Error) -> None:
-            told.append(failure)
+            failures.append(failure)
 
     with misbehave.Server() as server:
         serve(server, image, last=misbehave.Page(layer.data))
@@ -90,22 +90,22 @@ def test_ranges_that_stop_working(above: bool, disks: disks_module.Disks, tmp_pa
         server.serve(f"/v2/r/blobs/{broken.digest}", (good, 2), dataclasses.replace(good, ranges=False))
         cdi_worker.run(from_server(server, target), Told())
     oracle.same(target, disks.expected("raw", "dense"))
-    assert above or any(isinstance(failure, errors.NoRanges) for failure in told)
+    assert above or any(isinstance(failure, errors.NoRanges) for failure in failures)
 
 
 def test_retries_are_reported(disks: disks_module.Disks, tmp_path: Path) -> None:
     image = Image((containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression=""),))
     good = misbehave.Page(image.layers[0].data)
-    told: list[errors.Error] = []
+    failures: list[errors.Error] = []
 
     class Told(progress.NullProgress):
         def retry(self, failure: errors.Error) -> None:
-            told.append(failure)
+            failures.append(failure)
 
     with misbehave.Server() as server:
         serve(server, image, (good, 1), (dataclasses.replace(good, status=503), 1), last=good)
         cdi_worker.run(from_server(server, tmp_path / "disk.img"), Told())
-    assert told
+    assert failures
 
 
 def test_progress_is_reported_during_the_import(disks: disks_module.Disks, tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def import_request(url: str, target: Path, scratch: Path | None = None) -> cdi_w
 
 
 def kill_midway(server: misbehave.Server, url: str, target: Path, scratch: Path | None, number: int) -> None:
-    """Start a worker on a slow server and end it by ``number`` when a good part has come.
+    """Start a worker on a slow server, and send it signal ``number`` after half of the disk.
 
-    That is the second range of each connection: of two that come together only one may be in the journal.
+    Each connection is then at its second range: if two ranges end together, the journal may have only one.
     """
     argv = [sys.executable, "-c", WORKER, url, target, scratch or ""]
     path = url.rpartition("/")[2]

@@ -19,8 +19,8 @@ def test_first_read_is_remembered(checked, again):
     def read(offset, length):
         return bytes([stamp]) * length
 
-    seen, expected = remembered.Remembered(), bytearray(b"\xff" * 60)
-    reading = seen.remembering(read)
+    memory, expected = remembered.Remembered(), bytearray(b"\xff" * 60)
+    reading = memory.remembering(read)
     for offset, length in checked:
         stamp += 1
         assert reading(offset, length) == bytes([stamp]) * length
@@ -29,10 +29,10 @@ def test_first_read_is_remembered(checked, again):
                 expected[at] = stamp
     for offset, length in again:
         view = memoryview(bytearray(b"\xff" * length))
-        seen.lay_over(offset, view)
+        memory.lay_over(offset, view)
         assert view == expected[offset : offset + length]
         known = expected[offset : offset + length]
-        assert seen.run(offset, length) == len(known.partition(b"\xff")[0])
+        assert memory.run(offset, length) == len(known.partition(b"\xff")[0])
 
 
 @pytest.mark.parametrize("name", ["qcow2-backing", "vmdk-extent", "vhdx-parent"])
@@ -40,13 +40,13 @@ def test_header_replaced_after_the_check_has_no_effect(disks, name):
     """A second read returns the checked header, not the malicious one that replaced it."""
     variant = name.partition("-")[0]
     good, bad = disks.image(variant).read_bytes(), hostile.image(disks, name).read_bytes()
-    seen = remembered.Remembered(good[: detect.HEAD])
-    reading = seen.remembering(lambda offset, length: good[offset : offset + length])
+    memory = remembered.Remembered(good[: detect.HEAD])
+    reading = memory.remembering(lambda offset, length: good[offset : offset + length])
     safety.check(variant, good[: detect.HEAD], read=reading, size=len(good))
 
     def replaced(offset, length):
         view = memoryview(bytearray(bad[offset : offset + length]))
-        seen.lay_over(offset, view)
+        memory.lay_over(offset, view)
         return bytes(view)
 
     safety.check(variant, replaced(0, detect.HEAD), read=replaced, size=len(bad))

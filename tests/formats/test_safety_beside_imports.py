@@ -1,4 +1,4 @@
-"""Checks beside other threads: what one of them imports is no business of the other."""
+"""Safety checks while another thread imports modules: they do not affect each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ assert all(sys.modules[name] is module for name, module in before.items())
 """
 
 
-def test_check_beside_a_thread_that_imports(disks, tmp_path):
+def test_safety_check_does_not_affect_imports_of_other_threads(disks, tmp_path):
     for number in range(1000):
         (tmp_path / f"loaded_{number}.py").write_text("")
     variants = {"qcow2": "qcow2", "vmdk": "vmdk-stream", "vdi": "vdi", "vhd": "vhd"}

@@ -1,4 +1,4 @@
-"""What OpenStack refuses is refused: its format inspector (oslo.utils) is the oracle."""
+"""We refuse every image that OpenStack refuses; its format inspector (oslo.utils) is the oracle."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ PARTS = (
 
 
 def is_refused_by_openstack(name: str, data: bytes) -> bool:
-    seen = bytearray(data)
+    patched = bytearray(data)
     if name == "qcow2":
-        is_new = int.from_bytes(seen[4:8]) >= 3
-        features = int.from_bytes(seen[FEATURES]) & ~EXTENDED_L2 if is_new else 0
-        seen[FEATURES] = features.to_bytes(8)
+        is_new = int.from_bytes(patched[4:8]) >= 3
+        features = int.from_bytes(patched[FEATURES]) & ~EXTENDED_L2 if is_new else 0
+        patched[FEATURES] = features.to_bytes(8)
     inspector = format_inspector.ALL_FORMATS[name]()
     try:
-        inspector.eat_chunk(bytes(seen))
+        inspector.eat_chunk(bytes(patched))
         inspector.finish()
         inspector.safety_check()
     except Exception:  # noqa: BLE001 - whatever it is, OpenStack does not use the image then
@@ -79,12 +79,12 @@ def check(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in hostile.IMAGES if name.startswith(("qcow2", "vmdk"))])
-def test_hostile_images(disks, name):
+def test_hostile_image_refused_by_openstack_is_refused(disks, name):
     check(name.partition("-")[0], hostile.image(disks, name).read_bytes())
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "qcow2-v2", "vmdk", "vmdk-footer"])
-def test_good_images_are_good_to_both(disks, variant):
+def test_good_image_is_accepted_by_both(disks, variant):
     data = inspected.image(disks, variant)
     assert not is_refused(data)
     assert not is_refused_by_openstack(inspected.kind(data), data)
@@ -95,11 +95,11 @@ def test_good_images_are_good_to_both(disks, variant):
 @hypothesis.settings(
     deadline=None, max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-def test_mutated_headers(disks, variant, data):
+def test_mutated_header_refused_by_openstack_is_refused(disks, variant, data):
     bad = bytearray(inspected.image(disks, variant, "zero"))
-    places = st.integers(0, 112) | st.integers(len(bad) - 1536, len(bad) - 400)
+    offsets = st.integers(0, 112) | st.integers(len(bad) - 1536, len(bad) - 400)
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(places)
+        at = data.draw(offsets)
         value = data.draw(st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * 8, bytes(8)]))
         bad[at : at + len(value)] = value
     bad[:4] = inspected.image(disks, variant, "zero")[:4]
@@ -111,7 +111,7 @@ def test_mutated_headers(disks, variant, data):
 @hypothesis.settings(
     deadline=None, max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-def test_descriptors_of_all_kinds(disks, variant, data):
+def test_descriptor_refused_by_openstack_is_refused(disks, variant, data):
     bad = bytearray(inspected.image(disks, variant, "zero"))
     good = bytes(bad[DESCRIPTOR]).partition(b"\0")[0].decode().splitlines()
     dropped = data.draw(st.none() | st.integers(0, len(good) - 1))

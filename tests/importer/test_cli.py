@@ -1,4 +1,4 @@
-"""The command line as people and their programs use it: what it prints, where, and with which status."""
+"""The command line: output, exit status, and machine-readable forms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MiB = 1 << 20
 REQUEST, SOURCE, TARGET, SCRATCH = 2, 3, 6, 7
 
 
-def told(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
-    """Run a command and return the JSON that it prints, which is one line."""
+def run_json(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
+    """Run a command and return the JSON object that it prints in one line."""
     done = worker.run(*arguments, "--json", env=env)
     assert done.status == status, done.errors
     (line,) = done.output.splitlines()
@@ -28,8 +28,8 @@ def told(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
 # -- the program itself -----------------------------------------------------------------------
 
 
-def test_the_version(tmp_path: Path) -> None:
-    """A checkout runs as it is: in a folder with all packages, but for what an installation says of ours."""
+def test_version_is_printed(tmp_path: Path) -> None:
+    """A checkout runs from a folder with all packages, without the metadata of an installation."""
     packages = [Path(path) for path in sys.path if path.endswith("-packages")]
     found = {path.name: path for folder in packages for path in folder.iterdir() if "cdi" not in path.name}
     subprocess.run([repository.ROOT / "tools/tree", tmp_path / "tree"], check=True)
@@ -38,35 +38,35 @@ def test_the_version(tmp_path: Path) -> None:
     argv = [sys.executable, "-S", "-m", "cdi_worker", "--version"]
     env = {**worker.ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
 
-    def told() -> str:
+    def run_json() -> str:
         return subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
 
-    assert told() == "cdi-worker, version unknown (not installed)\n"
+    assert run_json() == "cdi-worker, version unknown (not installed)\n"
     (tmp_path / "cdi_worker-1.2.dist-info").mkdir()
     (tmp_path / "cdi_worker-1.2.dist-info/METADATA").write_text("Name: cdi-worker\nVersion: 1.2\n")
-    assert told() == "cdi-worker, version 1.2\n"
+    assert run_json() == "cdi-worker, version 1.2\n"
 
 
 # -- import ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx", None)])
-def test_import_as_json(
+def test_import_prints_json(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str, compression: str | None
 ) -> None:
     target = tmp_path / "disk.img"
     url = web.url(disks.wrapped(variant, compression))
-    said = told("import", url, target, "--sha256")
-    assert (said["source"], said["target"], said["format"]) == (url, str(target), variant)
-    assert said["compression"] == ([compression] if compression else [])
-    assert said["size"] == target.stat().st_size == disks.expected(variant).stat().st_size
-    assert said["sha256"] == disks_module.digest(disks.expected(variant), "sha256")
-    assert said["route"] in {"stream", "place", "convert"}
-    assert said["reason"]
-    assert 0 < said["read"] < 12 * MiB
+    result = run_json("import", url, target, "--sha256")
+    assert (result["source"], result["target"], result["format"]) == (url, str(target), variant)
+    assert result["compression"] == ([compression] if compression else [])
+    assert result["size"] == target.stat().st_size == disks.expected(variant).stat().st_size
+    assert result["sha256"] == disks_module.digest(disks.expected(variant), "sha256")
+    assert result["route"] in {"stream", "place", "convert"}
+    assert result["reason"]
+    assert 0 < result["read"] < 12 * MiB
 
 
-def test_import_for_people(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_import_prints_a_summary(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
     url = web.url(disks.wrapped("raw", "xz"))
     done = worker.run("import", url, tmp_path)
     assert done.status == 0
@@ -81,16 +81,16 @@ def test_import_for_people(web: servers.Web, disks: disks_module.Disks, tmp_path
     assert lines[-1] == "100.0% done"
 
 
-def test_progress_that_a_program_reads(
+def test_progress_is_printed_as_json_lines(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
     done = worker.run("import", url, tmp_path, "--json", "--progress=json")
     assert done.status == 0
-    seen = [json.loads(line) for line in done.errors.splitlines()]
-    assert [each["phase"] for each in seen if each["phase"] == "done"] == ["done"]
-    assert {"connect", "transfer", "sync"} < {each["phase"] for each in seen}
-    percents = [each["percent"] for each in seen]
+    lines = [json.loads(line) for line in done.errors.splitlines()]
+    assert [line["phase"] for line in lines if line["phase"] == "done"] == ["done"]
+    assert {"connect", "transfer", "sync"} < {line["phase"] for line in lines}
+    percents = [line["percent"] for line in lines]
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)
     assert worker.run("import", url, tmp_path, "--json", "--progress=none").errors == ""
@@ -103,19 +103,19 @@ def test_dry_run_changes_nothing(
     url = server.serve("/disk", misbehave.Page(data))
     (tmp_path / "volume").mkdir()
     for target in (tmp_path / "volume", device):
-        said = told("import", url, target, "--dry-run")
-        assert (said["format"], said["route"], said["obstacle"]) == ("vhdx", "convert", None)
-        assert said["virtualSize"] == 8 * MiB
-    said = told("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TARGET)
-    assert "A larger PVC is required" in said["obstacle"]
+        result = run_json("import", url, target, "--dry-run")
+        assert (result["format"], result["route"], result["obstacle"]) == ("vhdx", "convert", None)
+        assert result["virtualSize"] == 8 * MiB
+    result = run_json("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TARGET)
+    assert "A larger PVC is required" in result["obstacle"]
     url = server.serve("/disk", misbehave.Page(data, ranges=False))
-    said = told("import", url, device, "--dry-run", status=SCRATCH)
-    assert said["obstacle"].startswith("scratch space required")
+    result = run_json("import", url, device, "--dry-run", status=SCRATCH)
+    assert result["obstacle"].startswith("scratch space required")
     assert not [*(tmp_path / "volume").iterdir()]
     assert device.read_bytes() == devices.DIRT * 16 * MiB
 
 
-def test_ways_to_give_secrets(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_secrets_are_read_from_files_and_environment(disks: disks_module.Disks, tmp_path: Path) -> None:
     authority = tls.Authority(tmp_path / "ca")
     (tmp_path / "headers").mkdir()
     (tmp_path / "headers" / "one").write_text("X-One: hush\n")
@@ -132,7 +132,7 @@ def test_ways_to_give_secrets(disks: disks_module.Disks, tmp_path: Path) -> None
                 assert "hush" not in done.errors + done.output
                 assert "s3cret" not in done.errors + done.output
         assert all(
-            (seen.headers["x-one"], seen.headers["x-two"]) == ("hush", "2") for seen in server.requests
+            (lines.headers["x-one"], lines.headers["x-two"]) == ("hush", "2") for lines in server.requests
         )
         assert worker.run("import", url, tmp_path, "--user=me").status == SOURCE
 
@@ -144,35 +144,35 @@ ENVIRONMENT = {"IMPORTER_SECRET_KEY": "s3cret"}
 
 
 @pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_inspect(web: servers.Web, disks: disks_module.Disks, variant: str) -> None:
+def test_inspect_reports_format_and_sizes(web: servers.Web, disks: disks_module.Disks, variant: str) -> None:
     image = disks.image(variant)
-    said = told("inspect", web.url(image))
+    result = run_json("inspect", web.url(image))
     size = disks.expected(variant).stat().st_size
-    assert (said["virtualSize"], said["size"], said["obstacle"]) == (size, image.stat().st_size, None)
-    # 6 % for the file system, in whole MiB: the smallest volume on which the disk can be.
-    assert said["volumeSize"] % MiB == 0
-    assert size * 1.06 <= said["volumeSize"] < size * 1.06 + 3 * MiB
-    assert (said["overhead"], said["ranges"], said["scratch"]) == (0.06, True, False)
-    assert said["identity"]
+    assert (result["virtualSize"], result["size"], result["obstacle"]) == (size, image.stat().st_size, None)
+    # 6 % for the file system, rounded up to MiB: the smallest volume that holds the disk.
+    assert result["volumeSize"] % MiB == 0
+    assert size * 1.06 <= result["volumeSize"] < size * 1.06 + 3 * MiB
+    assert (result["overhead"], result["ranges"], result["scratch"]) == (0.06, True, False)
+    assert result["identity"]
     done = worker.run("inspect", web.url(image))
     assert f"{size} bytes" in done.output
-    assert f"route  {said['route']}: " in done.output
+    assert f"route  {result['route']}: " in done.output
 
 
-def test_inspect_what_is_no_disk(server: misbehave.Server) -> None:
+def test_inspect_refuses_a_web_page(server: misbehave.Server) -> None:
     url = server.serve("/page", misbehave.Page(b"<!DOCTYPE html><html>Sign in</html>"))
-    assert "HTML" in told("inspect", url, status=4)["obstacle"]
+    assert "HTML" in run_json("inspect", url, status=4)["obstacle"]
     assert worker.run("inspect", server.url("/missing")).status == SOURCE
 
 
-def test_blank(tmp_path: Path, device: Path) -> None:
-    said = told("blank", tmp_path / "disk.img", "3000000")
-    assert said["size"] == 3 * MiB
+def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
+    result = run_json("blank", tmp_path / "disk.img", "3000000")
+    assert result["size"] == 3 * MiB
     assert (tmp_path / "disk.img").read_bytes() == bytes(3 * MiB)
     assert (tmp_path / "disk.img").stat().st_blocks == 0
-    told("blank", tmp_path / "full.img", "3Mi", "--preallocate")
+    run_json("blank", tmp_path / "full.img", "3Mi", "--preallocate")
     assert (tmp_path / "full.img").stat().st_blocks * 512 >= 3 * MiB
-    told("blank", device, "4Mi", "--preallocate")
+    run_json("blank", device, "4Mi", "--preallocate")
     assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
     done = worker.run("blank", device, "17Mi")
     assert (done.status, "larger than the reported available" in done.complaint) == (TARGET, True)
@@ -183,7 +183,7 @@ def test_blank(tmp_path: Path, device: Path) -> None:
 # -- all commands ------------------------------------------------------------------------------
 
 
-def test_without_a_command_or_a_role() -> None:
+def test_missing_command_prints_help() -> None:
     done = worker.run()
     assert (done.status, done.output.startswith("Usage: cdi-worker ")) == (REQUEST, True)
     assert (worker.run("--help").status, worker.run("import", "-h").status) == (0, 0)
@@ -211,7 +211,7 @@ def test_help_lists_only_options_as_options() -> None:
         ("upload", __file__, "ftp://h/"),
     ],
 )
-def test_what_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     target = str(tmp_path / "y")
     done = worker.run(*(target if argument == "y" else argument for argument in arguments))
     assert (done.status, done.output) == (REQUEST, "")

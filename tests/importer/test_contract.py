@@ -1,4 +1,4 @@
-"""The environment and the mounts of a pod, and what is wrong with them."""
+"""The environment and the mounts of a pod, and errors in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HTTP = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": "http://host/disk"}
         ({}, None),
     ],
 )
-def test_role(env: dict[str, str], role: str | None) -> None:
+def test_role_follows_from_the_environment(env: dict[str, str], role: str | None) -> None:
     assert contract.role(env) == role
 
 
@@ -48,7 +48,7 @@ def read(env: dict[str, str], paths: contract.Paths) -> request.Request:
     return made
 
 
-def test_everything_said(paths: contract.Paths, tmp_path: Path) -> None:
+def test_all_variables_are_read(paths: contract.Paths, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     made = read(
         {
@@ -130,13 +130,13 @@ def test_each_source_reads_its_own_variables(
     assert made.is_delta == (env.get("IMPORTER_PREVIOUS_CHECKPOINT") == "one")
 
 
-def test_a_source_without_stages_refuses_a_delta(paths: contract.Paths) -> None:
+def test_source_without_stages_refuses_a_delta(paths: contract.Paths) -> None:
     with pytest.raises(errors.Unsupported, match="source 'http': does not support checkpoints"):
         read({**HTTP, **STAGE}, paths)
 
 
-def test_the_mounts_of_a_pod() -> None:
-    """What controllers mount there, nobody can configure."""
+def test_mount_points_are_fixed() -> None:
+    """The mount points of controllers cannot be configured."""
     assert contract.Paths() == contract.Paths(
         data="/data",
         block="/dev/cdi-block-volume",
@@ -148,7 +148,7 @@ def test_the_mounts_of_a_pod() -> None:
     )
 
 
-def test_all_faults_at_once(paths: contract.Paths) -> None:
+def test_all_errors_are_reported_at_once(paths: contract.Paths) -> None:
     with pytest.raises(errors.RequestError) as caught:
         read(
             {
@@ -163,8 +163,8 @@ def test_all_faults_at_once(paths: contract.Paths) -> None:
             },
             paths,
         )
-    said = str(caught.value)
-    for words in (
+    message = str(caught.value)
+    for phrase in (
         "'iso'",
         "10Gx",
         "6%",
@@ -174,46 +174,46 @@ def test_all_faults_at_once(paths: contract.Paths) -> None:
         "EXTRA_HEADER_0",
         "endpoint",
     ):
-        assert words in said
-    assert "secret" not in said
+        assert phrase in message
+    assert "secret" not in message
 
 
 @pytest.mark.parametrize("value", ["TRUE", "1", "", "no"])
-def test_preallocation_is_true_or_false(paths: contract.Paths, value: str) -> None:
+def test_preallocation_must_be_true_or_false(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
         read({**HTTP, "PREALLOCATION": value}, paths)
 
 
 @pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "1e-2", "0,06"])
-def test_overhead_is_a_fraction(paths: contract.Paths, value: str) -> None:
+def test_overhead_must_be_a_fraction(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
         read({**HTTP, "FILESYSTEM_OVERHEAD": value}, paths)
 
 
-def test_a_delta_has_two_ends(paths: contract.Paths) -> None:
+def test_delta_needs_both_checkpoints(paths: contract.Paths) -> None:
     env = {**HTTP, "IMPORTER_SOURCE": "imageio", "IMPORTER_DISK_ID": "d"}
     with pytest.raises(errors.RequestError, match="previous checkpoint without a current one"):
         read({**env, "IMPORTER_PREVIOUS_CHECKPOINT": "one"}, paths)
 
 
-def test_blank_archive(paths: contract.Paths) -> None:
+def test_blank_archive_is_refused(paths: contract.Paths) -> None:
     env = {"IMPORTER_SOURCE": "none", "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="source 'none' does not support content type archive"):
         read(env, paths)
 
 
 @pytest.mark.parametrize("source", ["registry", "imageio", "s3", "gcs", "vddk"])
-def test_sources_without_archives(paths: contract.Paths, source: str) -> None:
+def test_archive_is_refused_by_source(paths: contract.Paths, source: str) -> None:
     env = {**HTTP, "IMPORTER_SOURCE": source, "IMPORTER_CONTENTTYPE": "archive"}
     with pytest.raises(errors.RequestError, match="archive"):
         read(env, paths)
 
 
-def test_archives_go_to_the_volume_itself(paths: contract.Paths) -> None:
+def test_target_of_an_archive_is_the_volume(paths: contract.Paths) -> None:
     assert read({**HTTP, "IMPORTER_CONTENTTYPE": "archive"}, paths).target == paths.data
 
 
-def test_a_device_that_is_there_is_the_target(paths: contract.Paths) -> None:
+def test_existing_device_is_the_target(paths: contract.Paths) -> None:
     Path(paths.block).touch()
     assert read(HTTP, paths).target == paths.block
 
@@ -229,7 +229,7 @@ def test_node_pull_needs_its_files(paths: contract.Paths) -> None:
 
 
 def mounted_secret(directory: Path, name: str, text: bytes) -> None:
-    """Lay a key of a Secret out as the kubelet does: through links into ``..data``."""
+    """Write a key of a Secret as the kubelet does: through links into ``..data``."""
     data = directory / "..2026_11_20"
     data.mkdir(parents=True, exist_ok=True)
     (data / name).write_bytes(text)
@@ -238,7 +238,7 @@ def mounted_secret(directory: Path, name: str, text: bytes) -> None:
     (directory / name).symlink_to(f"..data/{name}")
 
 
-def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) -> None:
+def test_headers_keep_order_and_secrets_come_from_files(paths: contract.Paths) -> None:
     mounted_secret(Path(paths.extra_headers, "one"), "token", b"Authorization: Bearer x\n")
     mounted_secret(Path(paths.extra_headers, "two"), "other", b"X-Two:2")
     env = {**HTTP, "IMPORTER_EXTRA_HEADER_10": "X-Ten: 10", "IMPORTER_EXTRA_HEADER_2": "X-B: a: b"}
@@ -251,13 +251,13 @@ def test_headers_in_their_order_and_secrets_from_files(paths: contract.Paths) ->
 
 
 @pytest.mark.parametrize("text", [b"none", b"a b: c", b": c", b"X: a\nY: b", b"X: \xff\xfe", b"X: a\x00b"])
-def test_malformed_secret_header(paths: contract.Paths, text: bytes) -> None:
+def test_malformed_secret_header_is_refused(paths: contract.Paths, text: bytes) -> None:
     mounted_secret(Path(paths.extra_headers), "key", text)
     with pytest.raises(errors.RequestError, match="key: malformed extra header"):
         read(HTTP, paths)
 
 
-def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) -> None:
+def test_hidden_and_special_files_are_not_certificates(tmp_path: Path) -> None:
     mounted_secret(tmp_path, "ca.pem", PEM)
     mounted_secret(tmp_path, "bundle", b"# Some CA\n" + PEM)
     (tmp_path / ".hidden").write_bytes(PEM)
@@ -269,8 +269,10 @@ def test_certificates_are_regular_files_without_a_leading_dot(tmp_path: Path) ->
     assert contract.certificate_files(str(tmp_path / "missing")) == ()
 
 
-def test_certificates_beside_something_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """ConfigMaps hold more than certificates, and keys; a worker of upstream's only warns."""
+def test_other_files_beside_certificates_are_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ConfigMaps hold other things besides certificates, and keys; upstream's worker only warns."""
     others = {"README": b"the CA of the lab", "tls.key": b"-----BEGIN PRIVATE KEY-----\n", "empty": b""}
     for name, text in others.items():
         mounted_secret(tmp_path, name, text)
@@ -279,8 +281,8 @@ def test_certificates_beside_something_else(tmp_path: Path, caplog: pytest.LogCa
     assert [name for name in sorted(others) if f"/{name}'" in caplog.text] == sorted(others)
 
 
-def test_certificates_of_a_registry_have_their_endings(paths: contract.Paths, tmp_path: Path) -> None:
-    """Other files of such a folder are a client's (containers-certs.d(5))."""
+def test_certificates_of_a_registry_end_in_crt(paths: contract.Paths, tmp_path: Path) -> None:
+    """Other files in such a folder are client certificates (containers-certs.d(5))."""
     (tmp_path / "certs").mkdir()
     for name in ("a.crt", "b.pem", "client.cert", "client.key"):
         (tmp_path / "certs" / name).write_bytes(PEM)
@@ -294,7 +296,7 @@ def test_certificates_of_a_registry_have_their_endings(paths: contract.Paths, tm
 PEM = b"-----BEGIN CERTIFICATE-----\n"
 
 
-def test_the_library_of_vmware_is_where_the_contract_says(tmp_path: Path) -> None:
+def test_vddk_library_is_found_at_its_mount(tmp_path: Path) -> None:
     table = sources.find("vddk").table
     assert table["vddk_libdir"][0].mount == "/opt/vmware-vix-disklib-distrib"
     assert table["vddk_config"][0].mount == "/vddk-args/vddk-config-file"

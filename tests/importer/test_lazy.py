@@ -23,12 +23,12 @@ def test_load_returns_an_attribute_or_a_module() -> None:
     ("reference", "error"),
     [("cdi_worker.nothing", ModuleNotFoundError), ("cdi_worker.lazy:nothing", AttributeError)],
 )
-def test_load_refuses_what_is_not_there(reference: str, error: type[Exception]) -> None:
+def test_load_raises_for_missing_object(reference: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         lazy.load(reference)
 
 
-def test_a_table_imports_on_lookup_only(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_imports_on_lookup(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lazily_loaded.py").write_text("value = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     table: lazy.Table[str, int] = lazy.Table({"seven": "lazily_loaded:value"})
@@ -64,7 +64,7 @@ def test_tables_are_complete() -> None:
     assert set(cdi_worker._PUBLIC) == set(cdi_worker.__all__)
 
 
-def test_every_format_has_what_its_table_says() -> None:
+def test_every_format_has_its_readers() -> None:
     for checks in safety.FORMATS.values():
         assert callable(checks.check)
         assert callable(checks.required_length)

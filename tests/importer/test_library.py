@@ -1,4 +1,4 @@
-"""``import cdi_worker``: the small surface that other programs stand on."""
+"""``import cdi_worker``: the public API for other programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import misbehave, processes, repository, servers
 
 
 class Recorder(cdi_worker.NullProgress):
-    """A progress that remembers."""
+    """A progress that records its calls."""
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, int | None]] = []
@@ -49,7 +49,7 @@ def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
 
 
 @pytest.mark.parametrize("name", cdi_worker.__all__)
-def test_every_public_name_is_there_and_documented(name: str) -> None:
+def test_public_name_exists_and_is_documented(name: str) -> None:
     assert getattr(cdi_worker, name).__doc__
 
 
@@ -57,8 +57,8 @@ def test_version_is_that_of_the_distribution() -> None:
     assert cdi_worker.__version__ == metadata.version("cdi-worker")
 
 
-def test_packages_of_a_user_do_not_hide_parts_of_ours(tmp_path: Path) -> None:
-    """Only ``cdi_worker`` is installed: a folder of a user's own may be called like one of its parts."""
+def test_user_packages_do_not_shadow_ours(tmp_path: Path) -> None:
+    """Only ``cdi_worker`` is installed, so a user's folder may have the name of one of its parts."""
     for name in ("importer", "sources", "images", "formats", "scratch"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise AssertionError(__name__)")
@@ -68,13 +68,13 @@ def test_packages_of_a_user_do_not_hide_parts_of_ours(tmp_path: Path) -> None:
     assert done.stdout == "run\n"
 
 
-def test_unknown_names_are_no_names() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError):
         _ = cdi_worker.nothing  # type: ignore[attr-defined]
 
 
-def test_the_page_of_the_library_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
-    """The code of docs/library.md is run, with addresses of this machine put in."""
+def test_documented_example_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    """Run the code of docs/library.md with URLs of this machine."""
     page = (repository.ROOT / "docs" / "library.md").read_text()
     code, *_ = re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)
     code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
@@ -93,11 +93,13 @@ def test_the_page_of_the_library_works(disks: disks_module.Disks, web: servers.W
     processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
 
 
-def test_several_at_once_in_one_process(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+def test_concurrent_imports_in_one_process(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
     forms = ["raw", "qcow2", "vmdk", "vhdx"]
-    wanted = [request(web.url(disks.image(form)), tmp_path / f"{form}.img") for form in forms]
+    import_requests = [request(web.url(disks.image(form)), tmp_path / f"{form}.img") for form in forms]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        results = list(pool.map(cdi_worker.run, wanted))
+        results = list(pool.map(cdi_worker.run, import_requests))
     assert [result.format for result in results] == forms
     for form in forms:
         processes.run("cmp", tmp_path / f"{form}.img", disks.image("raw"))
@@ -115,7 +117,7 @@ def test_progress_counts_every_byte_and_ends_once(
         assert recorder.finished
 
 
-def test_a_failure_is_not_done(tmp_path: Path, web: servers.Web) -> None:
+def test_failed_import_is_not_done(tmp_path: Path, web: servers.Web) -> None:
     recorder = Recorder()
     with pytest.raises(cdi_worker.Error) as caught:
         cdi_worker.run(request(web.url("missing"), tmp_path / "disk.img"), recorder)
@@ -124,29 +126,31 @@ def test_a_failure_is_not_done(tmp_path: Path, web: servers.Web) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"cut": 0}])
-def test_a_source_that_never_answers_well_is_out_of_reach(
+def test_source_that_only_fails_is_unreachable(
     server: misbehave.Server, tmp_path: Path, fault: dict[str, int]
 ) -> None:
-    """It was tried again for a while; controllers tell this from a transfer that broke."""
+    """Connecting was tried for a while; controllers distinguish this from a broken transfer."""
     url = server.serve("/disk", misbehave.Page(bytes(4096), **fault))  # type: ignore[arg-type]
     with pytest.raises(errors.Unreachable):
         cdi_worker.run(request(url, tmp_path / "disk.img", connect_patience=0.5))
     assert len(server.requests) > 1
 
 
-def test_inspect_reads_little_and_changes_nothing(
+def test_inspect_reads_little_and_writes_nothing(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path
 ) -> None:
     for form in ("raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
         before = len(web.requests())
-        seen = cdi_worker.inspect(request(web.url(disks.image(form)), tmp_path / "disk.img"))
-        assert seen.plan is not None
+        inspection = cdi_worker.inspect(request(web.url(disks.image(form)), tmp_path / "disk.img"))
+        assert inspection.plan is not None
         processes.wait_for(lambda before=before: len(web.requests()) > before, "the log")
         assert sum(int(one["bytes"]) for one in web.requests()[before:]) < 1 << 20
     assert not list(tmp_path.iterdir())
 
 
-def test_cancelled_before_it_began(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+def test_import_can_be_cancelled_before_it_starts(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
     cancel = threading.Event()
     cancel.set()
     for form in ("raw", "qcow2", "vmdk", "vhdx"):
@@ -155,7 +159,7 @@ def test_cancelled_before_it_began(disks: disks_module.Disks, web: servers.Web, 
     assert not (tmp_path / "disk.img").exists()
 
 
-def test_log_lines_hold_no_secrets(
+def test_log_has_no_secrets(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -1,4 +1,4 @@
-"""The metrics page: scraped over HTTPS while an import runs, as a controller does."""
+"""The metrics page, scraped over HTTPS during an import as by a controller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import misbehave, processes, repository, worker
 MiB = 1 << 20
 UID = "6a1f8a3e-77d7-4f0c-9a2b-0f7c1d1f4a11"
 LABELS = {"ownerUID": UID}
-#: How CDI's controllers find the number (pkg/util/prometheus).
+#: The pattern by which CDI's controllers find the value (pkg/util/prometheus).
 CONTROLLER = re.compile(r'kubevirt_cdi_import_progress_total\{ownerUID="' + UID + r'"\} (\d{1,3}\.?\d*)')
 
 
@@ -39,7 +39,7 @@ def scrape(port: int, path: str = "/metrics", accept: str = "text/plain") -> str
 
 
 def samples(page: str) -> dict[tuple[str, str], float]:
-    """Return the numbers of a page by name and the label besides the owner's."""
+    """Return the values of a page by name and the label besides the owner's."""
     found = {}
     for family in parser.text_string_to_metric_families(page):
         for sample in family.samples:
@@ -57,29 +57,29 @@ def pod(tmp_path: Path) -> worker.Pod:
 
 @contextlib.contextmanager
 def importing(pod: worker.Pod, url: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the pod and wait for its page."""
+    """Run the pod and wait for its page."""
     with worker.started(*pod.arguments, env={**pod.env, "IMPORTER_ENDPOINT": url}) as process:
         processes.wait_for(lambda: processes.answers(pod.metrics_port), "the metrics port")
         yield process
 
 
-def test_page_of_a_running_import(pod: worker.Pod, server: misbehave.Server) -> None:
+def test_page_shows_progress_of_a_running_import(pod: worker.Pod, server: misbehave.Server) -> None:
     data = os.urandom(8 * MiB)
     page = misbehave.Page(data, ranges=False, drip=(64 << 10, 0.03))
-    seen, text = [], ""
+    values, text = [], ""
     with importing(pod, server.serve("/disk.img", page)) as process:
         while process.poll() is None:
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 text = scrape(pod.metrics_port)
                 found = CONTROLLER.search(text)
                 assert found, text
-                seen.append(float(found[1]))
+                values.append(float(found[1]))
             time.sleep(0.1)
         assert process.returncode == 0
-    assert len(seen) > 5
-    assert seen == sorted(seen)
-    assert 0 < seen[-1] <= 100
-    assert len(set(seen)) > 3
+    assert len(values) > 5
+    assert values == sorted(values)
+    assert 0 < values[-1] <= 100
+    assert len(set(values)) > 3
     numbers = samples(text)
     assert 0 < numbers["cdi_worker_read_bytes_total", ""] <= 8 * MiB
     assert numbers["cdi_worker_written_bytes_total", ""] > 0
@@ -117,17 +117,17 @@ def test_missing_library_is_a_warning(pod: worker.Pod, server: misbehave.Server,
     assert "pip install 'cdi-worker[metrics]'" in done.errors
 
 
-def test_port_0_is_nowhere() -> None:
-    with metrics.exposed("importer", UID, 0) as told:
-        assert isinstance(told, progress.NullProgress)
-        assert not isinstance(told, metrics.Metrics)
+def test_port_0_disables_the_page() -> None:
+    with metrics.exposed("importer", UID, 0) as exposed_page:
+        assert isinstance(exposed_page, progress.NullProgress)
+        assert not isinstance(exposed_page, metrics.Metrics)
 
 
-# -- the page by itself ----------------------------------------------------------------------
+# -- the page alone --------------------------------------------------------------------------
 
 
 @pytest.fixture
-def told() -> Iterator[tuple[metrics.Metrics, int]]:
+def exposed_page() -> Iterator[tuple[metrics.Metrics, int]]:
     port = processes.free_port()
     with metrics.exposed("cloner", UID, port) as running:
         processes.wait_for(lambda: processes.answers(port), "the metrics port")
@@ -135,8 +135,8 @@ def told() -> Iterator[tuple[metrics.Metrics, int]]:
         yield running, port
 
 
-def test_100_only_when_done(told: tuple[metrics.Metrics, int]) -> None:
-    running, port = told
+def test_100_percent_is_shown_only_when_done(exposed_page: tuple[metrics.Metrics, int]) -> None:
+    running, port = exposed_page
     name = "kubevirt_cdi_clone_progress_total"
     running.phase("transfer", 1000)
     running.advance(500)
@@ -151,15 +151,15 @@ def test_100_only_when_done(told: tuple[metrics.Metrics, int]) -> None:
     assert samples(scrape(port))[name, ""] == 100
 
 
-def test_a_percentage_is_never_written_with_an_exponent(told: tuple[metrics.Metrics, int]) -> None:
-    running, port = told
+def test_percentage_is_written_without_exponent(exposed_page: tuple[metrics.Metrics, int]) -> None:
+    running, port = exposed_page
     running.phase("transfer", 10**15)
     running.advance(1)
     assert f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}} 0.0\n' in scrape(port)
 
 
-def test_failures_of_libraries_are_told_apart(told: tuple[metrics.Metrics, int]) -> None:
-    running, port = told
+def test_failures_of_libraries_are_distinguished(exposed_page: tuple[metrics.Metrics, int]) -> None:
+    running, port = exposed_page
     reset = errors.Transient(url="x", reason="reset")
     reset.__cause__ = ConnectionResetError()
     for failure in (reset, reset, errors.Transient(url="x", reason="503")):
@@ -170,32 +170,32 @@ def test_failures_of_libraries_are_told_apart(told: tuple[metrics.Metrics, int])
     assert numbers["cdi_worker_retries_total", ""] == 3
 
 
-def test_the_key_is_one_that_is_made_at_once(told: tuple[metrics.Metrics, int]) -> None:
-    """To look for the primes of RSA takes a good part of a small import."""
-    text = ssl.get_server_certificate(("127.0.0.1", told[1]))
+def test_key_is_generated_quickly(exposed_page: tuple[metrics.Metrics, int]) -> None:
+    """Generating an RSA key takes a large part of the time of a small import."""
+    text = ssl.get_server_certificate(("127.0.0.1", exposed_page[1]))
     certificate = x509.load_pem_x509_certificate(text.encode())
     assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
     assert certificate.issuer == certificate.subject
 
 
-def test_only_one_path(told: tuple[metrics.Metrics, int]) -> None:
+def test_other_path_is_not_found(exposed_page: tuple[metrics.Metrics, int]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
-        scrape(told[1], "/")
+        scrape(exposed_page[1], "/")
     caught.value.close()
 
 
-def test_open_metrics_where_asked_for(told: tuple[metrics.Metrics, int]) -> None:
-    assert scrape(told[1], accept="application/openmetrics-text;version=1.0.0").endswith("# EOF\n")
+def test_open_metrics_format_is_served_on_request(exposed_page: tuple[metrics.Metrics, int]) -> None:
+    assert scrape(exposed_page[1], accept="application/openmetrics-text;version=1.0.0").endswith("# EOF\n")
 
 
-def test_silent_clients_keep_nobody_waiting(told: tuple[metrics.Metrics, int]) -> None:
+def test_silent_clients_do_not_block_others(exposed_page: tuple[metrics.Metrics, int]) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
-            stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", told[1]))))
-        assert UID in scrape(told[1])
+            stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", exposed_page[1]))))
+        assert UID in scrape(exposed_page[1])
 
 
-def test_written_bytes_of_programs_count_while_they_run(tmp_path: Path) -> None:
+def test_bytes_written_by_programs_are_counted(tmp_path: Path) -> None:
     running = metrics.Metrics("x", UID)
     before = running.bytes_written
     if before is None:
@@ -211,8 +211,8 @@ def test_written_bytes_of_programs_count_while_they_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("milliseconds", range(250, 650, 50))
-def test_an_end_at_any_moment_of_the_start(milliseconds: int) -> None:
-    """Threads that Python has to end itself may crash it."""
+def test_start_can_be_interrupted_at_any_moment(milliseconds: int) -> None:
+    """Threads that Python must stop at exit can crash it."""
     script = (
         "import time; from cdi_worker import metrics\n"
         f"with metrics.exposed('importer', 'x', {processes.free_port()}): time.sleep({milliseconds / 1000})"

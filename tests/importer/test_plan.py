@@ -1,4 +1,4 @@
-"""The routing table: every row is one decision and the words that explain it."""
+"""The routing table: every row is one decision and its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdi_worker.request import Request
 from cdi_worker.sources import base, staged
 
 GIB = 1 << 30
-WANTED = Request(source="http", location=base.Location("http://x/"), target="disk.img")
+REQUEST = Request(source="http", location=base.Location("http://x/"), target="disk.img")
 RANGES = Offer(size=GIB, identity="etag x", ranges=True)
 STREAM = Offer(size=GIB)
 EXTENTS = Offer(size=GIB, ranges=True, extents=True)
@@ -26,7 +26,7 @@ GZ = ("gz",)
 
 
 class Laid(NamedTuple):
-    """What the planner asks of a layout."""
+    """The properties of a layout that the planner uses."""
 
     unit: str
     crowded: bool = False
@@ -69,28 +69,28 @@ ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
 
 
 @pytest.mark.parametrize(("offer", "content", "changes", "route", "random", "words"), ROWS)
-def test_route(
+def test_route_is_chosen_with_its_reason(
     offer: Offer, content: Content, changes: dict[str, Any], route: Route, random: bool, words: str
 ) -> None:
-    wanted = dataclasses.replace(WANTED, **changes)
-    made = plan.plan(wanted, offer, content, FILE, 20 * GIB)
+    requested = dataclasses.replace(REQUEST, **changes)
+    made = plan.plan(requested, offer, content, FILE, 20 * GIB)
     assert (made.route, made.random) == (route, random)
     assert words in made.reason
     assert made.describe().startswith(f"{route}: ")
 
 
-def test_scratch_is_asked_for_only_by_what_needs_it() -> None:
+def test_scratch_is_required_only_if_needed() -> None:
     for offer, content, changes, route, _, _ in ROWS:
-        wanted = dataclasses.replace(WANTED, **changes)
+        requested = dataclasses.replace(REQUEST, **changes)
         if route is Route.SPOOL:
             with pytest.raises(errors.ScratchRequired):
-                plan.plan(wanted, offer, content, FILE, None)
+                plan.plan(requested, offer, content, FILE, None)
         else:
-            assert not plan.plan(wanted, offer, content, FILE, None).scratch
+            assert not plan.plan(requested, offer, content, FILE, None).scratch
 
 
-def test_crowded_disk_that_is_read_once_goes_through_scratch() -> None:
-    """What may be too much to be placed as it passes cannot be read again."""
+def test_crowded_stream_needs_scratch() -> None:
+    """A disk with possibly too many parts for memory needs scratch, as a stream cannot be read twice."""
     once = dataclasses.replace(STREAM, once=True)
     crowded: Any = Laid("grains", crowded=True)
     content = dataclasses.replace(disk("vmdk"), layout=crowded)
@@ -100,18 +100,18 @@ def test_crowded_disk_that_is_read_once_goes_through_scratch() -> None:
         (once, None, Route.PLACE),
         (STREAM, GIB, Route.PLACE),
     ):
-        assert plan.plan(WANTED, offer, content, FILE, scratch).route is route
-    assert plan.plan(WANTED, once, disk("vmdk"), FILE, GIB).route is Route.PLACE
+        assert plan.plan(REQUEST, offer, content, FILE, scratch).route is route
+    assert plan.plan(REQUEST, once, disk("vmdk"), FILE, GIB).route is Route.PLACE
 
 
-def test_scratch_too_small_is_found_before_the_transfer() -> None:
+def test_too_small_scratch_is_found_before_the_transfer() -> None:
     with pytest.raises(errors.ScratchTooSmall, match="no space left on device"):
-        plan.plan(WANTED, STREAM, disk("vdi"), FILE, GIB - 1)
+        plan.plan(REQUEST, STREAM, disk("vdi"), FILE, GIB - 1)
 
 
 @pytest.mark.parametrize("space", [FILE, BLOCK])
-def test_image_larger_than_the_volume(space: Space) -> None:
-    plan.plan(WANTED, RANGES, disk("qcow2", size=10 * GIB), space, None)
+def test_image_larger_than_the_volume_is_refused(space: Space) -> None:
+    plan.plan(REQUEST, RANGES, disk("qcow2", size=10 * GIB), space, None)
     with pytest.raises(
         errors.TooLarge,
         match=(
@@ -119,57 +119,57 @@ def test_image_larger_than_the_volume(space: Space) -> None:
             "A larger PVC is required"
         ),
     ):
-        plan.plan(WANTED, RANGES, disk("qcow2", size=10 * GIB + 1), space, None)
+        plan.plan(REQUEST, RANGES, disk("qcow2", size=10 * GIB + 1), space, None)
 
 
 @pytest.mark.parametrize(
-    ("space", "wanted", "grown"),
+    ("space", "requested", "grown"),
     [(FILE, None, 0), (FILE, 2 * GIB, 2 * GIB), (FILE, 20 * GIB, 9 * GIB), (BLOCK, 2 * GIB, 0)],
 )
-def test_growth(space: Space, wanted: int | None, grown: int) -> None:
-    made = plan.plan(dataclasses.replace(WANTED, image_size=wanted), RANGES, disk("raw"), space, None)
+def test_disk_grows_to_the_requested_size(space: Space, requested: int | None, grown: int) -> None:
+    made = plan.plan(dataclasses.replace(REQUEST, image_size=requested), RANGES, disk("raw"), space, None)
     assert made.grow_to == grown
 
 
 @pytest.mark.parametrize(
-    ("space", "wanted", "size"),
+    ("space", "requested", "size"),
     [(FILE, None, 9 * GIB), (FILE, GIB, 9 * GIB), (BLOCK, GIB, GIB), (BLOCK, None, 10 * GIB)],
 )
-def test_blank(space: Space, wanted: int | None, size: int) -> None:
-    blank = dataclasses.replace(WANTED, image_size=wanted)
+def test_blank_disk_has_the_requested_size(space: Space, requested: int | None, size: int) -> None:
+    blank = dataclasses.replace(REQUEST, image_size=requested)
     made = plan.plan(blank, Offer(blank=True), Content(), space, None)
     assert (made.route, made.virtual_size) == (Route.BLANK, size)
 
 
-def test_blank_larger_than_the_device() -> None:
-    blank = dataclasses.replace(WANTED, image_size=11 * GIB)
+def test_blank_disk_larger_than_the_device_is_refused() -> None:
+    blank = dataclasses.replace(REQUEST, image_size=11 * GIB)
     with pytest.raises(errors.TooLarge):
         plan.plan(blank, Offer(blank=True), Content(), BLOCK, None)
 
 
-def test_a_delta_is_merged_and_grows_nothing() -> None:
+def test_delta_is_merged_without_growing_the_disk() -> None:
     location = staged.Staged("https://x/", current="two", previous="one")
-    wanted = dataclasses.replace(WANTED, source="imageio", location=location, image_size=5 * GIB)
-    made = plan.plan(wanted, RANGES, disk("qcow2"), FILE, 20 * GIB)
+    requested = dataclasses.replace(REQUEST, source="imageio", location=location, image_size=5 * GIB)
+    made = plan.plan(requested, RANGES, disk("qcow2"), FILE, 20 * GIB)
     assert (made.route, made.scratch, made.grow_to) == (Route.MERGE, True, 0)
     assert "since checkpoint one" in made.reason
     with pytest.raises(errors.ScratchRequired):
-        plan.plan(wanted, RANGES, disk("qcow2"), FILE, None)
+        plan.plan(requested, RANGES, disk("qcow2"), FILE, None)
     with pytest.raises(errors.ScratchTooSmall):
-        plan.plan(wanted, RANGES, disk("qcow2"), FILE, GIB - 1)
+        plan.plan(requested, RANGES, disk("qcow2"), FILE, GIB - 1)
 
 
 @pytest.mark.parametrize("form", ["html", "empty", "luks", "zip"])
-def test_what_is_no_disk(form: str) -> None:
+def test_format_that_is_not_a_disk_is_refused(form: str) -> None:
     with pytest.raises(errors.Unsupported):
-        plan.plan(WANTED, RANGES, disk(form), FILE, 20 * GIB)
+        plan.plan(REQUEST, RANGES, disk(form), FILE, 20 * GIB)
 
 
-def test_archives() -> None:
-    archive = dataclasses.replace(WANTED, content_type="archive")
+def test_archive_is_unpacked() -> None:
+    archive = dataclasses.replace(REQUEST, content_type="archive")
     assert plan.plan(archive, STREAM, disk("tar", "gz", size=None), FILE, None).route is Route.UNPACK
     with pytest.raises(errors.Unsupported, match="content type archive"):
-        plan.plan(WANTED, STREAM, disk("tar", size=None), FILE, None)
+        plan.plan(REQUEST, STREAM, disk("tar", size=None), FILE, None)
     with pytest.raises(errors.Unsupported, match="this is qcow2"):
         plan.plan(archive, STREAM, disk("qcow2"), FILE, None)
     with pytest.raises(errors.RequestError, match="file system"):
@@ -177,7 +177,7 @@ def test_archives() -> None:
 
 
 def test_cloned_file_system_is_unpacked_or_its_disk_is_taken() -> None:
-    clone = dataclasses.replace(WANTED, content_type=request.CLONE)
+    clone = dataclasses.replace(REQUEST, content_type=request.CLONE)
     tar = disk("tar", size=None)
     assert plan.plan(clone, RUNS, tar, FILE, None).route is Route.UNPACK
     assert plan.plan(clone, RUNS, tar, BLOCK, None).route is Route.EXTRACT
@@ -185,13 +185,13 @@ def test_cloned_file_system_is_unpacked_or_its_disk_is_taken() -> None:
 
 @pytest.mark.parametrize("offer", [RANGES, STREAM, dataclasses.replace(EXTENTS, ranges=False)])
 @pytest.mark.parametrize("form", ["raw", "vmdk"])
-def test_a_delta_is_never_taken_for_a_disk(offer: Offer, form: str) -> None:
+def test_delta_is_never_imported_as_a_disk(offer: Offer, form: str) -> None:
     with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
-        plan.plan(dataclasses.replace(WANTED, **DELTA), offer, disk(form), FILE, GIB)
+        plan.plan(dataclasses.replace(REQUEST, **DELTA), offer, disk(form), FILE, GIB)
 
 
-def test_a_delta_does_not_grow_the_disk_and_has_no_checksum() -> None:
-    wanted = dataclasses.replace(WANTED, **DELTA, image_size=2 * GIB)
-    assert plan.plan(wanted, EXTENTS, disk("raw"), FILE, None).grow_to == 0
+def test_delta_has_no_size_and_no_checksum() -> None:
+    requested = dataclasses.replace(REQUEST, **DELTA, image_size=2 * GIB)
+    assert plan.plan(requested, EXTENTS, disk("raw"), FILE, None).grow_to == 0
     with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
-        plan.plan(dataclasses.replace(wanted, **CHECKED), EXTENTS, disk("raw"), FILE, None)
+        plan.plan(dataclasses.replace(requested, **CHECKED), EXTENTS, disk("raw"), FILE, None)

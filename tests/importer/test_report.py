@@ -1,4 +1,4 @@
-"""Termination messages, compared as strings: controllers do the same."""
+"""Termination messages, compared as strings, as controllers do."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 from cdi_worker import errors, report
 
 
-def test_complete() -> None:
+def test_message_of_a_completed_import() -> None:
     done = report.complete(blank=False, preallocated=False)
     assert done == report.Report(
         '{"scratchSpaceRequired":false,"preallocationApplied":false,"message":"Import Complete"}', 0
     )
 
 
-def test_blank() -> None:
+def test_message_of_a_blank_disk() -> None:
     done = report.complete(blank=True, preallocated=True)
     assert done.message == '{"preallocationApplied":true,"message":"Import Complete"}'
 
 
-def test_labels_and_vddk() -> None:
+def test_message_has_labels_and_vddk_info() -> None:
     done = report.complete(
         blank=False,
         preallocated=False,
         labels={"kubevirt.io/a": "b"},
         vddk_info={"Version": "8", "Host": "esx"},
     )
-    said = json.loads(done.message)
-    assert said["labels"] == {"kubevirt.io/a": "b"}
-    assert said["vddkInfo"] == {"Version": "8", "Host": "esx"}
+    parsed = json.loads(done.message)
+    assert parsed["labels"] == {"kubevirt.io/a": "b"}
+    assert parsed["vddkInfo"] == {"Version": "8", "Host": "esx"}
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_labels_and_vddk() -> None:
         ),
     ],
 )
-def test_failure(error: errors.Error, message: str, status: int) -> None:
+def test_failure_has_message_and_status(error: errors.Error, message: str, status: int) -> None:
     assert report.failure(error, "http") == report.Report(message, status)
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "é" * 10_000, '"' * 10_000])
-def test_at_most_4096_bytes(text: str) -> None:
+def test_message_has_at_most_4096_bytes(text: str) -> None:
     plain = report.failure(errors.ImageError(reason=text), "http")
     assert len(plain.message.encode()) <= report.LIMIT
     final = report.failure(errors.ChecksumMismatch(algorithm=text, expected="", calculated=""), "http")
@@ -91,33 +91,33 @@ def test_at_most_4096_bytes(text: str) -> None:
     assert json.loads(final.message)["message"].startswith("Unable to process data: checksum mismatch")
 
 
-def test_written_in_one_line(tmp_path: Path) -> None:
+def test_message_is_written_in_one_line(tmp_path: Path) -> None:
     report.write(report.Report("said", 0), str(tmp_path / "log"))
     assert (tmp_path / "log").read_text() == "said"
     report.write(report.Report("said", 0), str(tmp_path / "missing" / "log"))
 
 
-def test_words_of_others_are_one_line_and_steer_no_terminal() -> None:
-    """Names of images and archives are in messages: a line break would make a line of ours of them."""
+def test_control_characters_are_removed() -> None:
+    """Messages contain names from images and archives: a line break in one would start a line of its own."""
     error = errors.Refused(format="tar", rule="link", reason="\x1b[2Ja  b\nDone.\u202e\udcff\t…é")
     assert str(error) == "tar image refused (link): \ufffd[2Ja  b Done.\ufffd\ufffd …é"
     assert str(errors.RequestError("a\r\nb", "c")) == "a  b; c"
     assert report.internal(ValueError("\x1b[2J")).message.endswith(": \ufffd[2J")
 
 
-def test_words_that_are_no_text() -> None:
-    """JSON of a server may hold half a character; it must not cost the report."""
+def test_lone_surrogates_are_replaced() -> None:
+    """JSON from a server may contain a lone surrogate; the report must be written all the same."""
     assert report.failure(errors.ImageError(reason="\ud800"), "http").message.endswith(": \ufffd")
     assert report.internal(ValueError("\udcff")).message.endswith(": \ufffd")
     labels = {"kubevirt.io/a": "\ud800"}
-    told = json.loads(report.complete(blank=False, preallocated=False, labels=labels).message)
-    assert told["labels"] == {"kubevirt.io/a": "?"}
+    parsed = json.loads(report.complete(blank=False, preallocated=False, labels=labels).message)
+    assert parsed["labels"] == {"kubevirt.io/a": "?"}
 
 
-def test_labels_beyond_the_limit_are_left_out() -> None:
+def test_labels_beyond_the_limit_are_omitted() -> None:
     labels = {f"kubevirt.io/{number}": "é" * 1000 for number in range(5)}
     message = report.complete(blank=False, preallocated=True, labels=labels).message
     assert len(message.encode()) <= report.LIMIT
-    told = json.loads(message)
-    assert told["message"] == "Import Complete"
-    assert list(told["labels"]) == ["kubevirt.io/0"]
+    parsed = json.loads(message)
+    assert parsed["message"] == "Import Complete"
+    assert list(parsed["labels"]) == ["kubevirt.io/0"]

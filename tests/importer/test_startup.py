@@ -16,10 +16,10 @@ from tests.support import servers, worker
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What one start may load beyond what Python loads for an empty program.
+    """The modules that a start may load in addition to those of an empty program.
 
-    ``ours``, ``all``: how many modules, those of Python 3.11 and a few more for others. ``packages``: the
-    packages that are neither ours nor Python's. ``without``: modules and packages that it has no use for.
+    ``ours``, ``all``: numbers of modules with Python 3.11, and a few more for other versions. ``packages``:
+    the third-party packages it may load. ``without``: modules and packages it must not load.
     """
 
     ours: int
@@ -34,11 +34,11 @@ def _budget(ours: int, total: int, packages: str, without: str) -> Budget:
 
 FORMATS = "click isal backports"
 HTTP = f"{FORMATS} requests urllib3 certifi charset_normalizer idna"
-#: What no start needs.
+#: Modules that no start needs.
 OTHERS = "cdi_worker.metrics_server rich"
 COMMANDS = "cdi_worker.commands.disk cdi_worker.commands.options cdi_worker.kubernetes"
 ROUTES = "cdi_worker.routes.convert cdi_worker.routes.unpack subprocess"
-#: Raise a number only for a module that this very start needs.
+#: Raise a number only for a module that this start needs.
 BUDGETS = {
     "help": _budget(83, 190, FORMATS, "requests ssl cdi_worker.routes.direct"),
     "version": _budget(19, 135, "click", f"{COMMANDS} cdi_worker.execute fractions"),
@@ -81,7 +81,7 @@ def empty() -> set[str]:
 
 
 @pytest.mark.parametrize("start", BUDGETS)
-def test_a_start_keeps_to_its_budget(
+def test_start_keeps_to_its_budget(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, empty: set[str], start: str
 ) -> None:
     env = dict(ENVIRONMENTS.get(start, {}))
@@ -96,13 +96,13 @@ def test_a_start_keeps_to_its_budget(
     ours = {name for name in found if f"{name}.".startswith("cdi_worker.")}
     packages = {name.partition(".")[0] for name in found - ours} - sys.stdlib_module_names
     assert packages <= budget.packages
-    unwanted = budget.without | set(OTHERS.split())
-    assert not {name for name in found for other in unwanted if f"{name}.".startswith(f"{other}.")}
+    excluded = budget.without | set(OTHERS.split())
+    assert not {name for name in found for other in excluded if f"{name}.".startswith(f"{other}.")}
     assert len(ours) <= budget.ours, sorted(ours)
     assert len(found) <= budget.all, sorted(found)
 
 
-def test_importing_the_library_loads_no_source_and_sets_up_no_logging() -> None:
+def test_importing_the_library_loads_no_source_and_no_logging() -> None:
     code = "import sys, cdi_worker, cdi_worker.execute\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     names = done.stdout.split()

@@ -1,4 +1,4 @@
-"""A source is looked at once: what was read and checked is neither fetched nor trusted to a second answer."""
+"""A source is examined once: bytes read and checked are neither fetched again nor replaced by later ones."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.support import hostile, misbehave, oracle
 KIB = 1 << 10
 
 
-def brought(url: str, target: Path) -> cdi_worker.Result:
+def import_disk(url: str, target: Path) -> cdi_worker.Result:
     fetch = cdi_worker.FetchOptions(connections=1)
     return cdi_worker.run(
         cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target), fetch=fetch)
     )
 
 
-def asked(server: misbehave.Server) -> list[tuple[int, int]]:
-    """Return the ranges (start, end) that were asked for, in order."""
-    spans = (seen.headers["range"].removeprefix("bytes=").split("-") for seen in server.gets("/disk"))
+def requested_ranges(server: misbehave.Server) -> list[tuple[int, int]]:
+    """Return the requested ranges (start, end), in order."""
+    spans = (request.headers["range"].removeprefix("bytes=").split("-") for request in server.gets("/disk"))
     return [(int(first), int(last) + 1) for first, last in spans]
 
 
@@ -35,14 +35,14 @@ def asked(server: misbehave.Server) -> list[tuple[int, int]]:
 def test_no_byte_is_fetched_twice(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, variant: str, requests: int
 ) -> None:
-    """A qcow2: the head with its header and first table, the second table, the data.
+    """For qcow2: the head with its header and first table, the second table, the data.
 
-    Of a raw disk the last sector is looked at first: it may be the footer of a fixed VHD.
+    For a raw disk the last sector is read first: it may be the footer of a fixed VHD.
     """
     data = disks.image(variant).read_bytes()
-    brought(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
+    import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
-    spans = asked(server)
+    spans = requested_ranges(server)
     assert len(spans) == requests
     assert spans[0] == (0, 256 * KIB)
     if variant == "raw":
@@ -55,37 +55,37 @@ def test_image_in_the_head_takes_one_request(
 ) -> None:
     data = disks.image("qcow2", "zero").read_bytes()
     assert len(data) <= 256 * KIB
-    brought(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
+    import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
     oracle.same(tmp_path / "disk.img", disks.expected("qcow2", "zero"))
-    assert len(asked(server)) == 1
+    assert len(requested_ranges(server)) == 1
 
 
 @pytest.mark.parametrize(
     ("variant", "other"), [("qcow2", "qcow2-backing"), ("vmdk", "vmdk-extent"), ("vhdx", "vhdx-parent")]
 )
-def test_header_exchanged_after_the_check(
+def test_header_replaced_after_the_check_has_no_effect(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, variant: str, other: str
 ) -> None:
-    """The disk is that of the header which was checked, also where qemu-img reads it."""
+    """The header that was checked defines the disk, even if qemu-img reads it."""
     data = disks.image(variant).read_bytes()
     good = misbehave.Page(data, etag=None, modified=None)
     beginning = hostile.image(disks, other).read_bytes()[: 256 * KIB]
-    exchanged = dataclasses.replace(good, body=beginning + data[len(beginning) :])
-    brought(server.serve("/disk", (good, 1), exchanged), tmp_path / "disk.img")
+    replaced = dataclasses.replace(good, body=beginning + data[len(beginning) :])
+    import_disk(server.serve("/disk", (good, 1), replaced), tmp_path / "disk.img")
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2"])
-def test_another_disk_in_the_second_look(
+def test_other_disk_in_the_second_response_is_refused(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, variant: str
 ) -> None:
-    """A server without an identity breaks its promise of ranges and sends something else."""
+    """A server without an identity stops supporting ranges and sends another disk."""
     data = disks.image(variant).read_bytes()
     first = misbehave.Page(data, etag=None, modified=None)
     other = data[: 32 * KIB] + b"x" + data[32 * KIB + 1 :]
     then = dataclasses.replace(first, body=other, ranges=False)
     with pytest.raises(errors.SourceChanged, match="beginning"):
-        brought(server.serve("/disk", (first, 1), then), tmp_path / "disk.img")
+        import_disk(server.serve("/disk", (first, 1), then), tmp_path / "disk.img")
     oracle.unusable(tmp_path / "disk.img")
 
 
@@ -111,6 +111,6 @@ def test_bz2_without_ranges_takes_one_request(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     data = disks.wrapped("raw", "bz2", "dense").read_bytes()
-    brought(server.serve("/disk", misbehave.Page(data, ranges=False)), tmp_path / "disk.img")
+    import_disk(server.serve("/disk", misbehave.Page(data, ranges=False)), tmp_path / "disk.img")
     oracle.same(tmp_path / "disk.img", disks.expected("raw", "dense"))
     assert len(server.gets("/disk")) == 1

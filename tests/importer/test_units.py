@@ -1,4 +1,4 @@
-"""Kubernetes quantities, and the contract's arithmetic of volumes."""
+"""Kubernetes quantities, and the contract's arithmetic of volume sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cdi_worker import errors, units
         ("7Ei", 7 << 60),
     ],
 )
-def test_quantity(text: str, size: int) -> None:
+def test_quantity_is_parsed(text: str, size: int) -> None:
     assert units.parse_quantity(text) == size
 
 
@@ -57,13 +57,13 @@ def test_quantity(text: str, size: int) -> None:
         "1e" + "9" * 5000,
     ],
 )
-def test_malformed_quantity(text: str) -> None:
+def test_malformed_quantity_is_refused(text: str) -> None:
     with pytest.raises(errors.RequestError):
         units.parse_quantity(text)
 
 
 @given(st.text(max_size=12))
-def test_quantity_never_fails_otherwise(text: str) -> None:
+def test_any_text_is_a_quantity_or_refused(text: str) -> None:
     with contextlib.suppress(errors.RequestError):
         assert 0 <= units.parse_quantity(text) < 1 << 63
 
@@ -78,18 +78,18 @@ def test_quantity_never_fails_otherwise(text: str) -> None:
         (1 << 30, "0.5", 682 << 20),
     ],
 )
-def test_usable_space(available: int, overhead: str, usable: int) -> None:
+def test_usable_space_subtracts_the_overhead(available: int, overhead: str, usable: int) -> None:
     assert units.usable_space(available, Fraction(overhead)) == usable
 
 
 @given(st.integers(1, 1 << 50), st.fractions(0, Fraction(99, 100), max_denominator=1000))
-def test_a_volume_of_the_size_named_is_usable(size: int, overhead: Fraction) -> None:
+def test_volume_of_the_suggested_size_is_sufficient(size: int, overhead: Fraction) -> None:
     volume = units.volume_size(size, overhead)
     assert volume % units.MIB == 0
     assert units.usable_space(volume, overhead) >= size
 
 
-def test_sizes_for_people() -> None:
+def test_sizes_are_formatted_with_units() -> None:
     assert [units.format_size(size) for size in (0, 1023, 1536, 10 << 30, 3 << 50)] == [
         "0 B",
         "1023 B",

@@ -1,4 +1,4 @@
-"""Changed areas meet allocation; short runs are put together."""
+"""Changed areas are combined with the allocation; short runs are merged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Areas = list[tuple[int, int]]
 
 
 def runs(*lengths: int, start: int = 0) -> list[base.Extent]:
-    """Return runs of alternating kinds, data first."""
+    """Return runs that alternate between data and zeros, data first."""
     found, offset = [], start
     for number, length in enumerate(lengths):
         found.append(base.Extent(offset, length, zero=bool(number % 2)))
@@ -24,7 +24,7 @@ def runs(*lengths: int, start: int = 0) -> list[base.Extent]:
     return found
 
 
-def test_areas_are_cut_where_allocation_changes() -> None:
+def test_areas_are_split_where_allocation_changes() -> None:
     assert list(extents.overlay([(5, 10), (25, 5)], iter(runs(10, 10, 20)))) == [
         base.Extent(5, 5, zero=False),
         base.Extent(10, 5, zero=True),
@@ -36,7 +36,7 @@ def test_areas_are_cut_where_allocation_changes() -> None:
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=9),
     st.lists(st.integers(1, 40), min_size=5, max_size=30),
 )
-def test_every_byte_of_an_area_comes_once_and_as_what_it_is(gaps: Areas, lengths: list[int]) -> None:
+def test_every_byte_of_an_area_has_its_allocation(gaps: Areas, lengths: list[int]) -> None:
     areas, end = [], 0
     for gap, length in gaps:
         areas.append((end + gap, length))
@@ -53,15 +53,15 @@ def test_every_byte_of_an_area_comes_once_and_as_what_it_is(gaps: Areas, lengths
     )
 
 
-def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
+def test_long_run_of_data_is_reported_in_parts() -> None:
     endless = (base.Extent(number * GiB, GiB, zero=False) for number in itertools.count())
     assert next(extents.coarse(endless)) == base.Extent(0, GiB, zero=False)
 
 
-@pytest.mark.parametrize("told", [runs(10, 5), runs(10, 5, start=20), []])
-def test_allocation_that_is_not_told_is_an_error(told: list[base.Extent]) -> None:
+@pytest.mark.parametrize("allocation", [runs(10, 5), runs(10, 5, start=20), []])
+def test_missing_allocation_is_an_error(allocation: list[base.Extent]) -> None:
     with pytest.raises(errors.SourceError, match="extents are missing from byte"):
-        list(extents.overlay([(12, 10)], iter(told)))
+        list(extents.overlay([(12, 10)], iter(allocation)))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_allocation_that_is_not_told_is_an_error(told: list[base.Extent]) -> Non
         ([(0, MiB), (GiB + MiB + 1, 1)], [(0, MiB), (GiB + MiB + 1, GiB + MiB + 2)]),
     ],
 )
-def test_allocation_is_asked_for_near_areas(areas: Areas, pieces: Areas) -> None:
+def test_allocation_is_queried_only_near_areas(areas: Areas, pieces: Areas) -> None:
     assert list(extents.pieces(areas)) == pieces
 
 
@@ -88,11 +88,11 @@ def test_allocation_is_asked_for_near_areas(areas: Areas, pieces: Areas) -> None
         ((512, MiB), (512, MiB)),
     ],
 )
-def test_short_zeros_between_data_are_read(lengths: tuple[int, ...], whole: tuple[int, ...]) -> None:
+def test_short_zeros_between_data_are_read_as_data(lengths: tuple[int, ...], whole: tuple[int, ...]) -> None:
     assert list(extents.coarse(runs(*lengths))) == runs(*whole)
 
 
-def test_zeros_by_themselves_stay_zeros() -> None:
+def test_isolated_zeros_stay_zeros() -> None:
     alone = [base.Extent(0, 512, zero=True), base.Extent(512, 512, zero=False)]
     apart = [*alone, base.Extent(2048, 512, zero=True), base.Extent(4096, 512, zero=False)]
     assert list(extents.coarse(apart)) == apart

@@ -1,4 +1,4 @@
-"""Reads that are ended from another thread: they end at once, and nobody else is disturbed."""
+"""Reads are interrupted from another thread: they end at once, and other reads continue."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cdi_worker.sources.web import http
 from tests.support import misbehave, processes, proxy, tls
 
 DATA = bytes(range(256)) * 4096
-#: Seconds. Time-outs are longer by far.
+#: Seconds. Timeouts are much longer.
 SOON = 5.0
 
 
 @pytest.mark.parametrize("silence", [{"silent": True}, {"stall": 1000}])
-def test_within_a_proxys_tls(tmp_path: Path, silence: dict[str, int]) -> None:
-    """What urllib3 makes of TLS within TLS is no socket of Python's."""
+def test_read_through_a_tls_proxy_can_be_interrupted(tmp_path: Path, silence: dict[str, int]) -> None:
+    """For TLS within TLS urllib3 uses an object that is not a Python socket."""
     authority = tls.Authority(tmp_path)
     page = misbehave.Page(DATA)
     with misbehave.Server(authority.issue()) as server, proxy.Proxy(pair=authority.issue()) as between:

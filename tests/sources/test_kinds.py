@@ -1,4 +1,4 @@
-"""Kinds of sources: what each folder declares of itself, and locations made of it."""
+"""Kinds of sources: what each folder declares, and the locations made from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = list(sources.own())
 NAMES = {"gcs", "http", "imageio", "local", "none", "registry", "s3", "vddk", "volume"}
 
 
-def test_names_and_schemes_are_there_once() -> None:
+def test_names_and_schemes_are_unique() -> None:
     assert sorted(kind.name for kind in KINDS) == sorted(NAMES)
     schemes = [scheme for kind in KINDS for scheme in kind.schemes]
     assert len(schemes) == len(set(schemes))
@@ -33,7 +33,7 @@ def test_looking_for_kinds_loads_no_protocol() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_kind_is_what_it_says(kind: sources.kind.Kind) -> None:
+def test_kind_is_consistent(kind: sources.kind.Kind) -> None:
     assert callable(lazy.load(kind.source))
     assert issubclass(kind.location_type, base.Location)
     assert sources.find(kind.name) == kind
@@ -45,37 +45,37 @@ def test_a_kind_is_what_it_says(kind: sources.kind.Kind) -> None:
 
 
 def test_the_same_option_is_the_same_field() -> None:
-    """Two sources may share an option; the command line makes it once."""
+    """Two sources may share an option; the command line defines it once."""
     fields = {field for kind in KINDS for field, _ in kind.table.values() if field.option}
     assert len({field.option for field in fields}) == len(fields)
 
 
-def test_a_plain_location_becomes_the_sources_own() -> None:
+def test_plain_location_is_converted() -> None:
     access = base.Access(user="me")
     made = sources.find("imageio").accept(base.Location("https://x/", access))
     assert made == ovirt.Imageio("https://x/", access)
     assert sources.find("imageio").accept(made) is made
 
 
-def test_the_location_of_another_source_is_refused() -> None:
+def test_location_of_another_source_is_refused() -> None:
     with pytest.raises(errors.RequestError, match=r"source 's3': the location must be .*S3, not Imageio"):
         sources.find("s3").accept(ovirt.Imageio("https://x/", disk_id="d"))
 
 
-def test_fill_leaves_defaults_and_refuses_a_stage_where_there_are_none() -> None:
+def test_stage_is_refused_for_source_without_stages() -> None:
     kind = sources.find("registry")
     assert kind.fill("docker://x", base.Access(), lambda _: None) == kind.location_type("docker://x")
     with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
         kind.fill("docker://x", base.Access(), lambda field: "one" if field is base.PREVIOUS else None)
 
 
-def test_what_is_not_known_is_refused_with_what_is() -> None:
+def test_unknown_kind_lists_the_known_ones() -> None:
     with pytest.raises(errors.RequestError, match=r"unknown source 'ftp'; supported: gcs, http, .*vddk"):
         sources.find("ftp")
     with pytest.raises(errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, gs, http'):
         sources.find_scheme("ftp")
 
 
-def test_blank_comes_from_nowhere() -> None:
+def test_blank_source_has_no_endpoint() -> None:
     assert list(local.Nowhere("").faults()) == []
     assert list(local.Local("").faults()) == ["no endpoint (IMPORTER_ENDPOINT) given"]

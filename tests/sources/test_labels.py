@@ -1,4 +1,4 @@
-"""Labels out of the environment of a container (contract, Labels)."""
+"""Labels from the environment of a container (contract, Labels)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdi_worker.sources import labels
         ("A_B_KUBEVIRT_IO_C_D_E", "a.b.kubevirt.io/c-d-e"),
     ],
 )
-def test_names(variable: str, label: str) -> None:
+def test_variable_becomes_a_label(variable: str, label: str) -> None:
     assert labels.from_environment([f"{variable}=Some Value=1"]) == {label: "Some Value=1"}
 
 
@@ -24,5 +24,5 @@ def test_names(variable: str, label: str) -> None:
     "variable",
     ["PATH=/bin", "KUBEVIRT_IO=x", "KUBEVIRT_IO_=x", "KUBEVIRT_IO_X", "HOME=KUBEVIRT_IO_X", "", None, 7],
 )
-def test_what_is_no_label(variable: object) -> None:
+def test_other_variable_is_not_a_label(variable: object) -> None:
     assert labels.from_environment([variable, "KUBEVIRT_IO_GOOD=1"]) == {"kubevirt.io/good": "1"}

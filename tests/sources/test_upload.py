@@ -1,4 +1,4 @@
-"""What requests lend to the reader of an upload: every byte once, whoever takes over when."""
+"""Requests lend their content to the reader of an upload: every byte is read once, whatever the timing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import processes
 
 
 class Content:
-    """A request's bytes. ``stays``: it is silent behind them until it is interrupted."""
+    """The bytes of a request. ``stays``: after them it blocks until it is interrupted."""
 
     def __init__(self, data: bytes, *, stays: bool = False, breaks: Exception | None = None) -> None:
         self.data = data
@@ -44,7 +44,7 @@ class Content:
 
 
 class Reading:
-    """The thread that makes the disk."""
+    """The thread that reads the upload."""
 
     def __init__(self, body: upload.Body, size: int = 1000) -> None:
         self.found = bytearray()
@@ -61,7 +61,7 @@ class Reading:
 
 
 def lending(body: upload.Body, content: Content) -> futures.Future[Exception | None]:
-    """Lend in a thread of its own."""
+    """Lend the content in a thread of its own."""
     pool = futures.ThreadPoolExecutor(1)
     result = pool.submit(body.lend, content)
     pool.shutdown(wait=False)
@@ -69,7 +69,7 @@ def lending(body: upload.Body, content: Content) -> futures.Future[Exception | N
     return result
 
 
-def test_one_after_the_other() -> None:
+def test_requests_are_read_one_after_the_other() -> None:
     body = upload.Body()
     reading = Reading(body)
     for part in (b"one", b"", b"two" * 1000):
@@ -85,7 +85,7 @@ def test_one_after_the_other() -> None:
     assert body.received == 3003
 
 
-def test_what_breaks_it_is_told_to_who_has_lent_it() -> None:
+def test_error_of_the_content_is_raised_in_the_lender() -> None:
     body = upload.Body()
     reading = Reading(body)
     broken = ConnectionResetError("gone")
@@ -96,7 +96,7 @@ def test_what_breaks_it_is_told_to_who_has_lent_it() -> None:
     assert reading.found == b"abcdef"
 
 
-def test_withdrawn_while_it_is_silent() -> None:
+def test_silent_content_is_withdrawn() -> None:
     body = upload.Body()
     reading = Reading(body)
     body.withdraw()
@@ -110,8 +110,8 @@ def test_withdrawn_while_it_is_silent() -> None:
     assert reading.found == b"abcdef"
 
 
-def test_withdrawn_while_nobody_reads() -> None:
-    """All of it could have been read, but was not."""
+def test_content_is_withdrawn_without_a_reader() -> None:
+    """Everything could have been read, but was not."""
     body = upload.Body()
     lent = lending(body, Content(b"abc"))
     body.withdraw()
@@ -124,7 +124,7 @@ def test_withdrawn_while_nobody_reads() -> None:
     assert reading.found == b"abc"
 
 
-def test_what_arrives_at_once_is_not_withdrawn() -> None:
+def test_available_content_is_not_withdrawn() -> None:
     body = upload.Body()
     lent = lending(body, Content(b"x" * 5000))
     withdrawing = threading.Thread(target=body.withdraw)
@@ -138,8 +138,8 @@ def test_what_arrives_at_once_is_not_withdrawn() -> None:
 
 
 @pytest.mark.parametrize("lends", [False, True])
-def test_failed(lends: bool) -> None:
-    """The reader is told the first reason, at once; who lends is let go when the reader has ended."""
+def test_failure_reaches_reader_and_lender(lends: bool) -> None:
+    """The reader gets the first error at once; the lender continues when the reader has ended."""
     body = upload.Body()
     reading = Reading(body)
     lent = lending(body, Content(b"abc", stays=True)) if lends else None
@@ -155,7 +155,7 @@ def test_failed(lends: bool) -> None:
         body.readinto(memoryview(bytearray(1)))
 
 
-def test_stopped() -> None:
+def test_stop_ends_reader_and_lender() -> None:
     body = upload.Body()
     reading = Reading(body)
     lent = lending(body, Content(b"", stays=True))
@@ -166,8 +166,8 @@ def test_stopped() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_byte_is_lost_or_doubled(seed: int) -> None:
-    """Several clients go on with one upload, and take it from each other at any moment."""
+def test_no_byte_is_lost_or_duplicated(seed: int) -> None:
+    """Several clients resume one upload, and take it over from each other at any moment."""
     data = random.Random(seed).randbytes(300_000)
     body = upload.Body()
     reading = Reading(body, 700)
@@ -182,7 +182,7 @@ def test_no_byte_is_lost_or_doubled(seed: int) -> None:
             try:
                 at = body.received
                 length = dice.choice([1, 100, 5000, 60_000])
-                # Nobody comes again to take what is whole.
+                # A complete upload is not taken over again.
                 stays = dice.random() < 0.1 and at + length < len(data)
                 body.lend(Content(data[at : at + length], stays=stays))
             finally:
@@ -198,7 +198,7 @@ def test_no_byte_is_lost_or_doubled(seed: int) -> None:
     assert hashlib.sha256(reading.found).digest() == hashlib.sha256(data).digest()
 
 
-def test_a_source_is_read_once() -> None:
+def test_source_is_read_once() -> None:
     body = upload.Body()
     data = random.Random(1).randbytes(upload.HEAD_SIZE + 1000)
     lent = futures.ThreadPoolExecutor(1).submit(body.lend, Content(data))

@@ -59,7 +59,7 @@ class Server(threaded.Threaded):
 
     def sent(self, path: str) -> int:
         """Return how many bytes of bodies were sent for a path."""
-        return sum(seen.sent for seen in self.gets(path))
+        return sum(request.sent for request in self.gets(path))
 
     def is_quiet(self) -> bool:
         """Report whether no response is being sent; that of a killed client ends with its connection."""
@@ -67,7 +67,7 @@ class Server(threaded.Threaded):
 
     def gets(self, path: str) -> list[Seen]:
         """Return the GETs of a path, in order of arrival."""
-        return [seen for seen in self.requests if seen.path == path and seen.method == "GET"]
+        return [request for request in self.requests if request.path == path and request.method == "GET"]
 
     def turn(self, path: str, method: str) -> tuple[Page, int]:
         """Return the page to serve next, and the number of the GET. HEADs are not counted."""
@@ -85,10 +85,10 @@ class Server(threaded.Threaded):
             return self._pages[path][-1][0], number
 
     @contextlib.contextmanager
-    def noting(self, seen: Seen) -> Any:
+    def recording(self, request: Seen) -> Any:
         """Record a request, and count its response as active."""
         with self.lock:
-            self.requests.append(seen)
+            self.requests.append(request)
             self._busy += 1
             self.busiest = max(self.busiest, self._busy)
         try:
@@ -134,8 +134,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Serve the page with its faults."""
         owner = self.server.server
         headers = {name.lower(): value for name, value in self.headers.items()}
-        seen = Seen(self.command, self.path, headers)
-        with owner.noting(seen):
+        request = Seen(self.command, self.path, headers)
+        with owner.recording(request):
             page, number = owner.turn(self.path, self.command)
             if page.silent:
                 self._stall()
@@ -146,11 +146,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 page, span = dataclasses.replace(page, status=page.head, body=b"", to=()), None
             if page.status == 200 and span is not None and span[0] >= len(page.body):
                 page, span = Page(status=416, headers={"Content-Range": f"bytes */{len(page.body)}"}), None
-            self._head(page, span, number, seen)
+            self._head(page, span, number, request)
             if self.command == "GET":
-                self._body(page, span, seen)
+                self._body(page, span, request)
 
-    def _head(self, page: Page, span: tuple[int, int] | None, number: int, seen: Seen) -> None:
+    def _head(self, page: Page, span: tuple[int, int] | None, number: int, request: Seen) -> None:
         first, last = span or (0, len(page.body) - 1)
         status = 206 if span and page.status == 200 else page.status
         headers = {"Content-Type": page.content_type, "ETag": page.etag, "Last-Modified": page.modified}
@@ -168,14 +168,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if page.framing == "close" or page.missing or page.extra:
             headers["Connection"] = "close"
             self.close_connection = True
-        seen.status = status
+        request.status = status
         self.send_response(status)
         for name, value in {**headers, **page.headers}.items():
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
 
-    def _body(self, page: Page, span: tuple[int, int] | None, seen: Seen) -> None:
+    def _body(self, page: Page, span: tuple[int, int] | None, request: Seen) -> None:
         first, last = span or (0, len(page.body) - 1)
         shift = page.shift if span else 0
         data = memoryview(page.body)[first + shift : last + 1 + shift]
@@ -189,7 +189,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         step, pause = page.drip or (256 * KiB, 0.0)
         for at in range(0, end, step):
             # Count before sending: a client that has read everything may check before this thread runs again.
-            seen.sent += min(step, end - at)
+            request.sent += min(step, end - at)
             self._send(data[at : min(at + step, end)], page)
             time.sleep(pause)
         if end == stall and end < len(data):

@@ -87,11 +87,11 @@ def view(data: bytes, *, ordered: bool = False) -> views.View:
     return views.View(head, lambda offset, length: data[offset : offset + length], len(data))
 
 
-def layout(seen: views.View, form: str) -> mapped.Layout:
+def layout(file_view: views.View, form: str) -> mapped.Layout:
     """Return how an image is laid out, without the second opinion of ``formats.safety``."""
     if form == "qcow2":
-        return qcow2.read_layout(seen.head)
-    found = vmdk.check(seen)
+        return qcow2.read_layout(file_view.head)
+    found = vmdk.check(file_view)
     if found.layout is None:
         raise errors.Unsupported(reason=found.unplaceable)
     return found.layout
@@ -99,8 +99,8 @@ def layout(seen: views.View, form: str) -> mapped.Layout:
 
 def image_of(data: bytes, form: str = "qcow2") -> image.Image:
     """Return what reads the image in ``data`` at random."""
-    seen = view(data)
-    return image.read_image(layout(seen, form), seen.at, len(data))
+    file_view = view(data)
+    return image.read_image(layout(file_view, form), file_view.at, len(data))
 
 
 def follower(data: bytes, form: str = "qcow2") -> mapped.Follower:

@@ -50,7 +50,7 @@ def test_good_page_serves_whole_body_and_ranges(server: misbehave.Server) -> Non
     assert headers("--range", "99999-", url)["status"] == "416"
     assert headers("--header", 'If-Match: "two"', url)["status"] == "412"
     assert curl("--head", url).stdout.startswith(b"HTTP/1.1 200")
-    assert [seen.method for seen in server.requests].count("HEAD") == 1
+    assert [request.method for request in server.requests].count("HEAD") == 1
 
 
 def test_server_counts_bytes_and_requests(server: misbehave.Server) -> None:

@@ -92,7 +92,7 @@ def test_proxy_forwards_and_tunnels(tmp_path: Path, root: Path) -> None:
         through = ("--proxy", between.url)
         assert curl(*through, plain.url("file")).stdout == "0123456789" * 1000
         assert curl(*through, *trust, page).stdout == "behind"
-        assert [seen.method for seen in between.requests] == ["GET", "CONNECT"]
+        assert [request.method for request in between.requests] == ["GET", "CONNECT"]
         assert between.requests[1].target == f"127.0.0.1:{secure.port}"
         assert status("--proxy", f"http://127.0.0.1:{between.port}", plain.url("file")) == "407"
 

@@ -13,21 +13,21 @@ def test_adjacent_pieces_are_read_in_one_batch(packed: bool, most: int) -> None:
         return pieces.Piece(host, length, host, length, compressed=packed)
 
     half, far = most // 2, 100 << 20
-    wanted = [
+    requested = [
         piece(0, half),
         piece(half, half),
         piece(most, half),
         piece(most + half + 1000, 512),
         piece(far, 512),
     ]
-    found = list(pieces.batches(wanted, far + 100))
+    found = list(pieces.batches(requested, far + 100))
     assert [batch[:2] for batch in found] == [(0, most), (most, half + 1512), (far, 100)]
     assert [len(batch.pieces) for batch in found] == [2, 2, 1]
 
 
 def test_long_piece_is_split() -> None:
-    wanted = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, compressed=False)]
-    found = list(pieces.batches(wanted, 3 << 20))
+    requested = [pieces.Piece(0, (2 << 20) + 512, 4096, (2 << 20) + 512, compressed=False)]
+    found = list(pieces.batches(requested, 3 << 20))
     assert [batch[:2] for batch in found] == [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, 512)]
     assert [batch.pieces[0].guest for batch in found] == [4096, 4096 + (1 << 20), 4096 + (2 << 20)]
 

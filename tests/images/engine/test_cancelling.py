@@ -1,4 +1,4 @@
-"""A cancel wakes whatever waits, once, for a reason; a part of an import ends alone."""
+"""A cancel ends every wait, once and with a reason; a part of an import can be ended alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def started(work: Callable[[], object]) -> threading.Thread:
 # -- being set
 
 
-def test_the_first_reason_counts() -> None:
+def test_first_reason_is_kept() -> None:
     cancel = cancelling.Cancel()
     assert not cancel.is_set()
     assert cancel.reason == ""
@@ -71,7 +71,7 @@ def test_callbacks_run_in_order_once_in_the_thread_that_sets() -> None:
     assert called == [(number, setter.ident) for number in range(5)]
 
 
-def test_what_is_unregistered_is_not_called() -> None:
+def test_unregistered_callback_is_not_called() -> None:
     cancel = cancelling.Cancel()
     called: list[str] = []
     with cancel.on_set(lambda: called.append("block")) as registration:
@@ -83,7 +83,7 @@ def test_what_is_unregistered_is_not_called() -> None:
     assert not registration.was_called
 
 
-def test_a_late_callback_is_called_at_once() -> None:
+def test_late_callback_is_called_at_once() -> None:
     cancel = cancelling.Cancel()
     cancel.set("why")
     called: list[str] = []
@@ -93,7 +93,7 @@ def test_a_late_callback_is_called_at_once() -> None:
     assert called == ["why"]
 
 
-def test_a_failing_callback_does_not_prevent_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_does_not_prevent_others(caplog: pytest.LogCaptureFixture) -> None:
     cancel = cancelling.Cancel()
     called: list[int] = []
     cancel.on_set(lambda: called.append(1))
@@ -146,7 +146,7 @@ def test_unregistering_waits_for_a_callback_that_runs() -> None:
     setting.join()
 
 
-def test_no_wait_is_missed() -> None:
+def test_no_callback_is_missed() -> None:
     """However registering, setting and unregistering fall together, each callback runs once or never."""
     dice = random.Random(1)
     for _ in range(200):
@@ -177,7 +177,7 @@ def test_no_wait_is_missed() -> None:
 # -- ending a wait
 
 
-def test_a_wait_is_ended_and_its_outcome_is_not_trusted() -> None:
+def test_result_of_an_ended_wait_is_discarded() -> None:
     cancel = cancelling.Cancel()
     here, there = socket.socketpair()
     with here, there:
@@ -194,7 +194,7 @@ def test_a_wait_is_ended_and_its_outcome_is_not_trusted() -> None:
         assert received == [b""]
 
 
-def test_the_exception_of_a_wait_that_was_ended_is_the_cause() -> None:
+def test_exception_of_an_ended_wait_is_the_cause() -> None:
     cancel = cancelling.Cancel()
 
     def wait() -> None:
@@ -224,19 +224,19 @@ def test_a_wait_that_another_callback_has_ended() -> None:
         wait()
 
 
-def test_what_fails_by_itself_is_raised_as_it_is() -> None:
+def test_other_exception_is_raised_unchanged() -> None:
     with pytest.raises(ConnectionResetError), cancelling.Cancel().ending(lambda: None):
         raise ConnectionResetError
 
 
-def test_a_wait_does_not_begin_after_a_cancel() -> None:
+def test_wait_does_not_start_after_a_cancel() -> None:
     cancel = cancelling.Cancel()
     cancel.set()
     with pytest.raises(errors.Cancelled), cancel.ending(lambda: pytest.fail("nothing waits")):
         pytest.fail("it has begun")
 
 
-def test_what_has_come_before_a_cancel_counts() -> None:
+def test_result_before_a_cancel_is_kept() -> None:
     cancel = cancelling.Cancel()
     with cancel.ending(lambda: None):
         data = b"whole"
@@ -247,7 +247,7 @@ def test_what_has_come_before_a_cancel_counts() -> None:
 # -- parts
 
 
-def test_a_child_is_set_with_its_parent() -> None:
+def test_child_is_set_with_its_parent() -> None:
     parent = cancelling.Cancel()
     with parent.child() as child, child.child() as grandchild:
         parent.set("why")
@@ -256,14 +256,14 @@ def test_a_child_is_set_with_its_parent() -> None:
         assert late.is_set()
 
 
-def test_a_child_is_set_without_its_parent() -> None:
+def test_child_is_set_without_its_parent() -> None:
     parent = cancelling.Cancel()
     with parent.child() as child:
         child.set("failed")
     assert not parent.is_set()
 
 
-def test_a_failing_part_ends_its_own_waits_only() -> None:
+def test_failing_part_ends_only_its_own_waits() -> None:
     parent = cancelling.Cancel()
     ended: list[str] = []
     parent.on_set(lambda: ended.append("parent"))
@@ -274,7 +274,7 @@ def test_a_failing_part_ends_its_own_waits_only() -> None:
     assert child.reason == "KeyError"
 
 
-def test_a_part_that_ends_well_is_not_set() -> None:
+def test_part_that_succeeds_is_not_set() -> None:
     parent = cancelling.Cancel()
     with parent.child() as child:
         pass
@@ -285,7 +285,7 @@ def test_a_part_that_ends_well_is_not_set() -> None:
 # -- the reads of a source
 
 
-def test_reads_end_with_the_caller_s_cancel() -> None:
+def test_cancel_of_the_caller_ends_reads() -> None:
     cancel = cancelling.Cancel()
     with cancelling.Reads(cancel) as reads:
         waits = started(lambda: reads.wait(60))
@@ -296,7 +296,7 @@ def test_reads_end_with_the_caller_s_cancel() -> None:
         assert (reads.is_set(), reads.reason) == (True, "why")
 
 
-def test_reads_end_with_a_failed_attempt_and_work_in_the_next() -> None:
+def test_failed_attempt_ends_its_reads_only() -> None:
     cancel = cancelling.Cancel()
     ended: list[str] = []
     with cancelling.Reads(cancel) as reads:
@@ -314,7 +314,7 @@ def test_reads_end_with_a_failed_attempt_and_work_in_the_next() -> None:
         assert not cancel.is_set()
 
 
-def test_an_attempt_within_an_attempt() -> None:
+def test_attempts_can_be_nested() -> None:
     cancel = cancelling.Cancel()
     with cancelling.Reads(cancel) as reads, reads.scope() as outer:
         with contextlib.suppress(KeyError), reads.scope():
@@ -327,7 +327,7 @@ def test_an_attempt_within_an_attempt() -> None:
     assert not reads.is_set()
 
 
-def test_only_the_caller_and_an_attempt_end_reads() -> None:
+def test_reads_cannot_be_set_directly() -> None:
     with cancelling.Reads(cancelling.Cancel()) as reads, pytest.raises(AssertionError):
         reads.set()
     with pytest.raises(AssertionError):
@@ -337,7 +337,7 @@ def test_only_the_caller_and_an_attempt_end_reads() -> None:
 # -- events of library callers
 
 
-def test_an_event_is_adapted() -> None:
+def test_event_is_adapted() -> None:
     event = threading.Event()
     with cancelling.adapted(event) as cancel:
         assert not cancel.is_set()
@@ -347,7 +347,7 @@ def test_an_event_is_adapted() -> None:
         assert cancel.wait(SOON)
 
 
-def test_adapting_leaves_no_thread_and_costs_no_time() -> None:
+def test_adapting_leaves_no_thread_and_takes_no_time() -> None:
     before, began = threading.active_count(), time.monotonic()
     with cancelling.adapted(threading.Event()):
         pass
@@ -355,7 +355,7 @@ def test_adapting_leaves_no_thread_and_costs_no_time() -> None:
     assert time.monotonic() - began < cancelling.TURN
 
 
-def test_a_cancel_and_nothing_need_no_thread() -> None:
+def test_adapting_a_cancel_or_none_needs_no_thread() -> None:
     before = threading.active_count()
     given = cancelling.Cancel()
     with cancelling.adapted(given) as cancel, cancelling.adapted(None) as none:
@@ -367,13 +367,13 @@ def test_a_cancel_and_nothing_need_no_thread() -> None:
 # -- a thread of its own
 
 
-def test_a_call_apart_is_as_if_made_here() -> None:
+def test_call_apart_returns_or_raises_as_a_direct_call() -> None:
     assert cancelling.apart(lambda: threading.current_thread().name, cancelling.NEVER) == "apart"
     with pytest.raises(ZeroDivisionError):
         cancelling.apart(lambda: 1 // 0, cancelling.NEVER)
 
 
-def test_a_call_that_does_not_end_is_left_behind() -> None:
+def test_blocked_call_is_abandoned() -> None:
     over, closed = threading.Event(), threading.Event()
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
@@ -385,7 +385,7 @@ def test_a_call_that_does_not_end_is_left_behind() -> None:
     assert closed.wait(SOON)
 
 
-def test_a_call_that_fails_late_is_closed_as_well() -> None:
+def test_abandoned_call_that_fails_is_closed() -> None:
     over, closed, cancel = threading.Event(), threading.Event(), cancelling.Cancel()
     cancel.set()
 
@@ -399,14 +399,14 @@ def test_a_call_that_fails_late_is_closed_as_well() -> None:
     assert closed.wait(SOON)
 
 
-def test_a_call_about_to_end_is_waited_for() -> None:
+def test_call_about_to_end_is_waited_for() -> None:
     over, cancel = threading.Event(), cancelling.Cancel()
     cancel.set()
     threading.Timer(0.3, over.set).start()
     assert cancelling.apart(over.wait, cancel, grace=20, late=lambda: pytest.fail("in time"))
 
 
-def test_a_call_may_have_a_time_limit() -> None:
+def test_call_may_have_a_time_limit() -> None:
     over, closed = threading.Event(), threading.Event()
     with pytest.raises(TimeoutError):
         cancelling.apart(over.wait, cancelling.NEVER, limit=0.1, late=closed.set)
@@ -414,7 +414,7 @@ def test_a_call_may_have_a_time_limit() -> None:
     assert closed.wait(SOON)
 
 
-def test_nothing_is_kept_of_waits_that_have_ended() -> None:
+def test_ended_waits_leave_nothing() -> None:
     cancel = cancelling.Cancel()
     pipe = os.eventfd(0)
     for _ in range(10):

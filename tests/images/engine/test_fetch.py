@@ -245,7 +245,7 @@ def run(engine: fetch.Fetcher, *, ordered: bool) -> None:
 
 @pytest.mark.parametrize("offset", [0, 4000, 6000, 10_000, 30_000])
 def test_known_bytes_are_not_fetched(offset: int) -> None:
-    """They are what was seen first, whatever the source says now."""
+    """The bytes of the first read are delivered, even if the source returns others now."""
     head, middle = b"h" * 5000, b"m" * 100
     known = remembered.Remembered(head)
     known.remembering(lambda _offset, length: middle[:length])(12_000, 100)

@@ -97,7 +97,7 @@ def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
         copy_to(tmp_path / "disk.img", Bytes(disk_like(5 * MiB + 1)), 5 * MiB)
 
 
-def test_runs_follow_one_another(tmp_path: Path) -> None:
+def test_runs_are_written_in_order(tmp_path: Path) -> None:
     data = disk_like(MiB)
     with target.open(tmp_path / "disk.img", None) as disk:
         runs = iter([8 * MiB, memoryview(data), memoryview(b"x" * 512), 3 * MiB])
@@ -109,7 +109,7 @@ def test_runs_follow_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [1 << 62, memoryview(b"x" * 512)], ids=["hole", "data"])
-def test_a_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memoryview) -> None:
+def test_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memoryview) -> None:
     with devices.loop(tmp_path, 2 * MiB) as device:
         with target.open(device, None) as disk, pytest.raises(errors.TooLarge):
             copy.copy_runs(iter([MiB, last]), disk, limit=MiB + 511, scope=cancelling.Cancel())

@@ -1,4 +1,4 @@
-"""The programs that CDI starts from the importer's image, by their names there."""
+"""The programs that CDI starts from the importer's image, by their upstream names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "token-of-the-pod"
 
 
 class Cluster(http.server.ThreadingHTTPServer):
-    """As much of an API server as one object needs; ``conflicts`` updates come too late."""
+    """A minimal API server with one object; the first ``conflicts`` updates are rejected."""
 
     def __init__(self, directory: Path, pair: tls.KeyPair) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -87,7 +87,7 @@ def cluster(tmp_path: Path, authority: tls.Authority) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def pushed(
+def pushed_disk(
     tmp_path_factory: pytest.TempPathFactory, authority: tls.Authority
 ) -> Iterator[tuple[registries.Registry, str]]:
     directory = tmp_path_factory.mktemp("registry")
@@ -107,8 +107,8 @@ def poll(cluster: Cluster, registry: registries.Registry, **env: str) -> worker.
     return worker.run("cdi-source-update-poller", *arguments, env={**cluster.env, **keys, **env})
 
 
-def test_a_new_digest_is_asked_for_once(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
-    registry, digest = pushed
+def test_new_digest_is_requested_once(cluster: Cluster, pushed_disk: tuple[registries.Registry, str]) -> None:
+    registry, digest = pushed_disk
     cluster.conflicts = 1
     assert poll(cluster, registry).output == f"wanted: {digest}\n"
     assert cluster.cron["metadata"]["annotations"] == {DESIRED: digest}
@@ -116,27 +116,31 @@ def test_a_new_digest_is_asked_for_once(cluster: Cluster, pushed: tuple[registri
     assert cluster.updates == 1
 
 
-def test_an_imported_digest_is_known(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
-    registry, digest = pushed
+def test_imported_digest_is_not_requested_again(
+    cluster: Cluster, pushed_disk: tuple[registries.Registry, str]
+) -> None:
+    registry, digest = pushed_disk
     cluster.cron["status"] = {"currentImportDigest": digest}
     assert poll(cluster, registry).output == f"known: {digest}\n"
     assert cluster.updates == 0
 
 
-def test_no_right(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
+def test_missing_permission_is_reported(
+    cluster: Cluster, pushed_disk: tuple[registries.Registry, str]
+) -> None:
     (cluster.account / "token").write_text("another")
-    done = poll(cluster, pushed[0])
+    done = poll(cluster, pushed_disk[0])
     assert (done.status, "403" in done.complaint) == (3, True)
     assert "another" not in done.errors
 
 
-def test_outside_of_a_cluster(cluster: Cluster, pushed: tuple[registries.Registry, str]) -> None:
-    done = poll(cluster, pushed[0], KUBERNETES_SERVICE_HOST="")
+def test_missing_cluster_is_reported(cluster: Cluster, pushed_disk: tuple[registries.Registry, str]) -> None:
+    done = poll(cluster, pushed_disk[0], KUBERNETES_SERVICE_HOST="")
     assert (done.status, "KUBERNETES_SERVICE_HOST" in done.complaint) == (2, True)
 
 
-def test_size_of_a_disk(tmp_path: Path) -> None:
-    """By the program's name, as the image has it: a link."""
+def test_size_of_disk_is_reported(tmp_path: Path) -> None:
+    """The program is called by its name, as in the image: a link."""
     disk, log = tmp_path / "disk.img", tmp_path / "log"
     disk.write_bytes(b"QFI\xfb" + bytes(4096 - 4))
     program = tmp_path / "cdi-image-size-detection"
@@ -148,6 +152,6 @@ def test_size_of_a_disk(tmp_path: Path) -> None:
     assert log.read_text() == "4096"
 
 
-def test_size_of_no_disk(tmp_path: Path) -> None:
+def test_size_of_other_file_is_an_error(tmp_path: Path) -> None:
     done = worker.run("cdi-image-size-detection", "-image-path", tmp_path / "none")
     assert (done.status, "no such file" in done.complaint) == (6, True)

@@ -1,4 +1,4 @@
-"""What a manifest may say, and what is wrong with one: every fault at once, each with its path."""
+"""Validation of manifests: every error at once, each with its path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMAGEIO = {"url": "https://e.invalid/api", "diskId": "1", "secretRef": "s", "cer
 
 
 def faults(spec: dict[str, Any] | None = None, **top: Any) -> list[str]:
-    """Return the faults of a DataVolume that is right but for what is given."""
+    """Return the errors of a DataVolume that is valid except for the arguments."""
     content = {
         "apiVersion": datavolume.API_VERSION,
         "kind": "DataVolume",
@@ -46,11 +46,11 @@ def parse(name: str) -> datavolume.DataVolume:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_documented_examples_have_no_faults(example: Path) -> None:
+def test_documented_examples_are_valid(example: Path) -> None:
     assert parse(example.stem).name == example.stem
 
 
-def test_values() -> None:
+def test_values_are_parsed() -> None:
     volume = parse("imageio")
     assert volume.source.value("diskId") == "3406e724-7d02-4225-a620-3e6ef646c68c"
     assert [bool(stage.previous) for stage in volume.checkpoints] == [False, True]
@@ -170,12 +170,12 @@ def test_values() -> None:
         ({"sauce": {}}, "spec.sauce: unknown field; did you mean source?"),
     ],
 )
-def test_bad_spec_is_named_by_its_path(spec: dict[str, Any], fault: str) -> None:
+def test_error_in_spec_names_its_path(spec: dict[str, Any], fault: str) -> None:
     found = faults(spec)
     assert any(one.startswith(fault) for one in found), found
 
 
-def test_bad_top_is_named_by_its_path() -> None:
+def test_error_outside_spec_names_its_path() -> None:
     assert faults(apiVersion="v1")[0].startswith("apiVersion: 'v1' is not cdi.kubevirt.io/v1beta1")
     assert "metadata.name: missing" in faults(metadata={})
     assert faults(metadata={"name": "A_b"})[0].startswith("metadata.name: 'A_b' is not a name")
@@ -197,7 +197,7 @@ def paths(value: object) -> Iterator[tuple[str | int, ...]]:
 
 
 @hypothesis.given(st.data())
-def test_any_value_in_any_place_is_a_fault_or_good(data: st.DataObject) -> None:
+def test_any_value_anywhere_is_valid_or_an_error(data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(EXAMPLES))
     content: Any = dict(datavolume.find(documents.read(str(path))).content)
     *above, last = data.draw(st.sampled_from(list(paths(content))))
@@ -216,8 +216,8 @@ def test_every_published_source_has_rules() -> None:
     assert sources.keys() == datavolume.SOURCES.keys()
 
 
-def test_faulty_values_count_as_absent() -> None:
-    """What follows from them is no further fault, and nothing of them is used."""
+def test_invalid_values_count_as_absent() -> None:
+    """No further errors follow from them, and nothing of them is used."""
     found: list[str] = []
     spec = {
         "source": {"http": {"url": "http://x.invalid/", "secretExtraHeaders": ["../a", "b", 1]}},
@@ -235,8 +235,8 @@ def test_faulty_values_count_as_absent() -> None:
     assert spec["source"]["http"]["secretExtraHeaders"] == ["../a", "b", 1]
 
 
-def test_an_annotation_names_no_path() -> None:
-    """`run` looks below --secrets for the ConfigMap that it names."""
+def test_annotation_cannot_name_a_path() -> None:
+    """`run` looks below --secrets for the ConfigMap that the annotation names."""
     name = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
     metadata = {"name": "x", "annotations": {name: "../../etc"}}
     found = faults({"source": {"vddk": {"url": "https://v.invalid"}}}, metadata=metadata)
@@ -245,7 +245,7 @@ def test_an_annotation_names_no_path() -> None:
     )
 
 
-def test_all_faults_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     found = faults({"source": {"http": {"url": "x"}}, "storage": {}, "contentType": "tar", "extra": 1})
     assert len(found) == 4
 
@@ -277,7 +277,7 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
         ("# " + "x" * documents.LIMIT, ": larger than 4194304 bytes"),
     ],
 )
-def test_bad_yaml_is_named_by_its_line(tmp_path: Path, text: str, fault: str) -> None:
+def test_malformed_yaml_is_reported_by_line(tmp_path: Path, text: str, fault: str) -> None:
     path = tmp_path / "dv.yaml"
     path.write_text(text)
     with pytest.raises(errors.RequestError) as caught:
@@ -285,8 +285,8 @@ def test_bad_yaml_is_named_by_its_line(tmp_path: Path, text: str, fault: str) ->
     assert str(caught.value).startswith(f"{path}{fault}")
 
 
-def test_bombs_are_not_built(tmp_path: Path) -> None:
-    """Nine levels of nine aliases stand for 3 billion values."""
+def test_yaml_bomb_is_refused(tmp_path: Path) -> None:
+    """Nine levels of nine aliases expand to 3 billion values."""
     lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     path = tmp_path / "bomb.yaml"
     path.write_text("\n".join(lines))
@@ -294,7 +294,7 @@ def test_bombs_are_not_built(tmp_path: Path) -> None:
         documents.read(str(path))
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.RequestError, match="no such file"):
         documents.read(str(tmp_path / "none"))
     (tmp_path / "latin").write_bytes(b"a: \xe9\n")
@@ -302,7 +302,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         documents.read(str(tmp_path / "latin"))
 
 
-def test_timestamps_stay_text(tmp_path: Path) -> None:
+def test_timestamps_stay_strings(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("when: 2026-11-20\n---\n---\nkind: List\nitems:\n- {a: 1}\n- {a: 2}\n")
     assert [dict(found.content) for found in documents.read(str(path))] == [
@@ -312,7 +312,7 @@ def test_timestamps_stay_text(tmp_path: Path) -> None:
     ]
 
 
-def test_one_data_volume(tmp_path: Path) -> None:
+def test_exactly_one_data_volume_is_required(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump_all([{"kind": "Secret"}, {"kind": "Pod"}]))
     with pytest.raises(
@@ -321,7 +321,7 @@ def test_one_data_volume(tmp_path: Path) -> None:
         datavolume.find(documents.read(str(path)))
 
 
-def test_stages_that_follow() -> None:
+def test_later_stages_are_selected() -> None:
     volume = parse("vddk-stages")
     assert [stage.current for stage in volume.stages_after("")] == ["snapshot-1", "snapshot-2"]
     assert [stage.current for stage in volume.stages_after("snapshot-1")] == ["snapshot-2"]

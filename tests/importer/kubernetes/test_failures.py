@@ -1,4 +1,4 @@
-"""DataVolumes that cannot be carried out here, or fail, and what is said of that."""
+"""DataVolumes that cannot be run here, or fail, and their messages."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from tests.support import manifests, oracle, servers
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> manifests.Place:
+def workspace(tmp_path: Path) -> manifests.Place:
     return manifests.Place(tmp_path)
 
 
-def test_failed(place: manifests.Place, web: servers.Web, disks: disks_module.Disks) -> None:
-    """The last phase says why; so do the last line and the exit status."""
+def test_failed_import_reports_the_reason(
+    workspace: manifests.Place, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """The last phase has the reason, as do the last line and the exit status."""
     url = web.url(disks.raw())
-    place.volume({"http": {"url": url, "checksum": f"sha256:{'0' * 64}"}})
-    done = place.run()
+    workspace.volume({"http": {"url": url, "checksum": f"sha256:{'0' * 64}"}})
+    done = workspace.run()
     assert (done.status, manifests.phases(done)[-1]) == (5, "Failed")
     assert "checksum mismatch" in done.output.splitlines()[-1]
     assert "checksum mismatch" in done.complaint
-    oracle.unusable(place.target)
+    oracle.unusable(workspace.target)
 
 
-def test_unreachable(place: manifests.Place) -> None:
-    place.volume({"http": {"url": "http://127.0.0.1:1/disk"}})
-    done = place.run("--stall-timeout=1")
+def test_unreachable_source_is_reported(workspace: manifests.Place) -> None:
+    workspace.volume({"http": {"url": "http://127.0.0.1:1/disk"}})
+    done = workspace.run("--stall-timeout=1")
     assert (done.status, manifests.phases(done)) == (3, ["Pending", "ImportScheduled", "Failed"])
 
 
-def test_too_little_room_for_a_blank_disk(place: manifests.Place) -> None:
-    place.volume({"blank": {}}, size="1Ei")
-    done = place.run()
+def test_blank_disk_without_space_is_refused(workspace: manifests.Place) -> None:
+    workspace.volume({"blank": {}}, size="1Ei")
+    done = workspace.run()
     assert (done.status, manifests.phases(done)) == (6, ["Pending", "Failed"])
-    assert not place.target.exists()
+    assert not workspace.target.exists()
 
 
-def test_what_is_missing_is_named_all_at_once(place: manifests.Place) -> None:
+def test_all_missing_objects_are_reported_at_once(workspace: manifests.Place) -> None:
     http = {"url": "http://x.invalid/", "secretRef": "keys", "certConfigMap": "ca"}
-    place.volume({"http": {**http, "secretExtraHeaders": ["more", "bad"]}}, contentType="tar")
-    place.secret("keys", accessKeyId="me")
-    place.secret("bad", header="no header, a s3cret")
-    done = place.run()
+    workspace.volume({"http": {**http, "secretExtraHeaders": ["more", "bad"]}}, contentType="tar")
+    workspace.secret("keys", accessKeyId="me")
+    workspace.secret("bad", header="no header, a s3cret")
+    done = workspace.run()
     assert done.status == 2
     assert done.complaint.split("; ") == [
         "spec.contentType: 'tar' is not one of kubevirt, archive",
@@ -74,20 +76,22 @@ def test_what_is_missing_is_named_all_at_once(place: manifests.Place) -> None:
         ({"blank": {}}, ("--after=x",), "spec.checkpoints: no checkpoint has current 'x'"),
     ],
 )
-def test_what_cannot_be_done_here(
-    place: manifests.Place, source: dict[str, Any], arguments: tuple[str, ...], fault: str
+def test_unsupported_source_is_reported(
+    workspace: manifests.Place, source: dict[str, Any], arguments: tuple[str, ...], fault: str
 ) -> None:
-    place.volume(source)
-    done = place.run(*arguments)
+    workspace.volume(source)
+    done = workspace.run(*arguments)
     assert done.status == 2
     assert done.complaint.startswith(fault)
 
 
-def test_secrets_that_are_none(place: manifests.Place) -> None:
-    place.volume({"http": {"url": "http://x.invalid/", "secretRef": "keys"}})
-    place.documents.append({"kind": "Secret", "metadata": {"name": "keys"}, "data": {"secretKey": "pa$$"}})
-    place.documents.append({"kind": "Secret", "metadata": {"name": "n"}, "stringData": {"a": 12345}})
-    done = place.run()
+def test_malformed_secrets_are_reported(workspace: manifests.Place) -> None:
+    workspace.volume({"http": {"url": "http://x.invalid/", "secretRef": "keys"}})
+    workspace.documents.append(
+        {"kind": "Secret", "metadata": {"name": "keys"}, "data": {"secretKey": "pa$$"}}
+    )
+    workspace.documents.append({"kind": "Secret", "metadata": {"name": "n"}, "stringData": {"a": 12345}})
+    done = workspace.run()
     assert done.status == 2
     assert done.complaint == (
         "Secret keys: data.secretKey: is not base64; "
@@ -95,6 +99,6 @@ def test_secrets_that_are_none(place: manifests.Place) -> None:
     )
 
 
-def test_a_target_has_to_be_named(place: manifests.Place) -> None:
-    place.volume({"blank": {}})
-    assert place.run("--target=").complaint.startswith("no target given: ")
+def test_target_is_required(workspace: manifests.Place) -> None:
+    workspace.volume({"blank": {}})
+    assert workspace.run("--target=").complaint.startswith("no target given: ")

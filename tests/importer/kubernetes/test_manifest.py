@@ -31,14 +31,14 @@ def parse(example: str | Path) -> datavolume.DataVolume:
 
 
 def text(example: str | Path, **settings: Any) -> str:
-    """Return what is printed for an example."""
+    """Return the manifest printed for an example."""
     volume = parse(example)
-    given = {"image": "cdi-worker", "overhead": Fraction("0.06"), **settings}
-    return manifest.dump(manifest.objects(volume, datavolume_pod.Settings(**given)))
+    options = {"image": "cdi-worker", "overhead": Fraction("0.06"), **settings}
+    return manifest.dump(manifest.objects(volume, datavolume_pod.Settings(**options)))
 
 
-def made(example: str | Path, **settings: Any) -> list[dict[str, Any]]:
-    """Return the objects that are printed for an example."""
+def printed_objects(example: str | Path, **settings: Any) -> list[dict[str, Any]]:
+    """Return the objects printed for an example."""
     return list(yaml.safe_load_all(text(example, **settings)))
 
 
@@ -47,8 +47,8 @@ def job(objects: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_documented_examples(example: Path) -> None:
-    """What is printed is what it was, and well-formed for Kubernetes. REGOLD=1 writes the files anew."""
+def test_documented_examples_match_golden_files(example: Path) -> None:
+    """The output is unchanged and well-formed for Kubernetes. REGOLD=1 rewrites the golden files."""
     printed = text(example)
     for item in yaml.safe_load_all(printed):
         assert kubernetes_models.faults(item) == []
@@ -59,28 +59,28 @@ def test_documented_examples(example: Path) -> None:
 
 
 def test_models_are_strict() -> None:
-    """The check would notice an unknown field, a missing one, and one of another type."""
+    """The check detects an unknown field, a missing one, and one of another type."""
     wrong = {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"image": 1, "x": "y"}]}}}}
     path = "Job.spec.template.spec.containers[0]"
-    said = kubernetes_models.faults(wrong)
-    assert f"{path}.x: unknown field of V1Container" in said
-    assert f"{path}.image: 1 is no str" in said
-    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in said)
+    errors = kubernetes_models.faults(wrong)
+    assert f"{path}.x: unknown field of V1Container" in errors
+    assert f"{path}.image: 1 is no str" in errors
+    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in errors)
 
 
 @pytest.mark.parametrize(
     ("example", "size"),
     [("http", "68Mi"), ("block", "64Mi"), ("gcs", "500Mi"), ("imageio", "34735Mi")],
 )
-def test_overhead_is_counted_in_for_storage_with_a_file_system(example: str, size: str) -> None:
-    claim = made(example)[0]
+def test_overhead_is_added_for_file_system_storage(example: str, size: str) -> None:
+    claim = printed_objects(example)[0]
     assert claim["spec"]["resources"]["requests"]["storage"] == size
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_worker_understands_the_environment(example: Path, tmp_path: Path) -> None:
-    """As the contract's reader does in the pod; what comes from Secrets stands for itself."""
-    objects = [item for item in made(example) if item["kind"] == "Job"]
+def test_worker_accepts_the_environment(example: Path, tmp_path: Path) -> None:
+    """``contract`` reads the environment as in a pod; values from Secrets are replaced by their keys."""
+    objects = [item for item in printed_objects(example) if item["kind"] == "Job"]
     volume = parse(example)
     for spec in (item["spec"]["template"]["spec"] for item in objects):
         for container in spec["containers"] + spec.get("initContainers", []):
@@ -99,14 +99,14 @@ def test_the_worker_understands_the_environment(example: Path, tmp_path: Path) -
 
 
 def test_block_volumes_are_devices() -> None:
-    main = job(made("block"))["containers"][0]
+    main = job(printed_objects("block"))["containers"][0]
     assert main["volumeDevices"] == [{"name": "data", "devicePath": "/dev/cdi-block-volume"}]
     assert "/data" not in {mount["mountPath"] for mount in main["volumeMounts"]}
     assert {"name": "FILESYSTEM_OVERHEAD", "value": "0"} in main["env"]
 
 
 @pytest.mark.parametrize(
-    ("example", "wanted", "has_scratch"),
+    ("example", "scratch_option", "has_scratch"),
     [
         ("http", None, True),
         ("http", False, False),
@@ -117,8 +117,10 @@ def test_block_volumes_are_devices() -> None:
         ("registry", None, True),
     ],
 )
-def test_scratch_unless_none_can_be_needed(example: str, wanted: bool | None, has_scratch: bool) -> None:
-    volumes = {volume["name"] for volume in job(made(example, scratch=wanted))["volumes"]}
+def test_scratch_is_mounted_if_it_may_be_needed(
+    example: str, scratch_option: bool | None, has_scratch: bool
+) -> None:
+    volumes = {volume["name"] for volume in job(printed_objects(example, scratch=scratch_option))["volumes"]}
     assert ("scratch" in volumes) == has_scratch
 
 
@@ -131,7 +133,7 @@ def test_secrets_are_referenced_not_copied() -> None:
 def test_restricted_containers_with_limits() -> None:
     """The Pod Security Standards' restricted profile, in every container of every example."""
     for example in EXAMPLES:
-        for item in made(example):
+        for item in printed_objects(example):
             if item["kind"] != "Job":
                 continue
             spec = item["spec"]["template"]["spec"]
@@ -146,7 +148,7 @@ def test_restricted_containers_with_limits() -> None:
 
 
 def test_annotations_and_labels_are_passed_on() -> None:
-    claim, item = made("blank")
+    claim, item = printed_objects("blank")
     assert claim["metadata"]["labels"] == item["metadata"]["labels"] == {"team": "storage"}
     assert claim["metadata"]["namespace"] == item["metadata"]["namespace"] == "images"
     pod = item["spec"]["template"]["metadata"]
@@ -158,37 +160,39 @@ def test_annotations_and_labels_are_passed_on() -> None:
     }
 
 
-def test_a_clone_is_bound_at_once_only_where_that_is_requested() -> None:
-    assert [item["kind"] for item in made("pvc")] == ["PersistentVolumeClaim"]
-    assert [item["kind"] for item in made("snapshot")] == ["PersistentVolumeClaim", "Job"]
+def test_clone_is_bound_immediately_only_if_requested() -> None:
+    assert [item["kind"] for item in printed_objects("pvc")] == ["PersistentVolumeClaim"]
+    assert [item["kind"] for item in printed_objects("snapshot")] == ["PersistentVolumeClaim", "Job"]
 
 
 def test_stages_run_one_after_the_other() -> None:
-    spec = job(made("vddk-stages"))
+    spec = job(printed_objects("vddk-stages"))
     names = [container["name"] for container in spec["initContainers"] + spec["containers"]]
     assert names == ["vddk", "stage-1", "importer"]
     env = {item["name"]: item.get("value") for item in spec["containers"][0]["env"]}
     assert env["IMPORTER_FINAL_CHECKPOINT"] == "true"
     assert env["IMPORTER_PREVIOUS_CHECKPOINT"].endswith("63/4")
-    later = job(made("vddk-stages", after="snapshot-1"))
+    later = job(printed_objects("vddk-stages", after="snapshot-1"))
     assert [container["name"] for container in later["initContainers"]] == ["vddk"]
 
 
 @pytest.mark.parametrize(("example", "again"), [("http", False), ("registry-node", True), ("imageio", True)])
-def test_what_failed_is_started_again_in_its_pod_only_where_it_has_to_be(example: str, again: bool) -> None:
-    """A policy for exit codes is not allowed there; elsewhere it ends what cannot succeed."""
-    item = made(example)[1]
+def test_container_is_restarted_in_its_pod_only_if_necessary(example: str, again: bool) -> None:
+    """A pod failure policy is not allowed in the first case; in the other it stops hopeless retries."""
+    item = printed_objects(example)[1]
     assert item["spec"]["template"]["spec"]["restartPolicy"] == ("OnFailure" if again else "Never")
     assert ("podFailurePolicy" in item["spec"]) != again
 
 
-def test_a_dollar_in_a_header_is_no_variable() -> None:
-    env = {item["name"]: item.get("value") for item in job(made("headers"))["containers"][0]["env"]}
+def test_dollar_in_a_header_is_escaped() -> None:
+    env = {
+        item["name"]: item.get("value") for item in job(printed_objects("headers"))["containers"][0]["env"]
+    }
     assert env["IMPORTER_EXTRA_HEADER_1"] == "X-Another-Header: costs $$5"
 
 
-def test_command() -> None:
-    """The options arrive; a Job can be told to wait."""
+def test_command_prints_manifest() -> None:
+    """The options are passed on; a Job can be suspended."""
     done = worker.run("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
     assert done.status == 0, done.errors
     item = list(yaml.safe_load_all(done.output))[1]
@@ -197,10 +201,10 @@ def test_command() -> None:
 
 
 @pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vmdk", False), ("vhdx", True)])
-def test_contact_tells_whether_scratch_is_needed(
+def test_contacting_the_source_decides_about_scratch(
     tmp_path: Path, disks: disks_module.Disks, variant: str, has_scratch: bool
 ) -> None:
-    """The server gives no ranges, so that qemu-img has to wait for the whole image."""
+    """The server has no ranges, so qemu-img must wait for the whole image."""
     example = (repository.DATAVOLUMES / "http.yaml").read_text()
     path = tmp_path / "dv.yaml"
     with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx")) as web:
@@ -211,7 +215,7 @@ def test_contact_tells_whether_scratch_is_needed(
     assert ("scratch" in volumes) == has_scratch
 
 
-def test_a_pod_of_a_job_fails_where_a_controller_would_read_the_message(
+def test_pod_of_a_job_fails_with_an_exit_status(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
 ) -> None:
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"}
@@ -220,14 +224,14 @@ def test_a_pod_of_a_job_fails_where_a_controller_would_read_the_message(
     assert "checksum mismatch" in pod.outcome["message"]
 
 
-def test_standard_input() -> None:
+def test_manifest_is_read_from_standard_input() -> None:
     command = [*worker.COMMAND, "manifest", "-"]
     example = (repository.DATAVOLUMES / "pvc.yaml").read_bytes()
     done = subprocess.run(command, env=worker.ENVIRONMENT, input=example, capture_output=True, check=True)
     assert done.stdout.decode() == (GOLDEN / "pvc.yaml").read_text()
 
 
-def test_library_that_is_not_installed(tmp_path: Path) -> None:
+def test_missing_library_is_named(tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text("raise ImportError")
     path = f"{tmp_path}:{repository.ROOT}"
     done = worker.run("manifest", EXAMPLES[0], env={"PYTHONPATH": path})
@@ -237,7 +241,7 @@ def test_library_that_is_not_installed(tmp_path: Path) -> None:
     )
 
 
-def test_what_only_controllers_can_do_is_said(tmp_path: Path) -> None:
+def test_unsupported_features_are_reported(tmp_path: Path) -> None:
     example = (repository.DATAVOLUMES / "pvc.yaml").read_text()
     path = tmp_path / "dv.yaml"
     path.write_text(example.replace("  name: pvc\n", "  name: pvc\n  namespace: other\n"))

@@ -1,4 +1,4 @@
-"""What each route leaves on a target, where the source or the storage is not as one would like."""
+"""The result of each route with unusual sources or storage."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ MIB = 1 << 20
 NOISE = random.Random(3).randbytes(2 * MIB + 100)
 
 
-def wanted(url: str, target: Path) -> cdi_worker.Request:
+def import_request(url: str, target: Path) -> cdi_worker.Request:
     return cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target))
 
 
 @pytest.mark.parametrize("size", [2 * MIB + 100, MIB + 1])
 @pytest.mark.parametrize("ranges", [True, False])
-def test_an_odd_size_ends_in_zeros(server: misbehave.Server, tmp_path: Path, size: int, ranges: bool) -> None:
-    """The last sector holds nothing of what was on the device before."""
+def test_disk_of_odd_size_is_padded_with_zeros(
+    server: misbehave.Server, tmp_path: Path, size: int, ranges: bool
+) -> None:
+    """The last sector must not keep bytes that were on the device before."""
     url = server.serve("/disk", misbehave.Page(NOISE[:size], ranges=ranges))
     with devices.loop(tmp_path, 4 * MIB) as device:
-        cdi_worker.run(wanted(url, device))
+        cdi_worker.run(import_request(url, device))
         there = device.read_bytes()
     padding = -size % 512
     assert there == NOISE[:size] + bytes(padding) + devices.DIRT * (4 * MIB - size - padding)
@@ -39,7 +41,7 @@ def qcow2_of(path: Path, size: int) -> bytes:
     return path.read_bytes()
 
 
-def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
+def test_cancel_interrupts_zeroing_of_a_slow_device(tmp_path: Path) -> None:
     """A pod has 30 seconds from SIGTERM to its end."""
     cancel = threading.Event()
     with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
@@ -58,14 +60,16 @@ def test_cancel_while_a_slow_device_is_zeroed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
-def test_cancel_within_one_huge_hole(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+def test_cancel_interrupts_zeroing_of_a_huge_hole(
+    server: misbehave.Server, tmp_path: Path, ranges: bool
+) -> None:
     cancel = threading.Event()
     empty = qcow2_of(tmp_path / "empty", 600 * MIB)
     url = server.serve("/disk", misbehave.Page(empty, ranges=ranges))
     with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
-        request = dataclasses.replace(wanted(url, device), preallocation=True)
+        request = dataclasses.replace(import_request(url, device), preallocation=True)
         threading.Timer(1, cancel.set).start()
         started = time.monotonic()
         with pytest.raises(errors.Cancelled):
             cdi_worker.run(request, cancel=cancel)
-        assert time.monotonic() - started < 8  # all of it takes 15
+        assert time.monotonic() - started < 8  # the whole takes 15

@@ -1,4 +1,4 @@
-"""The command that uploads a file."""
+"""The upload command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def wanted(server: uploads.Server, image: Path, **more: object) -> file.Settings:
+def upload_request(server: uploads.Server, image: Path, **more: object) -> file.Settings:
     made = server.certificates
     found = {
         "path": str(image),
@@ -50,7 +50,7 @@ def wanted(server: uploads.Server, image: Path, **more: object) -> file.Settings
     return file.Settings(**found)  # type: ignore[arg-type]
 
 
-def test_command(server: uploads.Server, image: Path, disk: Path) -> None:
+def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path) -> None:
     made = server.certificates
     argv = [sys.executable, "-m", "cdi_worker", "upload", image, server.url(""), "--progress", "lines"]
     argv += ["--ca-file", made.authority.certificate, "--cert", made.client.certificate]
@@ -61,47 +61,53 @@ def test_command(server: uploads.Server, image: Path, disk: Path) -> None:
     assert disk.read_bytes() == DATA
 
 
-def test_the_command_says_what_the_server_says(server: uploads.Server, image: Path) -> None:
+def test_message_of_the_server_is_reported(server: uploads.Server, image: Path) -> None:
     with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
         file.send(
-            wanted(server, image, checksum="md5:" + "0" * 32), progress.NullProgress(), cancelling.Cancel()
+            upload_request(server, image, checksum="md5:" + "0" * 32),
+            progress.NullProgress(),
+            cancelling.Cancel(),
         )
     with pytest.raises(errors.UploadFailed, match="401"):
-        file.send(wanted(server, image, certificate="", key=""), progress.NullProgress(), cancelling.Cancel())
+        file.send(
+            upload_request(server, image, certificate="", key=""),
+            progress.NullProgress(),
+            cancelling.Cancel(),
+        )
     with pytest.raises(errors.Unreachable, match="certificate"):
-        file.send(wanted(server, image, ca_file=""), progress.NullProgress(), cancelling.Cancel())
+        file.send(upload_request(server, image, ca_file=""), progress.NullProgress(), cancelling.Cancel())
 
 
-def test_a_server_that_knows_only_one_request(image: Path) -> None:
-    """Such as CDI's upload proxy, which wants a token."""
+def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
+    """Such a server is CDI's upload proxy, which requires a token."""
     with uploads.OneRequest.serving() as port:
         url = f"http://127.0.0.1:{port}"
         file.send(
             file.Settings(str(image), url, token="secret"), progress.NullProgress(), cancelling.Cancel()
         )
-    seen = uploads.OneRequest.seen
-    assert [(method, path) for method, path, _, _ in seen] == [
+    received = uploads.OneRequest.received
+    assert [(method, path) for method, path, _, _ in received] == [
         ("HEAD", PLACE),
         ("POST", PLACE),
         ("POST", "/v1beta1/upload"),
     ]
-    assert {headers["Authorization"] for _, _, headers, _ in seen} == {"Bearer secret"}
-    assert seen[-1][3] == DATA
+    assert {headers["Authorization"] for _, _, headers, _ in received} == {"Bearer secret"}
+    assert received[-1][3] == DATA
 
 
-def test_a_server_silent_in_the_handshake_keeps_no_cancel_waiting(image: Path) -> None:
+def test_cancel_ends_waiting_for_a_silent_handshake(image: Path) -> None:
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}"
-        wanted = file.Settings(str(image), url, insecure=True)
+        upload_request = file.Settings(str(image), url, insecure=True)
         with pytest.raises(errors.Cancelled):
-            file.send(wanted, progress.NullProgress(), cancel)
+            file.send(upload_request, progress.NullProgress(), cancel)
     assert time.monotonic() - began < 10
 
 
-def test_a_checksum_that_only_we_compare(image: Path) -> None:
-    """A server that knows none never sees the end of what is not what was promised."""
+def test_checksum_is_verified_for_servers_without_checksums(image: Path) -> None:
+    """The end of the upload is withheld from a server without checksums unless the checksum matches."""
     right = f"SHA256:{hashlib.sha256(DATA).hexdigest()}"
     with uploads.OneRequest.serving() as port:
         made = file.Settings(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
@@ -113,27 +119,27 @@ def test_a_checksum_that_only_we_compare(image: Path) -> None:
         with pytest.raises(errors.RequestError):
             file.send(made, progress.NullProgress(), cancelling.Cancel())
     bodies = [
-        body for method, path, _, body in uploads.OneRequest.seen if (method, path) == ("POST", uploads.SYNC)
+        body
+        for method, path, _, body in uploads.OneRequest.received
+        if (method, path) == ("POST", uploads.SYNC)
     ]
     assert DATA in bodies
     assert all(body == DATA or len(body) < len(DATA) for body in bodies)
 
 
 @pytest.mark.parametrize("tells", [False, True])
-def test_the_command_goes_on_after_breaks(
-    server: uploads.Server, image: Path, disk: Path, tells: bool
-) -> None:
-    """Also when a proxy tells it what the server says to a request that was cut short."""
+def test_upload_resumes_after_cuts(server: uploads.Server, image: Path, disk: Path, tells: bool) -> None:
+    """It continues even if a proxy returns the server's response to a request that was cut."""
     with upload_relay.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, tells=tells) as relay:
         meter = progress.Meter()
         url = f"https://localhost:{relay.port}"
-        file.send(wanted(server, image, url=url), meter, cancelling.Cancel())
+        file.send(upload_request(server, image, url=url), meter, cancelling.Cancel())
         assert relay.sent < len(DATA) + 4 * relay.RECORD + 10 * relay.REQUEST
     assert (meter.finished, meter.count) == (True, len(DATA))
     assert disk.read_bytes() == DATA
 
 
-def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) -> None:
+def test_second_run_resumes_the_upload(server: uploads.Server, image: Path, disk: Path) -> None:
     cancel = cancelling.Cancel()
 
     class Stop(progress.NullProgress):
@@ -142,17 +148,18 @@ def test_another_run_goes_on(server: uploads.Server, image: Path, disk: Path) ->
             cancel.set()
 
     with pytest.raises(errors.Cancelled):
-        file.send(wanted(server, image), Stop(), cancel)
+        file.send(upload_request(server, image), Stop(), cancel)
     begun = server.offset()
     assert begun > 0
     with upload_relay.Relay(server.port) as relay:
         url = f"https://localhost:{relay.port}"
-        file.send(wanted(server, image, url=url), progress.NullProgress(), cancelling.Cancel())
+        file.send(upload_request(server, image, url=url), progress.NullProgress(), cancelling.Cancel())
         assert relay.sent < len(DATA) - begun + 100_000
     assert disk.read_bytes() == DATA
 
 
-def test_another_run_that_wants_more(server: uploads.Server, image: Path, disk: Path) -> None:
+def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Path, disk: Path) -> None:
+    """An upload started without a checksum is not resumed by one that must be verified."""
     """What was begun without a checksum is no part of an upload that is to be verified."""
     cancel = cancelling.Cancel()
 
@@ -161,15 +168,15 @@ def test_another_run_that_wants_more(server: uploads.Server, image: Path, disk: 
             cancel.set()
 
     with pytest.raises(errors.Cancelled):
-        file.send(wanted(server, image), Stop(), cancel)
+        file.send(upload_request(server, image), Stop(), cancel)
     assert server.ask("HEAD", PLACE).status == 200
-    wrong = wanted(server, image, checksum="md5:" + "0" * 32)
+    wrong = upload_request(server, image, checksum="md5:" + "0" * 32)
     with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
         file.send(wrong, progress.NullProgress(), cancelling.Cancel())
     oracle.unusable(disk)
 
 
-def test_the_server_is_started_anew(
+def test_restarted_server_gets_the_upload_again(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
     image = tmp_path / "noise"
@@ -182,7 +189,7 @@ def test_the_server_is_started_anew(
 
         def send() -> None:
             try:
-                file.send(wanted(first, image), meter, cancelling.Cancel())
+                file.send(upload_request(first, image), meter, cancelling.Cancel())
                 ended.append(None)
             except errors.Error as err:
                 ended.append(err)

@@ -1,4 +1,4 @@
-"""Clones from volume to volume, both ends ours."""
+"""Clones from volume to volume, with our worker at both ends."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ server = uploads.server
 
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])
-def test_file_system_to_file_system(
+def test_file_system_is_cloned_to_file_system(
     certificates: uploads.Certificates, paths: contract.Paths, folder: Path, preallocation: str
 ) -> None:
     env = {"PREALLOCATION": preallocation}
     with uploads.Server(certificates, env, paths) as server:
-        said = clones.run(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
+        message = clones.run(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
         ended = json.loads(server.result().message)
     clones.same_tree(folder, paths.data)
     copied = Path(paths.data, "disk.img").stat()
     assert not Path(paths.data, "lost+found").exists()
     assert copied.st_mode & 0o777 == 0o660
     if preallocation == "true":
-        assert said == "Clone Complete, Preallocation applied"
+        assert message == "Clone Complete, Preallocation applied"
         assert copied.st_blocks * 512 >= SIZE
     else:
-        assert said == "Clone Complete"
+        assert message == "Clone Complete"
         assert copied.st_blocks * 512 < SIZE // 2
     assert ended == {"preallocationApplied": preallocation == "true", "message": "Clone Complete"}
 
 
 @pytest.mark.parametrize("sector", [512, 4096])
 @pytest.mark.parametrize("preallocation", ["false", "true"])
-def test_block_to_block(
+def test_device_is_cloned_to_device(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     tmp_path: Path,
@@ -64,7 +64,7 @@ def test_block_to_block(
 
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])
-def test_file_system_to_block(
+def test_file_system_is_cloned_to_device(
     certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path, preallocation: str
 ) -> None:
     env = {"DESTINATION": str(block), "PREALLOCATION": preallocation}
@@ -75,7 +75,7 @@ def test_file_system_to_block(
 
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])
-def test_block_to_file_system(
+def test_device_is_cloned_to_file_system(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, preallocation: str
 ) -> None:
     env = {"UPLOAD_IMAGE_SIZE": "32Mi", "PREALLOCATION": preallocation}
@@ -95,13 +95,13 @@ def test_block_to_file_system(
         assert found.st_blocks * 512 < SIZE // 2
 
 
-def test_an_empty_volume(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
+def test_empty_volume_is_cloned(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
     (tmp_path / "empty" / "lost+found").mkdir(parents=True)
     clones.run(clones.environment(server, "filesystem", tmp_path / "empty"))
     assert not list(Path(paths.data).iterdir())
 
 
-def test_a_volume_too_small(
+def test_too_small_volume_is_refused(
     certificates: uploads.Certificates, paths: contract.Paths, original: Path
 ) -> None:
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "8Mi"}, paths) as server:
@@ -111,7 +111,7 @@ def test_a_volume_too_small(
         oracle.unusable(Path(paths.data, "disk.img"))
 
 
-def test_a_file_system_without_a_disk(
+def test_file_system_without_disk_is_refused_by_a_device(
     certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
 ) -> None:
     (folder / "disk.img").unlink()
@@ -123,20 +123,22 @@ def test_a_file_system_without_a_disk(
     oracle.unusable(block)
 
 
-def test_a_client_of_another_name(server: uploads.Server, original: Path) -> None:
+def test_client_with_another_name_is_refused(server: uploads.Server, original: Path) -> None:
     other = server.certificates.authority.issue(common_name="somebody", client=True)
     keys = {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()}
     with pytest.raises(errors.Error, match=r"401|reset|broken"):
         clones.run({**clones.environment(server, "block", original), **keys})
 
 
-def test_a_server_of_another_authority(server: uploads.Server, original: Path, tmp_path: Path) -> None:
+def test_server_of_another_authority_is_refused(
+    server: uploads.Server, original: Path, tmp_path: Path
+) -> None:
     other = tls.Authority(tmp_path / "other").certificate.read_text()
     with pytest.raises(errors.Unreachable, match="certificate"):
         clones.run({**clones.environment(server, "block", original), "SERVER_CA_CERT": other})
 
 
-def test_faults_of_the_environment_come_together() -> None:
+def test_all_errors_of_the_environment_are_reported() -> None:
     with pytest.raises(errors.RequestError) as caught:
         volume.read({"UPLOAD_URL": "https://x/v1beta1/upload", "VOLUME_MODE": "tape", "PREALLOCATION": "1"})
     for name in (
@@ -169,10 +171,10 @@ def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_p
     assert (found.st_size, found.st_blocks) == (SIZE, 0)
 
 
-def test_an_empty_device_takes_seconds(
+def test_empty_device_is_cloned_within_seconds(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """Seconds of the processor, of both ends: by the clock, the machine's other work would be tested."""
+    """CPU seconds of both ends: wall-clock time depends on the machine's other load."""
     size = 100 << 30
     backing = [tmp_path / "source", tmp_path / "target"]
     for path in backing:
@@ -191,19 +193,19 @@ def test_an_empty_device_takes_seconds(
 
 
 @pytest.mark.parametrize("mode", ["block", "filesystem"])
-def test_a_clone_goes_on_after_breaks(
+def test_clone_resumes_after_cuts(
     server: uploads.Server, paths: contract.Paths, tmp_path: Path, mode: str
 ) -> None:
     folder = tmp_path / "volume"
     folder.mkdir()
-    noise = folder / "disk.img"
-    noise.write_bytes(random.Random(6).randbytes(8 * MIB))
+    device_content = folder / "disk.img"
+    device_content.write_bytes(random.Random(6).randbytes(8 * MIB))
     meter = progress.Meter()
     with upload_relay.Relay(server.port, None, 1000, None, 3 * MIB, 5000, 2 * MIB, 40_000) as relay:
         url = f"https://localhost:{relay.port}{SYNC}"
-        place = noise if mode == "block" else folder
+        place = device_content if mode == "block" else folder
         settings = volume.read(clones.environment(server, mode, place, UPLOAD_URL=url))
         volume.send(settings, meter, cancelling.Cancel())
         assert relay.sent < 8 * MIB + 5 * relay.RECORD + 12 * relay.REQUEST
     assert meter.finished
-    assert Path(paths.data, "disk.img").read_bytes() == noise.read_bytes()
+    assert Path(paths.data, "disk.img").read_bytes() == device_content.read_bytes()

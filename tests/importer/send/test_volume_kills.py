@@ -1,4 +1,4 @@
-"""Clones whose ends are killed, and as programs."""
+"""Clones as processes, and clones whose ends are killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ DONE = clones.DONE
 server = uploads.server
 
 
-def test_pod(server: uploads.Server, folder: Path, paths: contract.Paths, tmp_path: Path) -> None:
+def test_clone_runs_as_a_process(
+    server: uploads.Server, folder: Path, paths: contract.Paths, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with clones.cloner(clones.environment(server, "filesystem", folder), log) as process:
         assert process.wait(30) == 0
@@ -31,7 +33,7 @@ def test_pod(server: uploads.Server, folder: Path, paths: contract.Paths, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_source_that_is_killed(
+def test_restarted_source_completes_the_clone(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, number: int
 ) -> None:
     log = tmp_path / "log"
@@ -52,17 +54,17 @@ def test_a_source_that_is_killed(
             with clones.cloner(env, log) as process:
                 return process.wait(30) == 0
 
-        # As the kubelet does it: the target may not have noticed yet.
+        # As the kubelet does: the target may not have noticed the kill yet.
         processes.wait_for(again, "a run that succeeds", 60)
         assert log.read_text() == "Clone Complete"
         assert server.result().message == DONE
         oracle.same(target, source)
 
 
-def test_a_target_that_is_killed(
+def test_restarted_target_receives_the_clone(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """The same source goes on with the pod that is started in its place."""
+    """The same source continues with the pod that is started as a replacement."""
     source = tmp_path / "noise"
     source.write_bytes(random.Random(2).randbytes(SIZE))
     with devices.slow(tmp_path, SIZE, bytes_per_second=16 * MIB) as target:

@@ -1,4 +1,4 @@
-"""What a clone's ends say: to each other, and to and from upstream's."""
+"""The streams between the ends of a clone, also with upstream's worker at the other end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DONE = clones.DONE
 server = uploads.server
 
 
-# -- the other end is upstream's
+# -- upstream's worker at the other end
 
 
-def test_frames_for_a_server_that_offers_nothing(original: Path, server: uploads.Server) -> None:
+def test_server_without_extensions_gets_snappy_frames(original: Path, server: uploads.Server) -> None:
     with uploads.OneRequest.serving() as port:
         env = clones.environment(
             server, "block", original, UPLOAD_URL=f"http://127.0.0.1:{port}/v1beta1/upload"
@@ -39,14 +39,14 @@ def test_frames_for_a_server_that_offers_nothing(original: Path, server: uploads
     (probe, _, _, _), (method, path, headers, body) = uploads.OneRequest.seen
     assert (probe, method, path) == ("HEAD", "POST", SYNC)
     assert headers["x-cdi-content-type"] == "blockdevice-clone"
-    # The library's own reader of whole streams.
+    # Read the whole stream by the library itself.
     assert bytes(cramjam.snappy.decompress(body)) == original.read_bytes()
     assert body.startswith(snappy.IDENTIFIER)
     assert len(body) < SIZE // 5
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_a_tar_for_a_server_that_offers_nothing(
+def test_server_without_extensions_gets_a_tar(
     folder: Path, server: uploads.Server, tmp_path: Path, sparse: bool
 ) -> None:
     preallocation = str(not sparse).lower()
@@ -67,11 +67,11 @@ def test_a_tar_for_a_server_that_offers_nothing(
     assert listed == ["-dash", "disk.img", "more/", "more/deep/", "more/deep/file", "more/empty", "more/link"]
 
 
-# -- the other end's streams
+# -- streams of upstream's worker
 
 
-def recorded(data: bytes) -> bytes:
-    """Make a stream as another implementation may: plain chunks, padding, identifiers in between."""
+def foreign_stream(data: bytes) -> bytes:
+    """Return a stream as another implementation may write it: plain chunks, padding, repeated identifiers."""
     stream = snappy.IDENTIFIER
     for start in range(0, len(data), 65_536):
         piece = data[start : start + 65_536]
@@ -81,12 +81,12 @@ def recorded(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_device_from_upstream(
+def test_device_stream_of_upstream_is_received(
     server: uploads.Server, paths: contract.Paths, disks: disks.Disks, chunked: bool
 ) -> None:
-    # A qcow2 image inside the device is content, not a format.
+    # A qcow2 image on the device is content, not a format.
     data = disks.image("qcow2").read_bytes()[: 3 * 65_536]
-    stream = recorded(data)
+    stream = foreign_stream(data)
     body = [stream[start : start + 10_001] for start in range(0, len(stream), 10_001)] if chunked else stream
     headers = {"x-cdi-content-type": "blockdevice-clone"}
     assert server.ask("POST", SYNC, body, headers).status == 200
@@ -95,7 +95,7 @@ def test_a_device_from_upstream(
 
 
 @pytest.mark.parametrize("names", [[b"disk.img"], [b"./"], [b"./disk.img", b"./more"]])
-def test_a_tar_from_upstream(
+def test_tar_of_upstream_is_received(
     server: uploads.Server, paths: contract.Paths, folder: Path, names: list[bytes]
 ) -> None:
     (folder / "lost+found" / "secret").unlink()
@@ -103,17 +103,17 @@ def test_a_tar_from_upstream(
         ["tar", "--create", "--sparse", "--file=-", *names], cwd=folder, check=True, capture_output=True
     )
     headers = {"x-cdi-content-type": "filesystem-clone"}
-    assert server.ask("POST", SYNC, recorded(made.stdout), headers).status == 200
+    assert server.ask("POST", SYNC, foreign_stream(made.stdout), headers).status == 200
     assert server.result().message == DONE
     oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
 
 @pytest.mark.parametrize("kind", ["blockdevice-clone", "filesystem-clone"])
 @pytest.mark.parametrize("path", ["upload-archive", "upload-async"])
-def test_a_clone_is_one_on_every_path(
+def test_clone_header_overrides_the_path(
     server: uploads.Server, paths: contract.Paths, folder: Path, kind: str, path: str
 ) -> None:
-    """What the header says counts, as with CDI; nothing gets beside the volume."""
+    """The clone header overrides the path, as in CDI; nothing is written beside the volume."""
     beside = set(Path(paths.data).parent.iterdir())
     body = clones.body(folder, "filesystem" if kind == "filesystem-clone" else "block", ours=False)
     answer = server.ask("POST", f"/v1beta1/{path}", body, {"x-cdi-content-type": kind})
@@ -124,8 +124,10 @@ def test_a_clone_is_one_on_every_path(
 
 
 @pytest.mark.parametrize("fault", ["cut", "changed", "no snappy"])
-def test_a_broken_stream(server: uploads.Server, paths: contract.Paths, original: Path, fault: str) -> None:
-    stream = bytearray(recorded(original.read_bytes()[: 2 * MIB]))
+def test_broken_stream_is_refused(
+    server: uploads.Server, paths: contract.Paths, original: Path, fault: str
+) -> None:
+    stream = bytearray(foreign_stream(original.read_bytes()[: 2 * MIB]))
     if fault == "cut":
         del stream[-5:]
     elif fault == "changed":
@@ -138,13 +140,13 @@ def test_a_broken_stream(server: uploads.Server, paths: contract.Paths, original
     assert not list(Path(paths.data).iterdir())
 
 
-# -- ours
+# -- our own streams
 
 
 @pytest.mark.parametrize("mode", ["block", "filesystem"])
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("to", ["file system", "device"])
-def test_a_checksum_of_what_is_sent(
+def test_checksum_of_a_clone_is_verified(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     folder: Path,
@@ -153,7 +155,7 @@ def test_a_checksum_of_what_is_sent(
     ours: bool,
     to: str,
 ) -> None:
-    """Asked for with a clone, it is verified as with every upload."""
+    """A checksum requested with a clone is verified as with every upload."""
     body = clones.body(folder, mode, ours=ours)
     headers = {"x-cdi-content-type": clone.MODES[mode]}
     headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
@@ -176,11 +178,13 @@ def test_a_checksum_of_what_is_sent(
     ("packed", "packing", "sending", "pays"),
     [
         (0.3, 1.0, 3.0, True),  # a slow network, or a slow volume at the other end
-        (0.3, 1.0, 0.1, False),  # a fast one
-        (1.0, 1.0, 9.0, False),  # nothing saved
+        (0.3, 1.0, 0.1, False),  # a fast network
+        (1.0, 1.0, 9.0, False),  # data that does not compress
     ],
 )
-def test_compression_goes_on_where_it_pays(packed: float, packing: float, sending: float, pays: bool) -> None:
+def test_compression_continues_while_it_saves_time(
+    packed: float, packing: float, sending: float, pays: bool
+) -> None:
     decision = clone_stream.Pays()
     decision.encoded(1000, 1000, 0.0)
     assert decision.decide() == clone_stream.TRIED, "too little to tell"
@@ -193,8 +197,8 @@ def test_compression_goes_on_where_it_pays(packed: float, packing: float, sendin
 
 
 @pytest.mark.parametrize("sending", [0.0, 1e9])
-def test_a_stream_that_changes_its_mind_still_joins(original: Path, sending: float) -> None:
-    """Whatever was decided for what was not received, the other end reads one whole stream."""
+def test_stream_with_changing_compression_is_valid(original: Path, sending: float) -> None:
+    """Whether or not parts are compressed, the receiver reads one complete stream."""
     with volume.Volume(str(original)) as device:
         stream = clone_stream.Device(device, progress.NullProgress())
         stream.step = 2 * MIB

@@ -1,4 +1,4 @@
-"""Uploads in several requests whose requests break, or come at once: not a byte is lost or doubled."""
+"""Resumable uploads whose requests are cut or concurrent: no byte is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def create(server: uploads.Server, length: int = len(DATA), **headers: str) -> u
 
 
 def head(offset: int, more: str) -> str:
-    said = "".join(f"{name}: {value}\r\n" for name, value in uploads.MORE.items())
-    return f"PATCH {PLACE} HTTP/1.1\r\nHost: x\r\nUpload-Offset: {offset}\r\n{said}{more}\r\n\r\n"
+    metadata = "".join(f"{name}: {value}\r\n" for name, value in uploads.MORE.items())
+    return f"PATCH {PLACE} HTTP/1.1\r\nHost: x\r\nUpload-Offset: {offset}\r\n{metadata}{more}\r\n\r\n"
 
 
 def sized(offset: int) -> str:
@@ -44,7 +44,7 @@ def reset(wire: upload_wire.Wire) -> None:
     wire.sock.close()
 
 
-def take_leave(wire: upload_wire.Wire) -> None:
+def close_cleanly(wire: upload_wire.Wire) -> None:
     wire.sock.setblocking(False)
     with contextlib.suppress(OSError):
         wire.sock.unwrap()
@@ -53,7 +53,7 @@ def take_leave(wire: upload_wire.Wire) -> None:
 
 BREAKS: dict[str, Callable[[upload_wire.Wire], object]] = {
     "no chunk": lambda wire: wire.send(b"\r\n5 5\r\nhello\r\n0\r\n\r\n"),
-    "end of TLS": take_leave,
+    "end of TLS": close_cleanly,
     "end of TCP": lambda wire: socket.socket.shutdown(wire.sock, socket.SHUT_WR),
     "no TLS": lambda wire: socket.socket.send(wire.sock, b"x" * 100),
     "silence": lambda _: None,
@@ -64,7 +64,7 @@ BREAKS: dict[str, Callable[[upload_wire.Wire], object]] = {
     ("fault", "chunked"),
     [(fault, chunked) for fault in (*BREAKS, "reset") for chunked in (False, True)][1:],
 )
-def test_the_offset_is_exact_after_a_break(
+def test_offset_is_exact_after_a_cut(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, fault: str, chunked: bool
 ) -> None:
     made = uploads.Server(certificates, {}, paths)
@@ -93,8 +93,8 @@ def test_the_offset_is_exact_after_a_break(
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
-def test_clients_at_once(server: uploads.Server, disk: Path, pause: float) -> None:
-    """Each goes on wherever the upload stands, and all send the same bytes."""
+def test_concurrent_clients_complete_one_upload(server: uploads.Server, disk: Path, pause: float) -> None:
+    """Each client resumes the upload wherever it is, and all send the same bytes."""
     assert create(server).status == 201
     found: list[int] = []
 
@@ -127,7 +127,7 @@ def test_clients_at_once(server: uploads.Server, disk: Path, pause: float) -> No
     assert disk.read_bytes() == DATA
 
 
-def test_head_while_a_client_never_falls_silent(server: uploads.Server, disk: Path) -> None:
+def test_head_is_answered_while_a_client_sends(server: uploads.Server, disk: Path) -> None:
     size = 1 << 30
     assert create(server, size).status == 201
     with upload_wire.connected(server) as wire:
@@ -151,8 +151,8 @@ def test_head_while_a_client_never_falls_silent(server: uploads.Server, disk: Pa
     oracle.unusable(disk)
 
 
-def test_the_end_of_an_upload_makes_way_at_once(server: uploads.Server, disk: Path) -> None:
-    """While another request brings bytes, which is told so; nobody waits for its patience."""
+def test_deleting_an_upload_ends_its_request_at_once(server: uploads.Server, disk: Path) -> None:
+    """The other request, still sending, gets an error; no client waits for its timeout."""
     for _ in range(3):
         assert create(server).status == 201
         with upload_wire.connected(server) as wire:
@@ -167,10 +167,10 @@ def test_the_end_of_an_upload_makes_way_at_once(server: uploads.Server, disk: Pa
     assert disk.read_bytes() == DATA
 
 
-def test_what_is_whole_is_not_ended(
+def test_complete_upload_cannot_be_deleted(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """It is being processed, or done: a client that was told that it is no more would be told wrong."""
+    """It is being processed, or done: the client must not be told that it does not exist."""
     size = 8 * MIB
     with (
         devices.slow(tmp_path, size, bytes_per_second=4 * MIB) as target,
@@ -187,12 +187,16 @@ def test_what_is_whole_is_not_ended(
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("told", [False, True])
-def test_another_request_at_the_last_byte(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, chunked: bool, told: bool
+@pytest.mark.parametrize("length_given", [False, True])
+def test_second_request_at_the_last_byte_is_answered(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    chunked: bool,
+    length_given: bool,
 ) -> None:
-    """All bytes are there, and the client that has sent them comes again before it is answered."""
-    made = {"Upload-Length": str(len(DATA))} if told else {"Upload-Defer-Length": "1"}
+    """All bytes have arrived, and the client that sent them reconnects before its response."""
+    made = {"Upload-Length": str(len(DATA))} if length_given else {"Upload-Defer-Length": "1"}
     last = {**uploads.MORE, "Upload-Offset": str(len(DATA)), "Upload-Length": str(len(DATA))}
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(DATA)}"
     with (
@@ -202,7 +206,7 @@ def test_another_request_at_the_last_byte(
         assert server.ask("POST", PLACE, b"", {**uploads.TUS, **made}).status == 201
         with upload_wire.connected(server) as first:
             first.send(head(0, framing))
-            # The chunk has come, what stands behind it has not.
+            # The chunk has arrived, its trailing line has not.
             first.send(*([f"{len(DATA):x}\r\n"] if chunked else []), DATA)
             processes.wait_for(lambda: server.received == len(DATA), "all bytes")
             assert server.offset() == len(DATA)
@@ -215,7 +219,7 @@ def test_another_request_at_the_last_byte(
 
 
 @pytest.mark.parametrize("kind", ["upload", "upload-resumable"])
-def test_another_upload_while_a_connection_hangs(
+def test_new_upload_is_possible_while_a_connection_hangs(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, kind: str
 ) -> None:
     with uploads.Server(certificates, {}, paths).impatient(2) as server:
@@ -234,15 +238,15 @@ def test_another_upload_while_a_connection_hangs(
         assert disk.read_bytes() == DATA
 
 
-def test_metadata_comes_back_as_it_was(server: uploads.Server) -> None:
-    said = "filename d\u00efsk"
-    answer = create(server, **{"Upload-Metadata": said.encode("latin-1").decode("latin-1")})
-    assert (answer.status, answer.headers["Upload-Metadata"]) == (201, said)
-    assert server.ask("HEAD", PLACE).headers["Upload-Metadata"] == said
+def test_metadata_is_returned_unchanged(server: uploads.Server) -> None:
+    metadata = "filename d\u00efsk"
+    answer = create(server, **{"Upload-Metadata": metadata.encode("latin-1").decode("latin-1")})
+    assert (answer.status, answer.headers["Upload-Metadata"]) == (201, metadata)
+    assert server.ask("HEAD", PLACE).headers["Upload-Metadata"] == metadata
 
 
 @pytest.mark.parametrize("length", ["9" * 19, "9" * 5000, "\u0665", "1.0", "+1", " "])
-def test_lengths_that_are_none(server: uploads.Server, length: str) -> None:
+def test_malformed_length_is_refused(server: uploads.Server, length: str) -> None:
     with upload_wire.connected(server) as wire:
         request = f"POST {PLACE} HTTP/1.1\r\nHost: x\r\nUpload-Length: {length}\r\n\r\n"
         assert wire.ask(request).status == 400

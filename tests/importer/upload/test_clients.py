@@ -1,4 +1,4 @@
-"""Clients of the upload server that break off, fall silent, or speak nonsense."""
+"""Upload clients that disconnect, fall silent, or send garbage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ server = uploads.server
 
 
 @pytest.mark.parametrize("sent", [0, 1000, MIB, len(DATA) - 1])
-def test_a_client_that_disappears(server: uploads.Server, disk: Path, sent: int) -> None:
+def test_server_survives_a_client_that_disconnects(server: uploads.Server, disk: Path, sent: int) -> None:
     with server.connect() as connection:
         server.begin(connection, SYNC, len(DATA))
         connection.send(DATA[:sent])
@@ -27,7 +27,7 @@ def test_a_client_that_disappears(server: uploads.Server, disk: Path, sent: int)
     assert disk.read_bytes() == DATA
 
 
-def test_a_chunked_body_that_breaks_off(server: uploads.Server, disk: Path) -> None:
+def test_cut_chunked_body_leaves_nothing(server: uploads.Server, disk: Path) -> None:
     with server.connect() as connection:
         connection.putrequest("POST", SYNC)
         connection.putheader("Transfer-Encoding", "chunked")
@@ -38,7 +38,7 @@ def test_a_chunked_body_that_breaks_off(server: uploads.Server, disk: Path) -> N
 
 
 @pytest.mark.parametrize("fault", ["malformed", "silent"])
-def test_a_body_that_stops(
+def test_stalled_body_times_out(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, fault: str
 ) -> None:
     with (
@@ -54,7 +54,7 @@ def test_a_body_that_stops(
         uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
 
 
-def test_headers_that_never_end(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+def test_endless_headers_time_out(certificates: uploads.Certificates, paths: contract.Paths) -> None:
     with (
         uploads.Server(certificates, {}, paths).impatient() as server,
         server.connect(None) as connection,
@@ -65,7 +65,7 @@ def test_headers_that_never_end(certificates: uploads.Certificates, paths: contr
         assert connection.sock.recv(100) == b""
 
 
-def test_a_body_longer_than_promised(server: uploads.Server, disk: Path) -> None:
+def test_bytes_behind_the_body_are_ignored(server: uploads.Server, disk: Path) -> None:
     with server.connect() as connection:
         server.begin(connection, SYNC, len(DATA))
         connection.send(DATA + b"and more\r\n\r\n")
@@ -74,7 +74,7 @@ def test_a_body_longer_than_promised(server: uploads.Server, disk: Path) -> None
     assert server.result().status == 0
 
 
-def test_ten_clients_at_once(server: uploads.Server, disk: Path) -> None:
+def test_one_of_ten_concurrent_clients_succeeds(server: uploads.Server, disk: Path) -> None:
     found: list[int] = []
     gate = threading.Barrier(10)
 
@@ -99,7 +99,7 @@ def test_ten_clients_at_once(server: uploads.Server, disk: Path) -> None:
     assert server.result().status == 0
 
 
-def test_garbage_instead_of_tls(server: uploads.Server) -> None:
+def test_garbage_instead_of_tls_is_dropped(server: uploads.Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
         plain.recv(1000)

@@ -1,4 +1,4 @@
-"""One connection by itself: real TLS over a pair of sockets, and the bodies that are read from it."""
+"""A single connection: real TLS over a socket pair, and the bodies read from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import processes, uploads
 
 
 class Pair:
-    """Both ends."""
+    """Both ends of a connection."""
 
     def __init__(self, server: Connection, client: ssl.SSLSocket) -> None:
         self.server = server
@@ -27,7 +27,7 @@ class Pair:
         self._ended = False
 
     def leave(self) -> None:
-        """Say that nothing more comes."""
+        """Shut down the sending side."""
         self.client.setblocking(False)
         with contextlib.suppress(OSError):
             self.client.unwrap()
@@ -39,7 +39,7 @@ class Pair:
             self.server.close()
 
     def sends(self, data: bytes) -> threading.Thread:
-        """Send beside the test, until it is all out or the other end is gone."""
+        """Send in a thread, until everything is sent or the other end is closed."""
 
         def send() -> None:
             with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def read(connection: Connection, size: int = 100, limit: float = 5) -> bytes:
     return bytes(into[: connection.readinto(into, limit)])
 
 
-def test_what_has_come_is_handed_on(pair: Pair) -> None:
+def test_received_bytes_are_returned_at_once(pair: Pair) -> None:
     assert pair.server.client_name == uploads.CLIENT
     pair.client.sendall(b"one")
     assert read(pair.server) == b"one"
@@ -94,7 +94,7 @@ def test_what_has_come_is_handed_on(pair: Pair) -> None:
     assert read(pair.server) == b""
 
 
-def test_what_came_before_a_break_is_good(pair: Pair) -> None:
+def test_bytes_before_a_reset_are_returned(pair: Pair) -> None:
     pair.client.sendall(b"one")
     socket.socket.shutdown(pair.client, socket.SHUT_WR)
     assert read(pair.server) == b"one"
@@ -102,8 +102,8 @@ def test_what_came_before_a_break_is_good(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("cut", range(8))
-def test_lines(pair: Pair, cut: int) -> None:
-    """Of up to five bytes, whatever comes together."""
+def test_line_is_read_however_it_is_split(pair: Pair, cut: int) -> None:
+    """Lines of up to five bytes, however they are split."""
     stream = b"12345\r\nx"
     pair.client.sendall(stream[:cut])
     with contextlib.suppress(TimeoutError):
@@ -115,13 +115,13 @@ def test_lines(pair: Pair, cut: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [b"123456\r\n", b"1234567", b"12345x\r"])
-def test_a_line_too_long(pair: Pair, stream: bytes) -> None:
+def test_too_long_line_is_refused(pair: Pair, stream: bytes) -> None:
     pair.client.sendall(stream)
     with pytest.raises(ConnectionError, match="longer than 5 bytes"):
         pair.server.line(5, 5)
 
 
-def test_an_interruption_wakes_who_waits(pair: Pair) -> None:
+def test_interrupt_ends_a_blocked_read(pair: Pair) -> None:
     threading.Timer(0.1, pair.server.interrupt).start()
     begun = time.monotonic()
     with pytest.raises(upload_connection.Interrupted):
@@ -131,7 +131,7 @@ def test_an_interruption_wakes_who_waits(pair: Pair) -> None:
     assert pair.client.recv(100) == b"an answer all the same"
 
 
-def test_an_interruption_of_a_client_that_is_never_silent(pair: Pair) -> None:
+def test_interrupt_ends_reading_from_a_busy_client(pair: Pair) -> None:
     sending = pair.sends(bytes(64 << 20))
     assert read(pair.server, 1 << 20)
     pair.server.interrupt()
@@ -144,15 +144,15 @@ def test_an_interruption_of_a_client_that_is_never_silent(pair: Pair) -> None:
     sending.join(processes.PATIENCE)
 
 
-def test_an_interruption_after_the_end(pair: Pair) -> None:
+def test_interrupt_after_the_end_has_no_effect(pair: Pair) -> None:
     pair.end()
     pair.server.interrupt()
     assert pair.server.interrupted
 
 
-def test_an_interruption_of_a_wait_for_many_bytes(pair: Pair) -> None:
-    """What is read after it, if only to throw it away, is not waited for in such numbers."""
-    # As ``interrupt`` does it, in the moment between the look at whether it was called and the wait.
+def test_interrupt_ends_a_wait_for_many_bytes(pair: Pair) -> None:
+    """The read after an interrupt must not wait for many bytes, even if it only discards them."""
+    # As ``interrupt`` does it, between the check of the flag and the wait.
     os.eventfd_write(pair.server._event, 1)
     with pytest.raises(upload_connection.Interrupted):
         read(pair.server, 1 << 20)
@@ -171,41 +171,41 @@ def body(pair: Pair, head: bytes, patience: float) -> http.Chunked:
     return request.content
 
 
-def taken(content: http.Chunked, size: int = 100) -> bytes:
+def read_body(content: http.Chunked, size: int = 100) -> bytes:
     into = memoryview(bytearray(size))
     return bytes(into[: content.readinto(into)])
 
 
-def test_silence_before_the_end_of_the_trailers(pair: Pair) -> None:
-    """What comes after it is no chunk."""
+def test_silence_within_the_trailers_times_out(pair: Pair) -> None:
+    """What follows is not a chunk."""
     content = body(pair, HEAD + b"3\r\nabc\r\n0\r\nA: b\r\n", 0.1)
-    assert taken(content) == b"abc"
+    assert read_body(content) == b"abc"
     with pytest.raises(TimeoutError):
-        taken(content)
+        read_body(content)
     pair.client.sendall(b"3\r\ndef\r\n0\r\n\r\n")
-    assert taken(content) == b""
+    assert read_body(content) == b""
     assert content.at_end
 
 
-def test_silence_within_a_chunk(pair: Pair) -> None:
+def test_silence_within_a_chunk_times_out(pair: Pair) -> None:
     content = body(pair, HEAD + b"6\r\nabc", 0.1)
-    assert taken(content) == b"abc"
+    assert read_body(content) == b"abc"
     with pytest.raises(TimeoutError):
-        taken(content)
+        read_body(content)
     pair.client.sendall(b"def\r")
-    assert taken(content) == b"def"
+    assert read_body(content) == b"def"
     pair.client.sendall(b"\n0\r\n\r\n")
-    assert taken(content) == b""
+    assert read_body(content) == b""
     assert content.at_end
 
 
 @pytest.mark.parametrize("tail", [b"", b"3\r\nab", b"3\r\nabc", b"3\r\nabc\r\n0\r\n"])
-def test_a_client_that_goes(pair: Pair, tail: bytes) -> None:
+def test_disconnect_within_a_body_is_an_error(pair: Pair, tail: bytes) -> None:
     content = body(pair, HEAD + b"3\r\nabc\r\n" + tail, 5)
     pair.leave()
     whole = b"abc" + tail[3:6]
-    assert b"".join(taken(content, 1) for _ in whole) == whole
+    assert b"".join(read_body(content, 1) for _ in whole) == whole
     for _ in range(2):
         with pytest.raises(ConnectionError, match="closed"):
-            taken(content)
+            read_body(content)
     assert not content.at_end

@@ -1,4 +1,4 @@
-"""Uploads and clones that fail on this side: the client is told at once, and the server is ready."""
+"""Uploads and clones that fail on our side: the client is told at once, and the server stays usable."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stream(kind: str, folder: Path) -> bytes:
 def silent(
     server: uploads.Server, body: bytes, headers: dict[str, str]
 ) -> Iterator[http.client.HTTPSConnection]:
-    """Send a part of a body that promises more, and say nothing then."""
+    """Send part of a body, and then nothing more."""
     with server.connect() as connection:
         connection.putrequest("POST", SYNC)
         for name, value in {"Content-Length": str(len(body) + SIZE), **headers}.items():
@@ -60,12 +60,12 @@ def silent(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_device_that_fails_while_the_client_is_silent(
+def test_failing_device_is_reported_to_a_silent_client(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, kind: str
 ) -> None:
     with devices.failing(tmp_path, 2 * SIZE) as target:
         server = uploads.Server(certificates, {"DESTINATION": str(target.path)}, paths)
-        # Past the page cache, which knows of failures only in the end.
+        # With direct I/O: the page cache reports errors only at the end.
         wanted = dataclasses.replace(server.settings.wanted, direct=True)
         server.settings = dataclasses.replace(server.settings, wanted=wanted)
         body = stream(kind, tmp_path)
@@ -82,7 +82,7 @@ def test_a_device_that_fails_while_the_client_is_silent(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_too_large_while_the_client_is_silent(
+def test_too_large_disk_is_reported_to_a_silent_client(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, kind: str
 ) -> None:
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "2Mi"}, paths) as server:
@@ -94,10 +94,10 @@ def test_too_large_while_the_client_is_silent(
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_too_large_while_the_client_goes_on(
+def test_too_large_disk_is_reported_to_a_sending_client(
     certificates: uploads.Certificates, paths: contract.Paths, chunked: bool
 ) -> None:
-    """It sends a gigabyte before it looks for an answer, or until its connection is gone."""
+    """The client sends a gigabyte before it reads a response, or until its connection is closed."""
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "2Mi"}, paths) as server:
         with server.connect() as connection:
             connection.putrequest("POST", SYNC)
@@ -113,7 +113,7 @@ def test_too_large_while_the_client_goes_on(
 
 
 @pytest.mark.parametrize("expects", ["", "100-continue"])
-def test_too_large_for_curl(
+def test_curl_shows_that_the_disk_is_too_large(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, expects: str
 ) -> None:
     processes.need("curl")
@@ -125,17 +125,17 @@ def test_too_large_for_curl(
         made = server.certificates
         argv = ["curl", "-sS", "--cacert", made.authority.certificate, "--cert", made.client.certificate]
         argv += ["--key", made.client.key, "-H", f"Expect: {expects}", "-X", "POST", "-T", image]
-        said = processes.run(*argv, "-w", "\n%{json}", server.url(SYNC)).stdout
-        text, _, facts = said.partition("\n")
+        output = processes.run(*argv, "-w", "\n%{json}", server.url(SYNC)).stdout
+        text, _, facts = output.partition("\n")
         assert text.startswith("Saving stream failed: effective image size is larger")
         assert json.loads(facts)["http_code"] == 400
         assert server.ask("POST", SYNC, NOISE[:MIB]).status == 200
 
 
-def test_our_own_clone_to_a_volume_too_small(
+def test_clone_to_a_too_small_volume_is_refused_early(
     certificates: uploads.Certificates, paths: contract.Paths
 ) -> None:
-    """Said in the stream's first run of zeros, with the rest never sent."""
+    """It is reported in the stream's first run of zeros; the rest is never sent."""
     headers = {**KINDS["blockdevice-clone"], upload_headers.CHOICE: upload_headers.EXTENTS}
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "2Mi"}, paths) as server:
         with silent(server, NOISE[:100], headers) as connection:
@@ -143,10 +143,10 @@ def test_our_own_clone_to_a_volume_too_small(
         assert server.ask("POST", SYNC, NOISE[:MIB]).status == 200
 
 
-def test_an_image_that_has_to_be_read_twice(
+def test_image_that_must_be_read_twice_is_refused(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """Sources that can be read again are, into scratch; of an upload it is said what to do instead."""
+    """Other sources are read again, into scratch; for an upload the message says what to do instead."""
     image = bytearray(vmdk_stream.streamed(NOISE[:MIB]))
     image[-512:] = (0).to_bytes(8, "little") + bytes(4) + (9).to_bytes(4, "little") + bytes(496)
     (tmp_path / "scratch").mkdir()

@@ -1,4 +1,4 @@
-"""Uploads as browsers make them: a file within a form."""
+"""Uploads by browsers: a file within a form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ server = uploads.server
 
 
 @pytest.mark.parametrize("suffix", ["", "-async"])
-def test_form(server: uploads.Server, disk: Path, suffix: str) -> None:
+def test_file_in_a_form_is_uploaded(server: uploads.Server, disk: Path, suffix: str) -> None:
     body = b"".join(
         [part("note", b"hello"), part("file", DATA, name="disk.img"), part("more", b"x" * 100_000), END]
     )
@@ -42,8 +42,10 @@ def part(field: str, data: bytes, name: str | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["block", "filesystem"])
-def test_clone_in_a_form(server: uploads.Server, paths: contract.Paths, folder: Path, mode: str) -> None:
-    """The header of a clone counts on every path, as with CDI."""
+def test_clone_in_a_form_is_received(
+    server: uploads.Server, paths: contract.Paths, folder: Path, mode: str
+) -> None:
+    """The clone header overrides the path, as in CDI."""
     body = part("file", clones.body(folder, mode, ours=False)) + END
     kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
     headers = {**FORM, "x-cdi-content-type": kind}
@@ -62,7 +64,7 @@ BAD_FORMS = {
 
 
 @pytest.mark.parametrize("fault", BAD_FORMS)
-def test_a_bad_form_leaves_the_server_ready(server: uploads.Server, disk: Path, fault: str) -> None:
+def test_malformed_form_leaves_the_server_usable(server: uploads.Server, disk: Path, fault: str) -> None:
     answer = server.ask("POST", "/v1beta1/upload-form", BAD_FORMS[fault], FORM)
     assert answer.status in {400, 500}
     assert answer.text.startswith("Saving stream failed")
@@ -71,7 +73,7 @@ def test_a_bad_form_leaves_the_server_ready(server: uploads.Server, disk: Path, 
     assert server.ask("POST", SYNC, DATA).status == 200
 
 
-# -- forms that come in pieces, and odd ones: nothing is written, the server tells what it has read
+# -- split and unusual forms: nothing is written, the server returns the digest of what it read
 
 WRONG = {"x-cdi-checksum": f"sha256:{'0' * 64}"}
 
@@ -90,8 +92,8 @@ def sha(data: bytes) -> str:
 LURE = f"\r\n--{BOUNDARY[:-1]}\r\n-\r\r\n--".encode()
 
 
-def test_a_form_split_everywhere(server: uploads.Server) -> None:
-    """Around the boundaries, in records of their own and in chunks of their own."""
+def test_form_may_be_split_anywhere(server: uploads.Server) -> None:
+    """Around the boundaries, in TLS records and chunks of their own."""
     file = b"ab" + LURE
     form = part("x", b"y") + part("file", file) + part("z", b"") + END
     head = f"POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\n{upload_wire.WRONG}"
@@ -103,7 +105,7 @@ def test_a_form_split_everywhere(server: uploads.Server) -> None:
 
 
 @pytest.mark.parametrize("size", range(upload_form.PIECE - 140, upload_form.PIECE, 7))
-def test_a_boundary_between_two_pieces(server: uploads.Server, size: int) -> None:
+def test_boundary_between_two_pieces_is_found(server: uploads.Server, size: int) -> None:
     file = random.Random(size).randbytes(size)
     assert digest(server, part("file", file) + part("z", b"z") + END) == sha(file)
 
@@ -126,11 +128,11 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_odd_forms(server: uploads.Server, name: str) -> None:
+def test_unusual_form_is_read(server: uploads.Server, name: str) -> None:
     assert digest(server, FORMS[name]) == sha(b"disk")
 
 
-def test_a_form_in_a_file(server: uploads.Server) -> None:
+def test_form_inside_the_file_is_content(server: uploads.Server) -> None:
     assert digest(server, part("file", NESTED) + END) == sha(NESTED)
 
 
@@ -141,7 +143,7 @@ def test_a_form_in_a_file(server: uploads.Server) -> None:
         'Multipart/Form-Data; charset=utf-8; Boundary="a b"; x=y',
     ],
 )
-def test_a_quoted_boundary(server: uploads.Server, kind: str) -> None:
+def test_quoted_boundary_is_read(server: uploads.Server, kind: str) -> None:
     body = part("file", b"disk") + END
     assert digest(server, body.replace(BOUNDARY.encode(), b"a b"), kind) == sha(b"disk")
 
@@ -160,7 +162,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_forms_that_are_none(server: uploads.Server, disk: Path, fault: str) -> None:
+def test_malformed_form_is_refused(server: uploads.Server, disk: Path, fault: str) -> None:
     answer = server.ask("POST", "/v1beta1/upload-form", REFUSED[fault] + END, FORM)
     assert answer.status == 400, answer.text
     assert answer.text.startswith("Saving stream failed: ")
@@ -170,6 +172,6 @@ def test_forms_that_are_none(server: uploads.Server, disk: Path, fault: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data", "multipart/mixed; boundary=x"])
-def test_other_content(server: uploads.Server, kind: str) -> None:
+def test_other_content_type_is_refused(server: uploads.Server, kind: str) -> None:
     answer = server.ask("POST", "/v1beta1/upload-form", END, {"Content-Type": kind})
     assert (answer.status, "multipart/form-data" in answer.text) == (400, True)

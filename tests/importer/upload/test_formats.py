@@ -1,4 +1,4 @@
-"""What the upload server makes of the bytes."""
+"""Formats of uploads: what is written, and what needs scratch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ server = uploads.server
 
 @pytest.mark.parametrize("variant", disks.COMMON)
 @pytest.mark.parametrize("name", ["upload", "upload-async"])
-def test_every_format(
+def test_format_is_converted(
     server: uploads.Server, disk: Path, disks: disks.Disks, variant: str, name: str
 ) -> None:
     assert server.ask("POST", f"/v1beta1/{name}", disks.image(variant).read_bytes()).status == 200
@@ -30,7 +30,7 @@ def test_every_format(
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib"])
 @pytest.mark.parametrize("compression", [None, "gz"])
-def test_no_scratch_is_needed(
+def test_streamable_format_needs_no_scratch(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     disk: Path,
@@ -54,7 +54,7 @@ def test_other_formats_need_scratch(
         assert (answer.status, "scratch space required" in answer.text) == (500, True)
 
 
-def test_block_device(
+def test_upload_is_written_to_a_device(
     certificates: uploads.Certificates, paths: contract.Paths, block: Path, disks: disks.Disks
 ) -> None:
     with uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server:
@@ -64,7 +64,7 @@ def test_block_device(
     oracle.same(block, disks.expected("qcow2"), beyond=devices.DIRT)
 
 
-def test_preallocation_and_size(
+def test_upload_is_preallocated_and_grown(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path
 ) -> None:
     env = {"PREALLOCATION": "true", "UPLOAD_IMAGE_SIZE": "16Mi", "FILESYSTEM_OVERHEAD": "0.06"}
@@ -75,7 +75,7 @@ def test_preallocation_and_size(
     assert disk.stat().st_blocks * 512 >= 15 * MIB
 
 
-def test_checksum(server: uploads.Server, disk: Path) -> None:
+def test_checksum_is_verified(server: uploads.Server, disk: Path) -> None:
     wrong = {"x-cdi-checksum": "sha256:" + "0" * 64}
     answer = server.ask("POST", SYNC, DATA, wrong)
     assert (answer.status, "checksum mismatch: expected sha256:000" in answer.text) == (500, True)
@@ -86,7 +86,7 @@ def test_checksum(server: uploads.Server, disk: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "gz", "xz", "zst"])
-def test_archive(
+def test_archive_is_unpacked(
     server: uploads.Server, paths: contract.Paths, disks: disks.Disks, compression: str | None
 ) -> None:
     body = disks.tar(compression).read_bytes()
@@ -95,6 +95,6 @@ def test_archive(
     processes.run("diff", "-r", "--no-dereference", disks.tree(), paths.data)
 
 
-def test_a_disk_is_no_archive(server: uploads.Server, paths: contract.Paths) -> None:
+def test_disk_is_refused_as_archive(server: uploads.Server, paths: contract.Paths) -> None:
     assert server.ask("POST", "/v1beta1/upload-archive", DATA).status == 500
     assert not list(Path(paths.data).iterdir())

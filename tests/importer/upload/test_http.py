@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the upload server: what is refused, what is not, and which bytes belong to which request."""
+"""HTTP/1.1 of the upload server: valid and invalid requests, and their boundaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNKED = "Transfer-Encoding: chunked\r\n"
 def server(
     certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[uploads.Server]:
-    """Share one: nothing here succeeds, and nothing here may make it unfit for the next."""
+    """Share one server: no test may succeed with an upload, or make it unusable."""
     data = tmp_path_factory.mktemp("data")
     paths = contract.Paths(data=str(data), block="/no", scratch="/no", termination_log="/no")
     with uploads.Server(certificates, {}, paths).impatient(5) as running:
@@ -34,7 +34,7 @@ def server(
     assert Path(data, "disk.img").read_bytes() == body
 
 
-# -- heads
+# -- request heads
 
 REFUSED = {
     "a length and chunks": (400, f"{POST}{CHUNKED}Content-Length: 5\r\n\r\n"),
@@ -71,13 +71,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_is_refused(server: uploads.Server, fault: str) -> None:
-    """It ends the connection: where the next request would begin, nobody knows."""
+def test_malformed_request_is_refused(server: uploads.Server, fault: str) -> None:
+    """The connection is closed: the start of the next request is unknown."""
     status, request = REFUSED[fault]
     with upload_wire.connected(server) as wire:
         wire.send(request + GET + "\r\n")
-        said = wire.answer()
-        assert (said.status, said.headers["Connection"]) == (status, "close")
+        response = wire.answer()
+        assert (response.status, response.headers["Connection"]) == (status, "close")
         assert wire.has_ended()
 
 
@@ -85,7 +85,7 @@ def test_what_is_refused(server: uploads.Server, fault: str) -> None:
     ("status", "rest"),
     [(400, f"/ HTTP/1.1\r\n{CHUNKED}Content-Length: 5"), (400, "//[ HTTP/1.1"), (505, "/ HTTP/2.0")],
 )
-def test_a_head_that_is_refused(server: uploads.Server, status: int, rest: str) -> None:
+def test_request_is_refused_by_its_head(server: uploads.Server, status: int, rest: str) -> None:
     with upload_wire.connected(server, None) as wire:
         assert wire.ask(f"HEAD {rest}\r\nHost: x\r\n\r\n", "HEAD").status == status
 
@@ -103,27 +103,27 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_is_taken(server: uploads.Server, name: str) -> None:
+def test_unusual_request_is_accepted(server: uploads.Server, name: str) -> None:
     with upload_wire.connected(server, None) as wire:
         assert wire.ask(TAKEN[name])[::2] == (200, "OK")
         assert wire.is_in_step()
         assert wire.ask(TAKEN[name])[::2] == (200, "OK")
 
 
-def test_the_old_protocol(server: uploads.Server) -> None:
-    """Without ``Host``, and one request for each connection."""
+def test_http_1_0_is_supported(server: uploads.Server) -> None:
+    """A request without ``Host``, one per connection."""
     with upload_wire.connected(server) as wire:
-        said = wire.ask("GET /healthz HTTP/1.0\r\n\r\n")
-        assert (said.status, said.text, said.headers["Connection"]) == (200, "OK", "close")
+        response = wire.ask("GET /healthz HTTP/1.0\r\n\r\n")
+        assert (response.status, response.text, response.headers["Connection"]) == (200, "OK", "close")
         assert wire.has_ended()
     with upload_wire.connected(server) as wire:
         head = f"POST {SYNC} HTTP/1.0\r\n{WRONG}Content-Length: 3\r\n\r\n"
         assert wire.digest(head + "abc") == hashlib.sha256(b"abc").hexdigest()
 
 
-# -- answers
+# -- responses
 
-ASKED = {
+REQUEST_LINES = {
     "GET /healthz": 200,
     "HEAD /healthz": 200,
     "HEAD /v1beta1/upload-async": 200,
@@ -145,11 +145,13 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("request_line", REQUEST_LINES)
 @pytest.mark.parametrize("body", ["none", "length", "chunks"])
-def test_in_step_after_every_answer(server: uploads.Server, asked: str, body: str) -> None:
-    """What nobody has read of a body is no request."""
-    method = asked.partition(" ")[0]
+def test_connection_stays_in_sync_after_every_response(
+    server: uploads.Server, request_line: str, body: str
+) -> None:
+    """The unread part of a body is not taken for a request."""
+    method = request_line.partition(" ")[0]
     smuggled = GET + "\r\n"
     more = {
         "none": "\r\n",
@@ -157,19 +159,19 @@ def test_in_step_after_every_answer(server: uploads.Server, asked: str, body: st
         "chunks": f"{CHUNKED}\r\n{len(smuggled):x}\r\n{smuggled}\r\n0\r\n\r\n",
     }
     with upload_wire.connected(server) as wire:
-        said = wire.ask(f"{asked} HTTP/1.1\r\nHost: x\r\n{more[body]}", method)
-        assert said.status == ASKED[asked]
-        assert said.headers["Date"].endswith(" GMT")
-        assert (said.headers["Content-Length"] is None) is (said.status == 204)
+        response = wire.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\n{more[body]}", method)
+        assert response.status == REQUEST_LINES[request_line]
+        assert response.headers["Date"].endswith(" GMT")
+        assert (response.headers["Content-Length"] is None) is (response.status == 204)
         if body == "none":
-            assert said.headers["Connection"] is None
+            assert response.headers["Connection"] is None
             assert wire.is_in_step()
         else:
-            assert said.headers["Connection"] == "close"
+            assert response.headers["Connection"] == "close"
             assert wire.has_ended()
 
 
-def test_requests_in_one_record(server: uploads.Server) -> None:
+def test_pipelined_requests_are_answered(server: uploads.Server) -> None:
     body = b"what comes with its head"
     upload = f"{POST}{WRONG}Content-Length: {len(body)}\r\n\r\n".encode() + body
     chunks = f"{POST}{WRONG}{CHUNKED}\r\n{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
@@ -199,11 +201,11 @@ def test_continue_comes_before_the_body(server: uploads.Server) -> None:
         assert wire.is_in_step()
 
 
-def test_a_length_of_20_digits(server: uploads.Server) -> None:
+def test_length_of_20_digits_is_too_large(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         wire.send(f"{POST}Content-Length: {'9' * 20}\r\n\r\n", bytes(300_000))
-        said = wire.answer()
-        assert (said.status, "effective image size is larger" in said.text) == (400, True)
+        response = wire.answer()
+        assert (response.status, "effective image size is larger" in response.text) == (400, True)
 
 
 # -- bodies
@@ -221,15 +223,15 @@ HEAD = len(PARTS[0])
 DIGEST = hashlib.sha256(BODY).hexdigest()
 
 
-def test_chunks_in_two_records(server: uploads.Server) -> None:
-    """Split everywhere, also within the head."""
+def test_chunks_may_be_split_anywhere(server: uploads.Server) -> None:
+    """Split everywhere, even within the head."""
     with upload_wire.connected(server) as wire:
         for at in (*range(1, HEAD, 40), *range(HEAD - 4, len(STREAM))):
             assert wire.digest(STREAM[:at], STREAM[at:]) == DIGEST
         assert wire.is_in_step()
 
 
-def test_every_byte_in_a_record_of_its_own(server: uploads.Server) -> None:
+def test_every_byte_may_be_a_tls_record(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         for _ in range(2):
             assert wire.digest(*(STREAM[at : at + 1] for at in range(len(STREAM)))) == DIGEST
@@ -237,8 +239,8 @@ def test_every_byte_in_a_record_of_its_own(server: uploads.Server) -> None:
 
 
 @pytest.mark.parametrize(("length", "longest"), [(1, 1), (5000, 7), (262_144, 900), (700_000, 30_000)])
-def test_chunks_and_records_of_any_length(server: uploads.Server, length: int, longest: int) -> None:
-    """Of bodies that are read at several goes, too."""
+def test_chunks_and_records_may_have_any_length(server: uploads.Server, length: int, longest: int) -> None:
+    """Bodies that need several reads are included."""
     dice = random.Random(length)
     with upload_wire.connected(server) as wire:
         for _ in range(4):
@@ -280,17 +282,17 @@ NO_CHUNKS = {
 
 
 @pytest.mark.parametrize("fault", NO_CHUNKS)
-def test_no_chunks(server: uploads.Server, fault: str) -> None:
-    """One answer, and the end: nothing behind it is another request."""
+def test_malformed_chunk_is_refused(server: uploads.Server, fault: str) -> None:
+    """One response, then the end: nothing behind the body is taken for a request."""
     with upload_wire.connected(server) as wire:
         wire.send(PARTS[0], NO_CHUNKS[fault] + f"{GET}\r\n".encode())
-        said = wire.answer()
-        assert (said.status, said.headers["Connection"]) == (500, "close"), said.text
-        assert said.text.startswith("Saving stream failed: ")
+        response = wire.answer()
+        assert (response.status, response.headers["Connection"]) == (500, "close"), response.text
+        assert response.text.startswith("Saving stream failed: ")
         assert wire.has_ended()
 
 
-def test_64_trailers(server: uploads.Server) -> None:
+def test_64_trailers_are_accepted(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         end = b"5\r\nhello\r\n0\r\n" + b"X: y\r\n" * 63 + b"\r\n"
         assert wire.digest(PARTS[0], end) == hashlib.sha256(b"hello").hexdigest()

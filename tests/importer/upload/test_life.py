@@ -1,4 +1,4 @@
-"""The life of the upload server, and of its pod."""
+"""The life cycle of the upload server and of its pod."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ paths = uploads.with_scratch
 server = uploads.server
 
 
-def test_deadline(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+def test_deadline_ends_the_server(certificates: uploads.Certificates, paths: contract.Paths) -> None:
     now = dt.datetime.now(dt.UTC).isoformat()
     with uploads.Server(certificates, {"DEADLINE": now}, paths) as server:
         ended = server.result()
@@ -41,7 +41,7 @@ def test_deadline(certificates: uploads.Certificates, paths: contract.Paths) -> 
     }
 
 
-def test_a_deadline_waits_for_an_upload(
+def test_deadline_waits_for_a_running_upload(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path
 ) -> None:
     deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1.5)
@@ -57,7 +57,7 @@ def test_a_deadline_waits_for_an_upload(
     assert disk.read_bytes() == DATA
 
 
-def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
+def test_stop_during_an_upload_leaves_nothing(server: uploads.Server, disk: Path) -> None:
     with server.connect() as connection:
         server.begin(connection, SYNC, len(DATA))
         connection.send(DATA[:MIB])
@@ -70,20 +70,20 @@ def test_stopped_while_uploading(server: uploads.Server, disk: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.005, 0.02, 0.1])
-def test_stopped_at_the_last_byte(server: uploads.Server, disk: Path, moment: float) -> None:
-    """Whichever is first: the client, the message and the volume say the same."""
+def test_stop_at_the_last_byte_is_consistent(server: uploads.Server, disk: Path, moment: float) -> None:
+    """Whatever comes first, the client, the message and the volume agree."""
     with server.connect() as connection:
         server.begin(connection, SYNC, len(DATA))
         connection.send(DATA[:-1])
         threading.Timer(moment, server.cancel.set).start()
         connection.send(DATA[-1:])
         good = connection.getresponse().status == 200
-    agree(server, disk, good)
+    check_agreement(server, disk, good)
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.15, 0.2])
 @pytest.mark.parametrize("path", [SYNC, uploads.RESUMABLE])
-def test_an_upload_as_the_deadline_passes(
+def test_upload_at_the_deadline_is_consistent(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, path: str, moment: float
 ) -> None:
     deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
@@ -97,20 +97,20 @@ def test_an_upload_as_the_deadline_passes(
                 made = {**uploads.TUS, "Upload-Length": str(len(DATA))}
                 server.ask("POST", path, b"", made)
                 good = server.ask("PATCH", path, DATA, {**uploads.MORE, "Upload-Offset": "0"}).status == 204
-        agree(server, disk, good)
+        check_agreement(server, disk, good)
 
 
-def agree(server: uploads.Server, disk: Path, good: bool) -> None:
-    """Check that the server and the volume know of a success, or neither does."""
-    said = ""
+def check_agreement(server: uploads.Server, disk: Path, good: bool) -> None:
+    """Check that the server and the volume agree on success or failure."""
+    message = ""
     with contextlib.suppress(errors.Cancelled):
-        said = server.result().message
-    assert (said == DONE, disk.exists()) == (good, good)
+        message = server.result().message
+    assert (message == DONE, disk.exists()) == (good, good)
     assert not [path for path in disk.parent.iterdir() if path != disk]
 
 
 class Ending(uploads.Server):
-    """Is about to end: what was under way has been let go, connections are still there."""
+    """A server about to end: running uploads were stopped, connections are still open."""
 
     def _serve(self) -> report.Report:
         self._face = role.make(self.settings, self.cancel)
@@ -120,7 +120,7 @@ class Ending(uploads.Server):
         return report.deadline_passed()
 
 
-def test_no_upload_begins_while_the_server_ends(
+def test_no_upload_starts_while_the_server_ends(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path
 ) -> None:
     with Ending(certificates, {}, paths) as server:
@@ -132,14 +132,14 @@ def test_no_upload_begins_while_the_server_ends(
 
 
 @pytest.mark.parametrize("variant", ["raw", "vhdx", "qcow2"])
-def test_stopped_while_processing(
+def test_stop_during_processing_leaves_nothing(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     tmp_path: Path,
     disks: disks.Disks,
     variant: str,
 ) -> None:
-    """What is left of the conversion, or of bytes that wait for the device, is left undone."""
+    """The rest of the conversion, and bytes that wait for the device, are abandoned."""
     with devices.slow(tmp_path, 16 * MIB, bytes_per_second=2 * MIB) as target:
         server = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
         wanted = dataclasses.replace(server.settings.wanted, direct=True)
@@ -157,14 +157,14 @@ def test_stopped_while_processing(
 
 
 @pytest.mark.parametrize("variant", ["raw", "vhdx"])
-def test_async_answers_before_the_processing(
+def test_async_upload_is_answered_before_processing(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     tmp_path: Path,
     disks: disks.Disks,
     variant: str,
 ) -> None:
-    """The disk is larger than what may wait on the way to the device, and the device is slow."""
+    """The disk is larger than the buffers before the device, and the device is slow."""
     with devices.slow(tmp_path, 16 * MIB, bytes_per_second=5 * MIB) as target:
         with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
             body = disks.image(variant, "dense").read_bytes()
@@ -175,10 +175,10 @@ def test_async_answers_before_the_processing(
         oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)
 
 
-def test_memory_is_bounded_and_a_slow_volume_slows_the_client(
+def test_slow_volume_slows_the_client_down(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """What the client may be ahead of the device: 8 MiB that wait, and what the kernel keeps of sockets."""
+    """The client may be ahead of the device by 8 MiB, and by the kernel's socket buffers."""
     size = 96 * MIB
     with devices.slow(tmp_path, size, bytes_per_second=24 * MIB) as target:
         made = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
@@ -200,7 +200,7 @@ def test_memory_is_bounded_and_a_slow_volume_slows_the_client(
             assert pod.wait(20) == 0
 
 
-def test_faults_of_the_environment_come_together(paths: contract.Paths) -> None:
+def test_all_errors_of_the_environment_are_reported(paths: contract.Paths) -> None:
     env = {"CLIENT_NAME": "x", "LISTEN_PORT": "many", "DEADLINE": "soon", "PREALLOCATION": "maybe"}
     with pytest.raises(errors.RequestError) as caught:
         settings.read(env, paths)
@@ -208,7 +208,7 @@ def test_faults_of_the_environment_come_together(paths: contract.Paths) -> None:
         assert name in str(caught.value)
 
 
-def test_a_busy_port(server: uploads.Server, paths: contract.Paths) -> None:
+def test_busy_port_is_reported(server: uploads.Server, paths: contract.Paths) -> None:
     other = uploads.Server(server.certificates, {"LISTEN_PORT": str(server.port)}, paths)
     other.port = server.port
     with other, pytest.raises(errors.RequestError, match="cannot listen"):
@@ -216,7 +216,9 @@ def test_a_busy_port(server: uploads.Server, paths: contract.Paths) -> None:
 
 
 @pytest.mark.parametrize("end", ["success", "SIGTERM"])
-def test_pod(certificates: uploads.Certificates, paths: contract.Paths, disk: Path, end: str) -> None:
+def test_server_runs_as_a_process(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path, end: str
+) -> None:
     server = uploads.Server(certificates, {}, paths)
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--data-dir={paths.data}"]
     argv += [f"--block-device={paths.block}", f"--termination-log={paths.termination_log}"]

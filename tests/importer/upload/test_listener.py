@@ -1,4 +1,4 @@
-"""Many connections to the upload server, silent and slow ones, and what is left of them."""
+"""Many connections to the upload server, silent and slow ones, and their resources."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MANY = 300
 server = uploads.server
 
 
-def held() -> tuple[int, int]:
-    """Return how many threads and descriptors this process has."""
+def resources() -> tuple[int, int]:
+    """Return the number of threads and descriptors of this process."""
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
@@ -36,8 +36,10 @@ def healthy(server: uploads.Server, seconds: float = 5) -> bool:
 
 
 @pytest.mark.parametrize("address", ["", "0.0.0.0", "::", "127.0.0.1"])
-def test_addresses(certificates: uploads.Certificates, paths: contract.Paths, address: str) -> None:
-    """Every address is one of IPv6 too, as for CDI's server: the pods of a cluster may have no other."""
+def test_server_listens_on_any_address(
+    certificates: uploads.Certificates, paths: contract.Paths, address: str
+) -> None:
+    """An IPv6 socket accepts every address, as with CDI's server: a cluster may have only IPv6."""
     known = Path("/proc/net/if_inet6")
     has_six = known.exists() and "0" * 31 + "1" in known.read_text()
     with uploads.Server(certificates, {"LISTEN_ADDRESS": address}, paths) as server:
@@ -51,39 +53,39 @@ def test_addresses(certificates: uploads.Certificates, paths: contract.Paths, ad
 
 
 @pytest.mark.parametrize("connect", [upload_wire.plain, upload_wire.secure])
-def test_silent_connections(
+def test_silent_connections_do_not_block_others(
     server: uploads.Server, disk: Path, connect: Callable[[uploads.Server], socket.socket]
 ) -> None:
-    """More than there is room for: the oldest go, and nobody else notices."""
-    before = held()
+    """With more connections than the limit the oldest are closed, and others are not affected."""
+    before = resources()
     with contextlib.ExitStack() as stack:
         for _ in range(MANY):
             stack.enter_context(connect(server))
         assert healthy(server)
         answer = server.ask("POST", SYNC, DATA, {"x-cdi-checksum": f"sha256:{'0' * 64}"})
         assert "checksum mismatch" in answer.text
-        threads, _ = held()
+        threads, _ = resources()
         assert threads - before[0] <= listener.MOST + listener.LEAVING + 1
-    processes.wait_for(lambda: held() <= before, "threads and descriptors")
+    processes.wait_for(lambda: resources() <= before, "threads and descriptors")
     assert server.ask("POST", SYNC, DATA).status == 200
     assert disk.read_bytes() == DATA
 
 
-def test_a_flood(server: uploads.Server) -> None:
-    """Faster than silent ones can be let go."""
-    before = held()
+def test_flood_of_connections_is_survived(server: uploads.Server) -> None:
+    """Faster than silent connections can be closed."""
+    before = resources()
     with contextlib.ExitStack() as stack:
         for _ in range(2 * listener.MOST):
             stack.enter_context(upload_wire.plain(server))
-        assert held()[0] - before[0] <= listener.MOST + listener.LEAVING + 1
+        assert resources()[0] - before[0] <= listener.MOST + listener.LEAVING + 1
         assert healthy(server)
-    processes.wait_for(lambda: held() <= before, "threads and descriptors")
+    processes.wait_for(lambda: resources() <= before, "threads and descriptors")
 
 
-def test_no_descriptor_is_left(
+def test_running_out_of_descriptors_is_survived(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    """Until clients go; then all is well again."""
+    """Once clients disconnect, the server accepts connections again."""
     processes.need("prlimit")
     made = uploads.Server(certificates, {}, paths)
     log = tmp_path / "log"
@@ -101,8 +103,8 @@ def test_no_descriptor_is_left(
     assert "Traceback" not in log.read_text()
 
 
-def test_clients_that_are_slow_on_purpose(certificates: uploads.Certificates, paths: contract.Paths) -> None:
-    """In the handshake, in the head: each is cut off, however often it says a little."""
+def test_slow_clients_are_disconnected(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    """In the handshake or in the head: each is disconnected, however often it sends a byte."""
     with uploads.Server(certificates, {}, paths).impatient(0.25) as server:
         with upload_wire.connected(server) as wire:
             begun = time.monotonic()
@@ -117,10 +119,8 @@ def test_clients_that_are_slow_on_purpose(certificates: uploads.Certificates, pa
             assert healthy(server)
 
 
-def test_slow_chunk_lines_end_with_their_length(
-    certificates: uploads.Certificates, paths: contract.Paths
-) -> None:
-    """Each byte is progress, but there is no chunk line of 4 KiB."""
+def test_slow_chunk_line_is_limited(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    """Each byte is progress, but no chunk line may have 4 KiB."""
     with (
         uploads.Server(certificates, {}, paths).impatient(3) as server,
         upload_wire.connected(server) as wire,
@@ -135,8 +135,8 @@ def test_slow_chunk_lines_end_with_their_length(
         assert server.ask("POST", SYNC, DATA).status == 200
 
 
-def test_an_answer_that_nobody_reads(server: uploads.Server) -> None:
-    """Requests without end, one behind the other."""
+def test_client_that_never_reads_is_disconnected(server: uploads.Server) -> None:
+    """Endless pipelined requests."""
     with upload_wire.connected(server, None) as wire:
         wire.sock.settimeout(1)
         with contextlib.suppress(TimeoutError, OSError):
@@ -145,7 +145,7 @@ def test_an_answer_that_nobody_reads(server: uploads.Server) -> None:
         assert healthy(server)
 
 
-# -- the end of the server
+# -- end of the server
 
 WAITING: dict[str, tuple[bool, bytes]] = {
     "before its handshake": (False, b""),
@@ -184,11 +184,11 @@ WAITING: dict[str, tuple[bool, bytes]] = {
 
 
 @pytest.mark.parametrize("state", WAITING)
-def test_stopped_while_a_client_is(server: uploads.Server, disk: Path, state: str) -> None:
-    secure, said = WAITING[state]
+def test_server_stops_despite_waiting_client(server: uploads.Server, disk: Path, state: str) -> None:
+    secure, request = WAITING[state]
     with (upload_wire.secure if secure else upload_wire.plain)(server) as sock:
-        sock.sendall(said)
-        if said.startswith(b"POST") and b"\r\n\r\n" in said:
+        sock.sendall(request)
+        if request.startswith(b"POST") and b"\r\n\r\n" in request:
             server.wait_until_busy()
         else:
             assert healthy(server)
@@ -201,8 +201,8 @@ def test_stopped_while_a_client_is(server: uploads.Server, disk: Path, state: st
     assert not processes.answers(server.port)
 
 
-def test_done_while_clients_are_silent(server: uploads.Server) -> None:
-    """Those that keep their connections do not keep the server, nor does the one that was served."""
+def test_server_ends_despite_silent_clients(server: uploads.Server) -> None:
+    """Open connections do not keep the server running, not even that of the client it served."""
     with (
         upload_wire.plain(server),
         upload_wire.secure(server),

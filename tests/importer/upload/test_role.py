@@ -24,7 +24,9 @@ def test_healthz_needs_no_certificate(server: uploads.Server) -> None:
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1alpha1"])
 @pytest.mark.parametrize("name", ["upload", "upload-async"])
-def test_an_upload_ends_the_server(server: uploads.Server, disk: Path, version: str, name: str) -> None:
+def test_successful_upload_ends_the_server(
+    server: uploads.Server, disk: Path, version: str, name: str
+) -> None:
     assert server.ask("POST", f"/{version}/{name}", DATA).status == 200
     ended = server.result()
     assert (ended.status, ended.message) == (0, DONE)
@@ -33,7 +35,7 @@ def test_an_upload_ends_the_server(server: uploads.Server, disk: Path, version: 
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1alpha1"])
-def test_clients_probe_with_head(server: uploads.Server, version: str) -> None:
+def test_head_probe_is_answered(server: uploads.Server, version: str) -> None:
     assert server.ask("HEAD", f"/{version}/upload-async", client=None).status == 200
 
 
@@ -47,7 +49,9 @@ def test_another_path_is_not_found(server: uploads.Server) -> None:
     assert server.ask("POST", "/v1/upload", b"x").status == 404
 
 
-def test_certificates(server: uploads.Server, certificates: uploads.Certificates, tmp_path: Path) -> None:
+def test_client_certificate_is_required(
+    server: uploads.Server, certificates: uploads.Certificates, tmp_path: Path
+) -> None:
     other_name = certificates.authority.issue(common_name="somebody", client=True)
     for client in (None, other_name):
         assert server.ask("POST", SYNC, DATA, client=client).status == 401
@@ -59,7 +63,7 @@ def test_certificates(server: uploads.Server, certificates: uploads.Certificates
     assert server.ask("POST", SYNC, DATA).status == 200
 
 
-def test_busy_and_done(server: uploads.Server, disk: Path) -> None:
+def test_second_upload_gets_busy_or_done(server: uploads.Server, disk: Path) -> None:
     with server.connect() as waiting, server.connect() as slow:
         waiting.request("GET", "/healthz")
         waiting.getresponse().read()
@@ -73,7 +77,9 @@ def test_busy_and_done(server: uploads.Server, disk: Path) -> None:
     assert disk.read_bytes() == DATA
 
 
-def test_too_large(certificates: uploads.Certificates, paths: contract.Paths, disk: Path) -> None:
+def test_too_large_upload_is_refused(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path
+) -> None:
     env = {"UPLOAD_IMAGE_SIZE": "4Mi"}
     with uploads.Server(certificates, env, paths) as server:
         for body in (DATA, [DATA[:MIB], DATA[MIB:]]):
@@ -88,7 +94,7 @@ def test_too_large(certificates: uploads.Certificates, paths: contract.Paths, di
     assert disk.stat().st_size == 4 * MIB
 
 
-def test_a_refused_image(server: uploads.Server, disk: Path, disks: disks.Disks) -> None:
+def test_unsafe_image_is_refused(server: uploads.Server, disk: Path, disks: disks.Disks) -> None:
     image = bytearray(disks.image("qcow2").read_bytes())
     image[8:20] = (512).to_bytes(8, "big") + (9).to_bytes(4, "big")
     answer = server.ask("POST", SYNC, bytes(image))
@@ -101,7 +107,7 @@ def test_a_refused_image(server: uploads.Server, disk: Path, disks: disks.Disks)
 # -- bodies
 
 
-def test_chunked_body_of_unknown_length(server: uploads.Server, disk: Path) -> None:
+def test_chunked_body_is_accepted(server: uploads.Server, disk: Path) -> None:
     pieces = [DATA[start : start + 77_777] for start in range(0, len(DATA), 77_777)]
     assert server.ask("POST", SYNC, pieces).status == 200
     assert disk.read_bytes() == DATA
@@ -118,7 +124,7 @@ def test_curl_waits_for_continue(server: uploads.Server, disk: Path, tmp_path: P
     assert disk.read_bytes() == DATA
 
 
-def test_continue_is_not_said_to_the_refused(server: uploads.Server) -> None:
+def test_refused_request_gets_no_continue(server: uploads.Server) -> None:
     with server.connect(None) as connection:
         connection.putrequest("POST", SYNC)
         connection.putheader("Content-Length", "1000000")
@@ -127,7 +133,7 @@ def test_continue_is_not_said_to_the_refused(server: uploads.Server) -> None:
         assert connection.sock.recv(12) == b"HTTP/1.1 401"
 
 
-def test_connections_are_kept(server: uploads.Server, disk: Path) -> None:
+def test_connection_is_kept_alive(server: uploads.Server, disk: Path) -> None:
     with server.connect() as connection:
         for _ in range(3):
             connection.request("GET", "/healthz")

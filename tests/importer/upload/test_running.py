@@ -1,4 +1,4 @@
-"""When the bytes of an upload are accepted: all there, verified, safe and fitting, and nothing usable yet."""
+"""When an upload is accepted: complete, verified, safe and small enough, and before anything is usable."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ ROUTES = {
 
 
 class Content(readers.Bytes):
-    """What one request brings."""
+    """The content of one request."""
 
     def interrupt(self) -> None: ...
 
 
 @dataclasses.dataclass
 class Case:
-    """An upload, and what was to be seen each time it was accepted."""
+    """An upload, and its state each time it was accepted."""
 
     order: running.Order
     data: bytes
     disk: Path
-    seen: list[tuple[bool, int, bool]] = dataclasses.field(default_factory=list)
+    states: list[tuple[bool, int, bool]] = dataclasses.field(default_factory=list)
 
     def accepted(self, body: upload.Body) -> None:
         converting = Path(f"{self.disk}.part").exists()
-        self.seen.append((body.is_complete, body.received, converting))
+        self.states.append((body.is_complete, body.received, converting))
         oracle.unusable(self.disk)
 
     def run(self, length: int | None = None) -> execute.Result:
-        """Upload all bytes, or ``length`` of them."""
+        """Upload all bytes, or the first ``length``."""
         body = upload.Body()
         data = self.data[:length]
 
@@ -82,11 +82,11 @@ Make = Callable[..., Case]
 
 @pytest.fixture
 def make(tmp_path: Path, scratch: Path, folder: Path, disks: disks.Disks) -> Iterator[Make]:
-    """Return what makes a case of a name in ROUTES."""
+    """Return a factory of cases by their name in ROUTES."""
     (tmp_path / "target").mkdir()
     with devices.loop(tmp_path, 32 * MIB) as block:
 
-        def made(kind: str, *, device: bool = False, **said: str) -> Case:
+        def make_case(kind: str, *, device: bool = False, **request_headers: str) -> Case:
             target = block if device else tmp_path / "target" / "disk.img"
             settings = request.Request(
                 source="upload",
@@ -98,15 +98,17 @@ def make(tmp_path: Path, scratch: Path, folder: Path, disks: disks.Disks) -> Ite
             name, _, ours = kind.partition(", ")
             if name in {"block", "filesystem"}:
                 data = clones.body(folder, name, ours=bool(ours))
-                said[headers.CONTENT_TYPE] = headers.BLOCK if name == "block" else headers.FILESYSTEM
-                said |= {headers.CHOICE: headers.EXTENTS} if ours else {}
+                request_headers[headers.CONTENT_TYPE] = (
+                    headers.BLOCK if name == "block" else headers.FILESYSTEM
+                )
+                request_headers |= {headers.CHOICE: headers.EXTENTS} if ours else {}
             else:
                 form, _, compression = name.partition(".")
                 path = disks.tar() if name == "archive" else disks.wrapped(form, compression or None)
                 data = path.read_bytes()
-            return Case(running.order(settings, said, archive=name == "archive"), data, target)
+            return Case(running.order(settings, request_headers, archive=name == "archive"), data, target)
 
-        yield made
+        yield make_case
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ROUTES if kind != "archive"])
@@ -114,7 +116,7 @@ def test_accepted_once_before_the_device_is_usable(make: Make, kind: str) -> Non
     case = make(kind, device=True)
     route = case.run().plan.route
     assert route is (plan.Route.EXTRACT if ROUTES[kind] is plan.Route.UNPACK else ROUTES[kind])
-    ((complete, received, _),) = case.seen
+    ((complete, received, _),) = case.states
     assert (complete, received) == (True, len(case.data))
 
 
@@ -123,7 +125,7 @@ def test_accepted_once_before_the_file_is_usable(make: Make, kind: str) -> None:
     case = make(kind)
     route = case.run().plan.route
     assert route is ROUTES[kind]
-    ((complete, received, converting),) = case.seen
+    ((complete, received, converting),) = case.states
     assert (complete, received) == (True, len(case.data))
     assert converting is (route not in {plan.Route.SPOOL, plan.Route.UNPACK})
 
@@ -133,7 +135,7 @@ def test_never_accepted_with_a_wrong_checksum(make: Make, kind: str) -> None:
     case = make(kind, **{headers.CHECKSUM: f"sha256:{'0' * 64}"})
     with pytest.raises(errors.ChecksumMismatch):
         case.run()
-    assert not case.seen
+    assert not case.states
     oracle.unusable(case.disk)
 
 
@@ -142,7 +144,7 @@ def test_never_accepted_when_cut_short(make: Make, kind: str) -> None:
     case = make(kind)
     with pytest.raises(errors.Error):
         case.run(len(case.data) - 700)
-    assert not case.seen
+    assert not case.states
     oracle.unusable(case.disk)
 
 
@@ -153,7 +155,7 @@ def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
         case.order = dataclasses.replace(case.order, wanted=wanted)
         with pytest.raises(errors.TooLarge):
             case.run()
-        assert not case.seen
+        assert not case.states
 
 
 def test_plan_of_a_clone_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +168,7 @@ def test_plan_of_a_clone_is_logged(make: Make, caplog: pytest.LogCaptureFixture)
 def test_device_that_ends_like_a_fixed_vhd_is_cloned_whole(
     make: Make, disks: disks.Disks, folder: Path, ours: str
 ) -> None:
-    """A guest may have written such a last sector; a clone is not looked at."""
+    """A guest may write such a last sector; the format of a clone is not detected."""
     (folder / "disk.img").write_bytes(disks.image("vhd-fixed").read_bytes())
     case = make(f"block{ours}")
     case.run()

@@ -1,4 +1,4 @@
-"""Versions and ciphers of the upload server, as the environment words them."""
+"""TLS versions and ciphers of the upload server, as set by the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_of_ciphers(name: str) -> None:
+def test_cipher_is_known_by_name(name: str) -> None:
     assert tls.openssl_name(name) == NAMES[name]
 
 
@@ -48,7 +48,7 @@ def test_names_of_ciphers(name: str) -> None:
     "ciphers", ["", "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,ECDHE-ECDSA-AES128-GCM-SHA256"]
 )
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
-def test_versions(
+def test_tls_version_is_negotiated(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     minimum: str,
@@ -56,7 +56,7 @@ def test_versions(
     taken: bool,
     ciphers: str,
 ) -> None:
-    """Also those that OpenSSL thinks too old, if asked for: as in OpenShift's profile of that name."""
+    """Even versions that OpenSSL disables by default, if requested, as by OpenShift's profile Old."""
     env = {"TLS_MIN_VERSION": minimum, "TLS_CIPHERS": ciphers}
     with uploads.Server(certificates, env, paths) as server:
         context = certificates.context(None)
@@ -69,9 +69,9 @@ def test_versions(
                 shake_hands(server, context)
 
 
-def test_ciphers(certificates: uploads.Certificates, paths: contract.Paths) -> None:
-    wanted = "TLS_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, nonsense"
-    with uploads.Server(certificates, {"TLS_CIPHERS": wanted}, paths) as server:
+def test_unknown_ciphers_are_ignored(certificates: uploads.Certificates, paths: contract.Paths) -> None:
+    ciphers = "TLS_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, nonsense"
+    with uploads.Server(certificates, {"TLS_CIPHERS": ciphers}, paths) as server:
         context = certificates.context(None)
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         assert shake_hands(server, context)[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
@@ -94,13 +94,13 @@ def shake_hands(server: uploads.Server, context: ssl.SSLContext) -> tuple[str, s
 @pytest.mark.parametrize(
     "env", [{"TLS_CIPHERS": "nonsense"}, {"TLS_MIN_VERSION": "1.2"}, {"TLS_CERT_FILE": "/missing"}]
 )
-def test_what_makes_no_sense(
+def test_invalid_tls_setting_is_reported(
     certificates: uploads.Certificates, paths: contract.Paths, env: dict[str, str]
 ) -> None:
     with uploads.Server(certificates, env, paths) as server, pytest.raises(errors.RequestError):
         server.result()
 
 
-def test_a_client_with_texts_that_are_no_certificates() -> None:
+def test_malformed_certificate_is_reported() -> None:
     with pytest.raises(errors.RequestError):
         upload_client.context("no PEM")

@@ -1,4 +1,4 @@
-"""Files, block devices and pipes of this machine."""
+"""Local files, block devices and pipes as sources."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def opened(path: Path, cancel: cancelling.Cancel | None = None) -> file.LocalSou
     return file.source(base.Location(str(path)), cancel or cancelling.Cancel())
 
 
-def wanted(path: Path, target: Path) -> cdi_worker.Request:
+def import_request(path: Path, target: Path) -> cdi_worker.Request:
     return cdi_worker.Request(source="local", location=cdi_worker.Location(str(path)), target=str(target))
 
 
-def test_a_device_has_no_identity(tmp_path: Path) -> None:
-    """Nothing about its node tells that its bytes have changed: an interrupted copy starts over."""
+def test_device_has_no_identity(tmp_path: Path) -> None:
+    """The metadata of a device does not show a change of its content, so an interrupted copy starts over."""
     with devices.loop(tmp_path, MIB) as device, opened(device) as source:
         assert source.size == MIB
         assert source.identity is None
 
 
-def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+def test_file_changed_while_read_is_refused(tmp_path: Path) -> None:
     path = devices.fill(tmp_path / "disk", MIB)
     with opened(path) as source:
         source.verify()
@@ -44,33 +44,33 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
             source.verify()
 
 
-def test_pipe(tmp_path: Path) -> None:
+def test_pipe_is_imported(tmp_path: Path) -> None:
     data = os.urandom(MIB + 7)
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(data))
     writer.start()
-    cdi_worker.run(wanted(tmp_path / "pipe", tmp_path / "disk.img"))
+    cdi_worker.run(import_request(tmp_path / "pipe", tmp_path / "disk.img"))
     writer.join()
     assert (tmp_path / "disk.img").read_bytes()[: len(data)] == data
 
 
-def test_pipe_that_would_have_to_be_read_twice(tmp_path: Path) -> None:
-    """A vmdk whose last marker is unknown cannot be placed as it passes."""
+def test_pipe_that_must_be_read_twice_is_refused(tmp_path: Path) -> None:
+    """A VMDK whose last marker is unknown cannot be placed from a stream."""
     image = bytearray(vmdk_stream.streamed(os.urandom(MIB)))
     image[-512:] = (0).to_bytes(8, "little") + bytes(4) + (9).to_bytes(4, "little") + bytes(496)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "scratch").mkdir()
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(image))
     writer.start()
-    request = wanted(tmp_path / "pipe", tmp_path / "disk.img")
+    request = import_request(tmp_path / "pipe", tmp_path / "disk.img")
     with pytest.raises(errors.Unsupported, match="convert it first"):
         cdi_worker.run(dataclasses.replace(request, scratch=str(tmp_path / "scratch")))
     writer.join()
 
 
 @pytest.mark.parametrize("sent", [None, 0, MIB])
-def test_cancel_ends_the_wait_for_a_pipe(tmp_path: Path, sent: int | None) -> None:
-    """Nobody writes to it, nothing comes, or nothing more comes."""
+def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> None:
+    """The pipe has no writer, the writer sends nothing, or it stops sending."""
     os.mkfifo(tmp_path / "pipe")
     cancel, end = threading.Event(), threading.Event()
 
@@ -85,11 +85,11 @@ def test_cancel_ends_the_wait_for_a_pipe(tmp_path: Path, sent: int | None) -> No
     threading.Timer(0.5, cancel.set).start()
     started = time.monotonic()
     with pytest.raises(errors.Cancelled):
-        cdi_worker.run(wanted(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
+        cdi_worker.run(import_request(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
     assert time.monotonic() - started < 5
     end.set()
 
 
-def test_a_path_has_no_zero_byte() -> None:
+def test_path_with_zero_byte_is_refused() -> None:
     with pytest.raises(errors.RequestError, match="zero byte"):
         file.source(base.Location("file:///tmp/%00x"), cancelling.Cancel())

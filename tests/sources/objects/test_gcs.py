@@ -1,4 +1,4 @@
-"""The GCS source against an emulator, and against a server that misbehaves."""
+"""The GCS source with an emulator and with a misbehaving server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store(emulator: objectservers.Emulator) -> objectservers.Emulator:
     return emulator
 
 
-def test_an_object_is_read_at_random_in_parallel_and_in_order(store: objectservers.Emulator) -> None:
+def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) -> None:
     with gcs_objects.opened(store.url("disk.img")) as source:
         assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: 256 * 1024])
         assert source.identity is not None
@@ -42,13 +42,13 @@ def test_an_object_is_read_at_random_in_parallel_and_in_order(store: objectserve
 
 
 @pytest.mark.parametrize("name", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"])
-def test_any_name_is_found(store: objectservers.Emulator, name: str) -> None:
+def test_object_of_any_name_is_found(store: objectservers.Emulator, name: str) -> None:
     store.put(name, b"disk" * 1000)
     with gcs_objects.opened(store.url(urllib.parse.quote(name))) as source:
         assert source.head == b"disk" * 1000
 
 
-def test_what_is_stored_compressed_arrives_as_stored(store: objectservers.Emulator) -> None:
+def test_compressed_object_is_read_as_stored(store: objectservers.Emulator) -> None:
     packed = gzip.compress(gcs_objects.DATA)
     store.put("packed", packed, encoding="gzip")
     with gcs_objects.opened(store.url("packed")) as source:
@@ -57,24 +57,24 @@ def test_what_is_stored_compressed_arrives_as_stored(store: objectservers.Emulat
         source.verify()
 
 
-def test_compressed_answers_are_asked_for_and_left_alone(server: misbehave.Server) -> None:
+def test_gzip_encoding_is_accepted_and_not_decoded(server: misbehave.Server) -> None:
     packed = gzip.compress(gcs_objects.DATA)
     page = gcs_objects.media(packed)
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "gzip"})
     with gcs_objects.opened(gcs_objects.serve(server, page, data=packed, contentEncoding="gzip")) as source:
         assert reading.streamed(source) == packed
         source.verify()
-    assert {seen.headers["accept-encoding"] for seen in server.gets(gcs_objects.MEDIA)} == {"gzip"}
+    assert {request.headers["accept-encoding"] for request in server.gets(gcs_objects.MEDIA)} == {"gzip"}
 
 
-def test_an_empty_object(store: objectservers.Emulator) -> None:
+def test_empty_object_is_read(store: objectservers.Emulator) -> None:
     store.put("empty", b"")
     with gcs_objects.opened(store.url("empty")) as source:
         assert (source.size, source.head, reading.drained(source.stream())) == (0, b"", b"")
         source.verify()
 
 
-def test_only_the_generation_of_the_first_contact_is_read(server: misbehave.Server) -> None:
+def test_only_the_first_generation_is_read(server: misbehave.Server) -> None:
     gone = misbehave.Page(b"No such object: b/o", status=404, content_type="text/html")
     with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 2), gone)) as source:
         assert source.identity is not None
@@ -84,13 +84,13 @@ def test_only_the_generation_of_the_first_contact_is_read(server: misbehave.Serv
             reading.part(source, 5, 10)
 
 
-def test_new_metadata_is_no_new_object(server: misbehave.Server) -> None:
+def test_changed_metadata_is_not_a_changed_object(server: misbehave.Server) -> None:
     touched = gcs_objects.media(etag='"two"', modified="Wed, 04 Nov 2026 10:00:00 GMT")
     with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), touched)) as source:
         assert reading.streamed(source) == gcs_objects.DATA
 
 
-def test_another_generation_in_the_answer_is_noticed(server: misbehave.Server) -> None:
+def test_other_generation_in_the_response_is_detected(server: misbehave.Server) -> None:
     other = dataclasses.replace(gcs_objects.media(), headers={"x-goog-generation": "8"})
     with (
         gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), other)) as source,
@@ -100,20 +100,20 @@ def test_another_generation_in_the_answer_is_noticed(server: misbehave.Server) -
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_bytes_that_are_not_the_stored_ones_are_noticed(server: misbehave.Server, ordered: bool) -> None:
+def test_corrupted_bytes_are_detected(server: misbehave.Server, ordered: bool) -> None:
     url = gcs_objects.serve(
         server, gcs_objects.media(gcs_objects.DATA[:-1] + b"?"), data=gcs_objects.DATA[:-1] + b"!"
     )
     with gcs_objects.opened(url) as source:
         assert source.size is not None
-        source.verify()  # not all was read: nothing to say
+        source.verify()  # not everything was read: no error
         reading.drained(source.stream()) if ordered else reading.streamed(source)
         with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected crc32c:"):
             source.verify()
 
 
-def test_a_reading_from_the_beginning_is_verified_anew(server: misbehave.Server) -> None:
-    """The fallback to one stream reads again what was read by ranges, and what it brings is written."""
+def test_second_read_is_verified_again(server: misbehave.Server) -> None:
+    """The fallback to one stream reads the ranges again, and writes what it reads."""
     url = gcs_objects.serve(server, (gcs_objects.media(), 2), gcs_objects.media(b"?" + gcs_objects.DATA[1:]))
     with gcs_objects.opened(url) as source:
         reading.part(source, 0, 1000)
@@ -122,7 +122,7 @@ def test_a_reading_from_the_beginning_is_verified_anew(server: misbehave.Server)
             source.verify()
 
 
-def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
+def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
     busy = gcs_objects.error(429, "slow down", "rateLimitExceeded")
     limited = gcs_objects.error(403, "too many", "userRateLimitExceeded")
     torn = gcs_objects.media(cut=100_000)
@@ -158,14 +158,14 @@ def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_an_answer_that_is_no_metadata_is_named(server: misbehave.Server, body: bytes) -> None:
+def test_malformed_metadata_is_reported(server: misbehave.Server, body: bytes) -> None:
     server.serve(gcs_objects.METADATA, misbehave.Page(body, ranges=False))
-    gc.collect()  # finalizers find no room in a stack that is full of brackets
+    gc.collect()  # finalizers find no room on a stack filled by nested brackets
     assert "the answer is no metadata of an object" in gcs_objects.refusal(server.url("/b/o"))
 
 
 @pytest.mark.parametrize("fault", [{"cut": 5}, {"missing": 5}])
-def test_metadata_that_breaks_off_is_asked_for_again(server: misbehave.Server, fault: dict[str, Any]) -> None:
+def test_incomplete_metadata_is_requested_again(server: misbehave.Server, fault: dict[str, Any]) -> None:
     url = gcs_objects.serve(server, gcs_objects.media())
     whole, _ = server.turn(gcs_objects.METADATA, "HEAD")
     server.serve(gcs_objects.METADATA, (dataclasses.replace(whole, **fault), 1), whole)
@@ -175,13 +175,13 @@ def test_metadata_that_breaks_off_is_asked_for_again(server: misbehave.Server, f
         assert source.size == len(gcs_objects.DATA)
 
 
-def test_a_refusal_of_brackets_alone(server: misbehave.Server) -> None:
+def test_deeply_nested_error_is_reported(server: misbehave.Server) -> None:
     server.serve(gcs_objects.METADATA, misbehave.Page(b"[" * 60_000, status=403))
     gc.collect()
     assert "access denied" in gcs_objects.refusal(server.url("/b/o"))
 
 
-def test_a_refusal_names_its_cause(store: objectservers.Emulator, server: misbehave.Server) -> None:
+def test_refusal_names_its_cause(store: objectservers.Emulator, server: misbehave.Server) -> None:
     assert "no such object 'nothing' in bucket 'images'" in gcs_objects.refusal(store.url("nothing"))
     url = gcs_objects.serve(server, gcs_objects.media())
     for page, cause in (
@@ -197,15 +197,13 @@ def test_a_refusal_names_its_cause(store: objectservers.Emulator, server: misbeh
 @pytest.mark.parametrize(
     "endpoint", ["gs://bucket", "gs:///name", "http://host/bucket", "https://h/b/o?sig=1"]
 )
-def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
+def test_malformed_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(errors.RequestError) as caught:
         gcs_objects.opened(endpoint)
     assert "=1" not in str(caught.value)
 
 
-def test_an_address_of_google_goes_through_proxy_and_custom_ca(
-    server: misbehave.Server, tmp_path: Path
-) -> None:
+def test_google_is_reached_through_proxy_and_custom_ca(server: misbehave.Server, tmp_path: Path) -> None:
     authority = tls.Authority(tmp_path)
     with proxy.Proxy(authority=authority, origin=server.url("")) as between:
         access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
@@ -216,7 +214,7 @@ def test_an_address_of_google_goes_through_proxy_and_custom_ca(
     assert between.requests[0].target == "storage.googleapis.com:443"
 
 
-def test_the_emulator_of_the_environment_is_used() -> None:
+def test_emulator_from_the_environment_is_used() -> None:
     paths = contract.Paths(data="/nowhere")
     for host in ("http://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9/"):
         env = {"IMPORTER_SOURCE": "gcs", "IMPORTER_ENDPOINT": "gs://b/o o", "STORAGE_EMULATOR_HOST": host}
@@ -225,8 +223,8 @@ def test_the_emulator_of_the_environment_is_used() -> None:
         assert location.address == "http://127.0.0.1:9/b/o%20o"
 
 
-def test_no_limit_is_on_the_whole_of_a_transfer(server: misbehave.Server) -> None:
-    """Only on silence, here of half a second: Google's own library ends transfers after a fixed time."""
+def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None:
+    """The only limit is on silence, here half a second: Google's library limits the whole transfer."""
     data, access = gcs_objects.DATA[:100_000], base.Access(patience=0.5)
     slow = gcs_objects.media(data, drip=(5_000, 0.1))
     url = gcs_objects.serve(server, (slow, 2), gcs_objects.media(data, stall=1000), data=data)
@@ -238,4 +236,6 @@ def test_no_limit_is_on_the_whole_of_a_transfer(server: misbehave.Server) -> Non
         assert time.monotonic() - started > 6 * access.patience
         with pytest.raises(errors.Transient, match="timed out"):
             reading.drained(source.stream())
-    assert {seen.headers["user-agent"] for seen in server.gets(gcs_objects.MEDIA)} == {session.USER_AGENT}
+    assert {request.headers["user-agent"] for request in server.gets(gcs_objects.MEDIA)} == {
+        session.USER_AGENT
+    }

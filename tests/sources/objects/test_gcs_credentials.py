@@ -1,4 +1,4 @@
-"""Credentials for Google: given in a file, of the surroundings, and whom they are shown to."""
+"""Credentials for Google: from a file, from the environment, and which servers receive them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def external_account(directory: Path, token_url: str) -> Path:
     return file
 
 
-def test_a_service_account(guard: objectservers.Service, tmp_path: Path) -> None:
+def test_service_account_gets_a_token(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
     with gcs_objects.opened(f"{guard.url}/images/disk.img", None, file) as source:
         assert reading.streamed(source) == gcs_objects.DATA
@@ -66,7 +66,7 @@ def test_a_service_account(guard: objectservers.Service, tmp_path: Path) -> None
     assert "assertion=" in guard.asked[0]
 
 
-def test_an_external_account(guard: objectservers.Service, tmp_path: Path) -> None:
+def test_external_account_exchanges_its_token(guard: objectservers.Service, tmp_path: Path) -> None:
     file = external_account(tmp_path, "https://sts.googleapis.com/v1/token")
     authority = tls.Authority(tmp_path)
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
@@ -86,15 +86,15 @@ def test_an_external_account(guard: objectservers.Service, tmp_path: Path) -> No
         "https://sts.googleapis.com.evil.example/",
     ],
 )
-def test_a_file_sends_no_token_of_the_surroundings_elsewhere(tmp_path: Path, field: str, url: str) -> None:
-    """A file from others may name any file of this machine, or its metadata server, as what to exchange."""
+def test_credentials_file_cannot_send_other_tokens(tmp_path: Path, field: str, url: str) -> None:
+    """An untrusted file may name any local file, or the metadata server, as the token to exchange."""
     file = external_account(tmp_path, "https://sts.googleapis.com/v1/token")
     file.write_text(json.dumps({**json.loads(file.read_text()), field: url}))
     with pytest.raises(errors.RequestError, match=f"{field} is not at"):
         gcs_objects.opened("gs://b/o", None, file)
 
 
-def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server, tmp_path: Path) -> None:
+def test_rejected_token_is_renewed(server: misbehave.Server, tmp_path: Path) -> None:
     answer = {"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600}
     with objectservers.answering(json.dumps(answer), "application/json") as service:
         file = service_account(tmp_path, service.url)
@@ -118,8 +118,10 @@ def test_a_token_that_is_no_longer_accepted_is_renewed(server: misbehave.Server,
         ("http://storage.example", base.Access(insecure=True)),
     ],
 )
-def test_no_token_goes_in_clear_beyond_this_machine(tmp_path: Path, server: str, access: base.Access) -> None:
-    """Whoever sees it pass may use it."""
+def test_token_is_not_sent_unencrypted_to_other_hosts(
+    tmp_path: Path, server: str, access: base.Access
+) -> None:
+    """It could be read and used on the way."""
     file = service_account(tmp_path, "https://oauth2.googleapis.com/token")
     assert gcs_objects.opened(f"{server}/b/o", access, file)
     for elsewhere in ("http://storage.example", "http://10.0.0.1:4443", "http://localhost.example"):
@@ -128,7 +130,7 @@ def test_no_token_goes_in_clear_beyond_this_machine(tmp_path: Path, server: str,
             gcs_objects.opened(f"{elsewhere}/b/o", None, file)
 
 
-def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp_path: Path) -> None:
+def test_unreachable_token_service_is_reported(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, "http://127.0.0.1:1/token")
     with (
         pytest.raises(errors.Transient, match=r"^Google's token service: connection refused$"),
@@ -137,7 +139,7 @@ def test_a_token_service_out_of_reach_is_named(guard: objectservers.Service, tmp
         pass
 
 
-def test_a_silent_token_service_keeps_no_cancel_waiting(tmp_path: Path) -> None:
+def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -148,10 +150,10 @@ def test_a_silent_token_service_keeps_no_cancel_waiting(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_credentials_that_are_not_enough(guard: objectservers.Service, tmp_path: Path) -> None:
+def test_rejected_credentials_are_reported(guard: objectservers.Service, tmp_path: Path) -> None:
     with objectservers.answering('{"error": "invalid_grant"}', "application/json", status=400) as service:
-        said = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
-    assert "Google credentials: invalid_grant" in said
+        message = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
+    assert "Google credentials: invalid_grant" in message
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_credentials_that_are_not_enough(guard: objectservers.Service, tmp_path:
         ('{"type": "odd"}', "of type 'odd' are not supported"),
     ],
 )
-def test_an_unusable_credentials_file(tmp_path: Path, text: str, fault: str) -> None:
+def test_unusable_credentials_file_is_reported(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "credentials.json"
     file.write_text(text)
     with pytest.raises(errors.RequestError, match=fault) as caught:
@@ -186,7 +188,7 @@ with gcs.source(locations.Gcs(endpoint=sys.argv[1], access=access), cancelling.C
 """
 
 
-def test_ambient_credentials_are_looked_for_where_anonymous_is_refused(
+def test_ambient_credentials_are_used_if_anonymous_access_fails(
     guard: objectservers.Service, tmp_path: Path
 ) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
@@ -199,15 +201,17 @@ def test_ambient_credentials_are_looked_for_where_anonymous_is_refused(
         assert "access denied without credentials: Anonymous caller does not have access" in done.stderr
 
 
-def test_ambient_credentials_are_not_shown_to_others(guard: objectservers.Service, tmp_path: Path) -> None:
-    """A token is good for whoever has it: a server that refuses must not be given this machine's."""
+def test_ambient_credentials_are_not_sent_to_other_servers(
+    guard: objectservers.Service, tmp_path: Path
+) -> None:
+    """A bearer token can be used by anyone: a server that refuses a request must not receive ours."""
     file = service_account(tmp_path, f"{guard.url}/token")
     done = processes.script(READ, f"{guard.url}/images/disk.img", GOOGLE_APPLICATION_CREDENTIALS=str(file))
     assert "access denied without credentials" in done.stderr
     assert not guard.asked
 
 
-def test_without_the_library_the_error_says_what_to_install() -> None:
+def test_missing_library_is_named() -> None:
     done = processes.script(f"import sys; sys.modules['google.cloud.storage'] = None\n{READ}", "gs://b/o")
     assert "the gcs source needs the Python package google-cloud-storage" in done.stderr
     assert "pip install 'cdi-worker[gcs]'" in done.stderr

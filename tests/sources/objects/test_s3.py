@@ -1,4 +1,4 @@
-"""The S3 source against SeaweedFS, against rclone, and against a server that misbehaves."""
+"""The S3 source with SeaweedFS, with rclone, and with a misbehaving server."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def store(seaweed: objectservers.Store) -> objectservers.Store:
 
 
 @pytest.fixture(scope="module")
-def odd_store(rclone: objectservers.Store) -> objectservers.Store:
+def rclone_store(rclone: objectservers.Store) -> objectservers.Store:
     rclone.put("disk.img", s3_objects.DATA)
     return rclone
 
 
 @pytest.mark.parametrize("tls_port", [False, True], ids=["http", "https"])
-def test_an_object_is_read_at_random_and_in_parallel(
+def test_object_is_read_by_ranges_in_parallel(
     store: objectservers.Store, certificates: uploads.Certificates, tls_port: bool
 ) -> None:
     access = dataclasses.replace(s3_objects.ADMIN, ca_files=(str(certificates.authority.certificate),))
@@ -49,14 +49,14 @@ def test_an_object_is_read_at_random_and_in_parallel(
         assert reading.streamed(source) == s3_objects.DATA
 
 
-def test_certificates_are_verified_unless_told_not_to(store: objectservers.Store) -> None:
+def test_certificates_are_verified_unless_insecure(store: objectservers.Store) -> None:
     url = store.url("disk.img", tls=True)
     assert "certificate verify failed" in s3_objects.refusal(url)
     with s3_objects.opened(url, dataclasses.replace(s3_objects.ADMIN, insecure=True)) as source:
         assert source.size == len(s3_objects.DATA)
 
 
-def test_reading_takes_no_right_but_to_read(store: objectservers.Store) -> None:
+def test_reading_needs_only_the_read_permission(store: objectservers.Store) -> None:
     with s3_objects.opened(store.url("disk.img"), s3_objects.READER) as source:
         assert reading.part(source, 0, 100) == s3_objects.DATA[:100]
 
@@ -68,8 +68,8 @@ def test_any_key_can_be_signed(store: objectservers.Store, key: str) -> None:
         assert source.head == b"disk" * 1000
 
 
-def test_given_keys_need_no_boto3(store: objectservers.Store) -> None:
-    """Its import takes longer than many an import of a disk waits for its first byte."""
+def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
+    """Importing boto3 takes longer than many imports need until their first byte."""
     store.put("some", b"x" * 1000)
     script = (
         "import sys\nfrom cdi_worker.sources import base\n"
@@ -83,7 +83,7 @@ def test_given_keys_need_no_boto3(store: objectservers.Store) -> None:
     assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "1000\n"
 
 
-def test_an_empty_object(store: objectservers.Store) -> None:
+def test_empty_object_is_read(store: objectservers.Store) -> None:
     with s3_objects.opened(store.url("empty")) as source:
         assert (source.size, source.head) == (0, b"")
 
@@ -104,21 +104,21 @@ def test_an_empty_object(store: objectservers.Store) -> None:
         ("disk.img", "images", base.Access(user="nobody", password="s3cret-x"), "unknown access key"),
     ],
 )
-def test_a_refusal_names_its_cause(
+def test_refusal_names_its_cause(
     store: objectservers.Store, key: str, bucket: str, keys: base.Access, cause: str
 ) -> None:
-    said = s3_objects.refusal(store.url(key, bucket=bucket), keys)
-    assert cause in said
-    assert not keys.password or keys.password not in said
+    message = s3_objects.refusal(store.url(key, bucket=bucket), keys)
+    assert cause in message
+    assert not keys.password or keys.password not in message
 
 
-def test_a_public_object_needs_no_keys(store: objectservers.Store) -> None:
+def test_public_object_needs_no_keys(store: objectservers.Store) -> None:
     with s3_objects.opened(store.url("disk.img", bucket="public"), base.Access()) as source:
         assert reading.streamed(source) == s3_objects.DATA
 
 
-@pytest.mark.parametrize("kind", ["store", "odd_store"])
-def test_a_changed_object_is_noticed(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("kind", ["store", "rclone_store"])
+def test_changed_object_is_detected(kind: str, request: pytest.FixtureRequest) -> None:
     server: objectservers.Store = request.getfixturevalue(kind)
     server.put("fickle", s3_objects.DATA)
     with s3_objects.opened(server.url("fickle")) as source:
@@ -128,24 +128,24 @@ def test_a_changed_object_is_noticed(kind: str, request: pytest.FixtureRequest) 
             reading.part(source, 0, 10)
 
 
-def test_a_server_that_answers_ranges_with_200(odd_store: objectservers.Store) -> None:
-    with s3_objects.opened(odd_store.url("disk.img")) as source:
+def test_server_answering_ranges_with_200_is_supported(rclone_store: objectservers.Store) -> None:
+    with s3_objects.opened(rclone_store.url("disk.img")) as source:
         assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: 256 * 1024])
         assert reading.streamed(source) == s3_objects.DATA
         assert reading.part(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
-    assert "no such key" in s3_objects.refusal(odd_store.url("nothing"))
-    assert "no such bucket" in s3_objects.refusal(odd_store.url("nothing", bucket="nowhere"))
+    assert "no such key" in s3_objects.refusal(rclone_store.url("nothing"))
+    assert "no such bucket" in s3_objects.refusal(rclone_store.url("nothing", bucket="nowhere"))
     assert "wrong signature" in s3_objects.refusal(
-        odd_store.url("disk.img"), dataclasses.replace(s3_objects.ADMIN, password="no")
+        rclone_store.url("disk.img"), dataclasses.replace(s3_objects.ADMIN, password="no")
     )
-    assert "no keys were given" in s3_objects.refusal(odd_store.url("disk.img"), base.Access())
+    assert "no keys were given" in s3_objects.refusal(rclone_store.url("disk.img"), base.Access())
 
 
 @pytest.mark.parametrize(
     "endpoint",
     ["s3://bucket", "s3:///key", "http://host/bucket", "ftp://host/b/k", "https://h/b/k?X-Amz-Signature=1"],
 )
-def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
+def test_malformed_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(errors.RequestError) as caught:
         s3_objects.opened(endpoint)
     assert "=1" not in str(caught.value)
@@ -156,19 +156,19 @@ def test_half_a_key_pair_is_refused() -> None:
         s3_objects.opened("s3://b/k", base.Access(user="me"))
 
 
-def test_clock_skew_is_named(server: misbehave.Server) -> None:
+def test_clock_skew_is_reported(server: misbehave.Server) -> None:
     theirs = (dt.datetime.now(dt.UTC) - dt.timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
     page = misbehave.Page(s3_objects.document("RequestTimeTooSkewed", ServerTime=theirs), status=403)
-    said = s3_objects.refusal(server.serve("/b/k", page))
-    assert "clock skew" in said
-    assert " 720" in said
+    message = s3_objects.refusal(server.serve("/b/k", page))
+    assert "clock skew" in message
+    assert " 720" in message
 
 
 @pytest.mark.parametrize(
     ("status", "code"),
     [(503, "SlowDown"), (429, "TooManyRequests"), (500, "InternalError"), (400, "RequestTimeout")],
 )
-def test_trouble_that_passes_is_transient(server: misbehave.Server, status: int, code: str) -> None:
+def test_temporary_error_is_transient(server: misbehave.Server, status: int, code: str) -> None:
     busy = misbehave.Page(s3_objects.document(code), status=status, headers={"Retry-After": "7"})
     url = server.serve("/b/k", (misbehave.Page(s3_objects.DATA), 1), busy)
     with s3_objects.opened(url) as source, pytest.raises(errors.Transient, match=code) as caught:
@@ -176,7 +176,7 @@ def test_trouble_that_passes_is_transient(server: misbehave.Server, status: int,
     assert caught.value.retry_after == (None if status == 400 else 7.0)
 
 
-def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
+def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
     good = misbehave.Page(s3_objects.DATA)
     busy = misbehave.Page(s3_objects.document("SlowDown"), status=503)
     torn = dataclasses.replace(good, cut=100_000)
@@ -185,7 +185,7 @@ def test_throttling_and_resets_are_outlasted(server: misbehave.Server) -> None:
         assert reading.streamed(source) == s3_objects.DATA
 
 
-def test_a_compressed_refusal_is_not_inflated_without_a_bound(server: misbehave.Server) -> None:
+def test_compressed_error_document_is_bounded(server: misbehave.Server) -> None:
     packer = zstandard.ZstdCompressor(level=1).compressobj()
     bomb = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
     headers = {"Content-Encoding": "zstd"}
@@ -195,7 +195,7 @@ def test_a_compressed_refusal_is_not_inflated_without_a_bound(server: misbehave.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
-def test_an_unknown_failure_keeps_the_servers_words(server: misbehave.Server) -> None:
+def test_unknown_error_has_the_message_of_the_server(server: misbehave.Server) -> None:
     page = misbehave.Page(
         s3_objects.document("Odd", Message="a &quot;b&quot;\n\x1b[31m" + "c" * 90), status=403
     )

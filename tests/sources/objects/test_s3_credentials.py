@@ -1,4 +1,4 @@
-"""Credentials that an S3 request does not bring: each in a process of its own."""
+"""Ambient credentials for S3, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def reads(url: str, **variables: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def stored(seaweed: objectservers.Store) -> objectservers.Store:
+def stored_url(seaweed: objectservers.Store) -> objectservers.Store:
     seaweed.put("disk.img", s3_objects.DATA)
     return seaweed
 
 
-def test_credentials_of_the_environment(stored: objectservers.Store) -> None:
+def test_credentials_of_the_environment_are_used(stored_url: objectservers.Store) -> None:
     key, secret = objectservers.READER
     keys = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
-    reads(stored.url("disk.img"), **keys)
+    reads(stored_url.url("disk.img"), **keys)
 
 
-def test_credentials_of_a_profile(stored: objectservers.Store, tmp_path: Path) -> None:
+def test_credentials_of_a_profile_are_used(stored_url: objectservers.Store, tmp_path: Path) -> None:
     key, secret = objectservers.READER
     file = tmp_path / "credentials"
     file.write_text(f"[disks]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
-    reads(stored.url("disk.img"), AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="disks")
+    reads(stored_url.url("disk.img"), AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="disks")
 
 
-def test_credentials_of_a_web_identity(server: misbehave.Server, tmp_path: Path) -> None:
+def test_credentials_of_a_web_identity_are_used(server: misbehave.Server, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-service-account-token")
     denied = misbehave.Page(s3_objects.document("AccessDenied"), status=403)
     url = server.serve("/b/k", (denied, 1), misbehave.Page(s3_objects.DATA))
@@ -80,7 +80,7 @@ except errors.Cancelled:
 """
 
 
-def test_a_silent_token_service_keeps_no_cancel_waiting(server: misbehave.Server, tmp_path: Path) -> None:
+def test_cancel_ends_waiting_for_a_silent_token_service(server: misbehave.Server, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-service-account-token")
     url = server.serve("/b/k", misbehave.Page(s3_objects.document("AccessDenied"), status=403))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -95,8 +95,8 @@ def test_a_silent_token_service_keeps_no_cancel_waiting(server: misbehave.Server
     assert float(done.stdout) < 10, done.stderr
 
 
-def test_ambient_credentials_that_fail_are_named(stored: objectservers.Store, tmp_path: Path) -> None:
-    done = processes.script(READ, stored.url("disk.img"), AWS_PROFILE="none")
+def test_failing_ambient_credentials_are_reported(stored_url: objectservers.Store, tmp_path: Path) -> None:
+    done = processes.script(READ, stored_url.url("disk.img"), AWS_PROFILE="none")
     assert "errors.Unreachable" in done.stderr
     assert "ambient AWS credentials: The config profile (none) could not be found" in done.stderr
 
@@ -120,6 +120,6 @@ with s3.source(location, cancelling.Cancel()) as source:
     assert "the-token" not in done.stderr
 
 
-def test_without_boto3_the_error_says_what_to_install() -> None:
+def test_missing_boto3_is_named() -> None:
     done = processes.script(f"import sys; sys.modules['boto3'] = None\n{READ}", "s3://b/k")
     assert "s3 source needs the Python package boto3: pip install 'cdi-worker[s3]'" in done.stderr

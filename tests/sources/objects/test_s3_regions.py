@@ -1,4 +1,4 @@
-"""In which region a server is, and what it says to another one."""
+"""The region of a bucket, and redirects to another one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_requests_are_signed_for_the_region_and_with_the_session_token(server: m
     assert second.headers["if-match"] == '"one"'
 
 
-def test_an_s3_address_is_on_aws() -> None:
+def test_s3_url_is_on_aws() -> None:
     address = s3.parse("s3://bucket/some/key%20.img")
     assert address.url("eu-west-1") == "https://s3.eu-west-1.amazonaws.com/bucket/some/key%2520.img"
     assert address.url("cn-north-1").startswith("https://s3.cn-north-1.amazonaws.com.cn/bucket/")
 
 
-def test_the_region_that_the_server_names_is_learnt(server: misbehave.Server) -> None:
+def test_region_named_by_the_server_is_used(server: misbehave.Server) -> None:
     wrong = misbehave.Page(s3_objects.document("AuthorizationHeaderMalformed", Region="eu-1"), status=400)
     url = server.serve("/b/k", (wrong, 2), misbehave.Page(s3_objects.DATA))
     with s3_objects.opened(url) as source:
@@ -62,12 +62,12 @@ def test_the_region_that_the_server_names_is_learnt(server: misbehave.Server) ->
     assert "wrong region 'eu-1'" in s3_objects.refusal(server.serve("/b/l", wrong))
 
 
-def test_a_bucket_elsewhere_is_named(server: misbehave.Server) -> None:
+def test_region_of_a_moved_bucket_is_reported(server: misbehave.Server) -> None:
     moved = misbehave.Page(
         s3_objects.document("PermanentRedirect"), status=301, headers={"x-amz-bucket-region": "eu-west-3"}
     )
-    said = s3_objects.refusal(server.serve("/b/k", moved))
-    assert "wrong region '127': the bucket is in 'eu-west-3'" in said
+    message = s3_objects.refusal(server.serve("/b/k", moved))
+    assert "wrong region '127': the bucket is in 'eu-west-3'" in message
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_bucket_elsewhere_is_named(server: misbehave.Server) -> None:
     ],
     ids=["301", "307"],
 )
-def test_an_s3_address_is_followed_to_its_region_through_the_proxy(
+def test_s3_url_is_followed_to_its_region_through_the_proxy(
     server: misbehave.Server, tmp_path: Path, moved: misbehave.Page
 ) -> None:
     moved = dataclasses.replace(moved, headers={"x-amz-bucket-region": "eu-west-3"})
@@ -93,6 +93,6 @@ def test_an_s3_address_is_followed_to_its_region_through_the_proxy(
         with s3_objects.opened("s3://b/k", access, region="eu-west-1") as source:
             assert source.name == "s3://b/k"
             assert reading.streamed(source) == s3_objects.DATA
-    hosts = [seen.target for seen in between.requests if seen.method == "CONNECT"]
+    hosts = [request.target for request in between.requests if request.method == "CONNECT"]
     assert hosts[:2] == ["s3.eu-west-1.amazonaws.com:443", "s3.eu-west-3.amazonaws.com:443"]
     assert s3_objects.scope(server.gets("/b/k")[-1]) == "eu-west-3/s3/aws4_request"

@@ -1,4 +1,4 @@
-"""The connections to a ticket, against servers that the real daemon is not."""
+"""Connections for a ticket, with servers that differ from the real daemon."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTENTS = [
 
 @dataclasses.dataclass
 class Server:
-    """What a server answers. ``options`` None: it does not know that method, as in oVirt 4.2."""
+    """The responses of a server. ``options`` None: OPTIONS is not supported, as in oVirt 4.2."""
 
     options: dict[str, Any] | None
     extents: str = json.dumps(EXTENTS)
@@ -92,7 +92,7 @@ def server() -> Iterator[Server]:
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            """A client that goes away is no matter."""
+            """Ignore clients that disconnect."""
 
     with threaded.Threaded(Threads(("127.0.0.1", 0), Handler)) as running:
         served.port = running.port
@@ -116,13 +116,13 @@ def read(pool: imageio_data.Pool, offset: int = 0, length: int = len(DATA)) -> b
     return bytes(data[: pool.read(offset, memoryview(data))])
 
 
-def test_extents_and_ranges(server: Server, pool: imageio_data.Pool) -> None:
+def test_extents_and_ranges_are_read(server: Server, pool: imageio_data.Pool) -> None:
     pool.connect([server.url])
     assert pool.extents() == [base.Extent(0, 100_000, zero=False), base.Extent(100_000, 200_000, zero=True)]
     assert read(pool, 1234, 5678) == DATA[1234 : 1234 + 5678]
 
 
-def test_an_old_server_is_read_without_extents(server: Server, pool: imageio_data.Pool) -> None:
+def test_old_server_is_read_without_extents(server: Server, pool: imageio_data.Pool) -> None:
     server.options = None
     pool.connect([server.url])
     assert pool.extents() == [base.Extent(0, len(DATA), zero=False)]
@@ -130,7 +130,7 @@ def test_an_old_server_is_read_without_extents(server: Server, pool: imageio_dat
 
 
 @pytest.mark.parametrize("options", [None, NEW, {**NEW, "max_readers": 20}])
-def test_no_more_connections_than_allowed(
+def test_number_of_connections_is_limited(
     server: Server, pool: imageio_data.Pool, options: dict[str, Any] | None
 ) -> None:
     server.options = options
@@ -144,7 +144,7 @@ def test_no_more_connections_than_allowed(
     assert server.busiest <= allowed
 
 
-def test_what_came_before_a_cut_counts(server: Server, pool: imageio_data.Pool) -> None:
+def test_bytes_before_a_cut_are_kept(server: Server, pool: imageio_data.Pool) -> None:
     pool.connect([server.url])
     server.cut = 70_000
     whole, done = bytearray(len(DATA)), 0
@@ -162,7 +162,7 @@ def test_what_came_before_a_cut_counts(server: Server, pool: imageio_data.Pool) 
         (400, errors.SourceError),
     ],
 )
-def test_answers_that_are_no_range(
+def test_response_that_is_not_the_range_is_refused(
     server: Server, pool: imageio_data.Pool, status: int, kind: type[errors.Error]
 ) -> None:
     pool.connect([server.url])
@@ -183,7 +183,7 @@ def test_answers_that_are_no_range(
         ('[{"start": 0, "length": -1, "zero": true}]', "gap"),
     ],
 )
-def test_extents_that_make_no_sense(
+def test_malformed_extents_are_refused(
     server: Server, pool: imageio_data.Pool, extents: str, words: str
 ) -> None:
     server.extents = extents
@@ -192,18 +192,18 @@ def test_extents_that_make_no_sense(
         pool.extents()
 
 
-def test_the_next_place_where_the_first_does_not_answer(server: Server, pool: imageio_data.Pool) -> None:
+def test_second_url_is_used_if_the_first_does_not_respond(server: Server, pool: imageio_data.Pool) -> None:
     dead = "http://127.0.0.1:1/images/ticket"
     with pytest.raises(errors.Unreachable, match="connection refused"):
         pool.connect([dead, dead])
     pool.connect([dead, server.url])
     assert read(pool) == DATA
-    # A host that has answered before is being restarted.
+    # A host that has responded before is being restarted.
     with pytest.raises(errors.Transient, match="connection refused"):
         pool.connect([dead])
 
 
-def test_reads_under_way_can_be_ended(
+def test_interrupt_ends_running_reads(
     server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
 ) -> None:
     pool.connect([server.url])
@@ -218,9 +218,10 @@ def test_reads_under_way_can_be_ended(
     assert read(pool, 0, 1000) == DATA[:1000]
 
 
-def test_ending_reads_that_end_by_themselves(
+def test_interrupt_may_coincide_with_the_end_of_reads(
     server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
 ) -> None:
+    """Whatever a connection is doing at that moment, even closing."""
     """Whatever a connection is doing at that moment, also closing."""
     pool.connect([server.url])
     server.cut = 500
@@ -249,8 +250,8 @@ def test_ending_reads_that_end_by_themselves(
     assert not failures
 
 
-def test_who_comes_after_the_end_connects_no_more(server: Server, pool: imageio_data.Pool) -> None:
-    """It would stay connected, and the ticket in use: the renewal may be late by an answer of the engine."""
+def test_closed_pool_opens_no_connection(server: Server, pool: imageio_data.Pool) -> None:
+    """A new connection would keep the ticket in use, and the renewal may be late by one response."""
     pool.connect([server.url])
     assert read(pool) == DATA
     pool.close()

@@ -1,4 +1,4 @@
-"""The imageio source against the real daemon and a fake engine: what it reads, and how transfers end."""
+"""The imageio source with the real daemon and a fake engine: the bytes read, and the end of transfers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes
 
 
-def test_the_disk_as_it_is(ovirt_disk: ovirt_disks.Place) -> None:
+def test_current_disk_is_read(ovirt_disk: ovirt_disks.Place) -> None:
     with ovirt_disk.source() as source:
         assert (source.size, source.format, source.identity) == (ovirt_disks.SIZE, "raw", None)
         assert source.head == ovirt_disk.now.read_bytes()[: len(source.head)]
@@ -33,16 +33,16 @@ def test_the_disk_as_it_is(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.ended("finished_success")
 
 
-def test_a_host_that_is_this_one_is_read_by_its_unix_socket(tmp_path: Path) -> None:
-    with ovirt_disks.placed(tmp_path, local=True) as place:
-        with place.source() as source:
-            assert ovirt_disks.read(source) == place.now.read_bytes()
+def test_local_host_is_read_by_unix_socket(tmp_path: Path) -> None:
+    with ovirt_disks.placed(tmp_path, local=True) as setup:
+        with setup.source() as source:
+            assert ovirt_disks.read(source) == setup.now.read_bytes()
             source.verify()
-        assert "[local" in place.engine.daemon.log()
-        place.ended("finished_success")
+        assert "[local" in setup.engine.daemon.log()
+        setup.ended("finished_success")
 
 
-def test_a_host_that_knows_no_zeros(ovirt_disk: ovirt_disks.Place, tmp_path: Path) -> None:
+def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Place, tmp_path: Path) -> None:
     ovirt_disk.engine.flat = True
     target = tmp_path / "disk.img"
     result = cdi_worker.run(
@@ -59,10 +59,10 @@ def test_a_host_that_knows_no_zeros(ovirt_disk: ovirt_disks.Place, tmp_path: Pat
     [(fetch.Options(), 4 * ovirt_disks.MIB), (fetch.Options(chunk=ovirt_disks.MIB), ovirt_disks.MIB)],
     ids=["4M", "1M"],
 )
-def test_no_request_is_longer_than_a_chunk(
+def test_requests_are_not_longer_than_a_chunk(
     ovirt_disk: ovirt_disks.Place, tmp_path: Path, options: fetch.Options, longest: int
 ) -> None:
-    """A connection that ends costs no more than that, be the run of data ever so long."""
+    """A broken connection must not cost more than one chunk, however long the run of data is."""
     ovirt_disk.engine.flat = True
     target, before = tmp_path / "disk.img", len(ovirt_disk.engine.daemon.log())
     cdi_worker.run(
@@ -70,26 +70,28 @@ def test_no_request_is_longer_than_a_chunk(
             source="imageio", location=ovirt_disk.location(), target=str(target), fetch=options
         )
     )
-    said = ovirt_disk.engine.daemon.log()[before:]
-    assert max(int(size) for size in re.findall(r"READ size=(\d+)", said)) == longest
+    log = ovirt_disk.engine.daemon.log()[before:]
+    assert max(int(size) for size in re.findall(r"READ size=(\d+)", log)) == longest
     processes.run("cmp", target, ovirt_disk.now)
 
 
-def test_a_disk_that_does_not_fit_is_let_go(ovirt_disk: ovirt_disks.Place, tmp_path: Path) -> None:
-    wanted = cdi_worker.Request(
+def test_transfer_is_cancelled_if_the_disk_does_not_fit(
+    ovirt_disk: ovirt_disks.Place, tmp_path: Path
+) -> None:
+    request = cdi_worker.Request(
         source="imageio",
         location=ovirt_disk.location(),
         target=str(tmp_path / "disk.img"),
         image_size=ovirt_disks.MIB,
     )
     with pytest.raises(errors.TooLarge):
-        cdi_worker.run(wanted)
+        cdi_worker.run(request)
     ovirt_disk.ended("finished_cleanup")
-    cdi_worker.inspect(dataclasses.replace(wanted, image_size=None))
+    cdi_worker.inspect(dataclasses.replace(request, image_size=None))
     ovirt_disk.ended("finished_cleanup", "finished_cleanup")
 
 
-def test_the_disk_at_a_snapshot(ovirt_disk: ovirt_disks.Place) -> None:
+def test_disk_at_a_snapshot_is_read(ovirt_disk: ovirt_disks.Place) -> None:
     with ovirt_disk.source("disk-0") as source:
         assert source.identity is not None
         assert ovirt_disks.read(source) == ovirt_disk.before.read_bytes()
@@ -100,7 +102,7 @@ def test_the_disk_at_a_snapshot(ovirt_disk: ovirt_disks.Place) -> None:
     assert ovirt_disk.engine.last.form == "raw"
 
 
-def test_the_active_disk_as_a_checkpoint(ovirt_disk: ovirt_disks.Place) -> None:
+def test_active_disk_is_read_as_a_checkpoint(ovirt_disk: ovirt_disks.Place) -> None:
     with ovirt_disk.source("disk-1", "disk-0") as source:
         assert (source.format, source.identity) == ("qcow2", None)
         assert source.head.startswith(b"QFI\xfb")
@@ -111,7 +113,7 @@ def test_the_active_disk_as_a_checkpoint(ovirt_disk: ovirt_disks.Place) -> None:
     assert ovirt_disk.engine.last.form == "cow"
 
 
-def test_what_is_not_verified_is_cancelled(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Place) -> None:
     with ovirt_disk.source() as source:
         source.close()
     with pytest.raises(ZeroDivisionError), ovirt_disk.source():
@@ -120,7 +122,7 @@ def test_what_is_not_verified_is_cancelled(ovirt_disk: ovirt_disks.Place) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"disk_id": "none"}, "disk none: the engine has no such thing"),
         ({"current": "none"}, "the disk has no snapshot none"),
@@ -128,19 +130,21 @@ def test_what_is_not_verified_is_cancelled(ovirt_disk: ovirt_disks.Place) -> Non
         ({"access": base.Access(user="x", password="secret")}, "certificate"),
     ],
 )
-def test_what_cannot_be(ovirt_disk: ovirt_disks.Place, changes: dict[str, object], words: str) -> None:
+def test_invalid_request_is_refused(
+    ovirt_disk: ovirt_disks.Place, changes: dict[str, object], message: str
+) -> None:
     location = dataclasses.replace(ovirt_disk.location(), **changes)  # type: ignore[arg-type]
-    with pytest.raises(errors.Unreachable, match=words) as caught:
+    with pytest.raises(errors.Unreachable, match=message) as caught:
         imageio.ImageioSource(location, cancelling.Cancel()).__enter__()
     assert "secret" not in str(caught.value)
     ovirt_disk.ended()
 
 
-def test_a_disk_has_to_be_named() -> None:
+def test_disk_id_is_required() -> None:
     assert any("IMPORTER_DISK_ID" in fault for fault in locations.Imageio("https://x/").faults())
 
 
-def test_no_certificates_are_asked_for_when_insecure(ovirt_disk: ovirt_disks.Place) -> None:
+def test_insecure_access_needs_no_certificates(ovirt_disk: ovirt_disks.Place) -> None:
     access = dataclasses.replace(ovirt_disk.location().access, ca_files=(), insecure=True)
     location = dataclasses.replace(ovirt_disk.location(), access=access)
     with imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK) as source:

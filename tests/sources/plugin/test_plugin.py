@@ -1,4 +1,4 @@
-"""A source of a third party, installed beside ours: nothing else is told of it."""
+"""A third-party source, installed beside ours and registered by its entry point only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(site: Path, *arguments: str | Path, **env: str) -> worker.Done:
     return worker.run(*arguments, env={"PYTHONPATH": path, **env})
 
 
-def test_import_with_an_option_of_the_plugin(site: Path, tmp_path: Path) -> None:
+def test_option_of_the_plugin_is_used(site: Path, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     done = run(site, "import", f"pattern:{SIZE}", target, "--pattern-byte", "0xA5", "--json")
     assert done.status == 0, done.errors
@@ -47,7 +47,7 @@ def test_import_with_an_option_of_the_plugin(site: Path, tmp_path: Path) -> None
     assert f"{SIZE} bytes" in done.output
 
 
-def test_a_pod_with_a_variable_of_the_plugin(site: Path, tmp_path: Path) -> None:
+def test_variable_of_the_plugin_is_used(site: Path, tmp_path: Path) -> None:
     pod = worker.Pod(tmp_path)
     env = {"IMPORTER_SOURCE": "pattern", "IMPORTER_ENDPOINT": f"pattern:{SIZE}"}
     done = run(site, *pod.arguments, **env, IMPORTER_PATTERN_BYTE="7")
@@ -75,7 +75,7 @@ def test_help_shows_the_options_of_each_source(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ((f"pattern:{SIZE}", "x", "--pattern-byte=700"), "'--pattern-byte': '700' is not a byte"),
         (("pattern:large", "x"), "'pattern:large' is not pattern:SIZE"),
@@ -83,13 +83,13 @@ def test_help_shows_the_options_of_each_source(site: Path) -> None:
         (("gopher://x", "x"), "pattern, s3"),
     ],
 )
-def test_what_makes_no_sense(site: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_use_is_reported(site: Path, arguments: tuple[str, ...], message: str) -> None:
     done = run(site, "import", *arguments)
     assert done.status == REQUEST
-    assert words in done.errors
+    assert message in done.errors
 
 
-def test_an_entry_point_may_name_a_plain_callable(site: Path, tmp_path: Path) -> None:
+def test_entry_point_may_be_a_plain_callable(site: Path, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     done = run(site, "import", f"pattern:{SIZE}", target, "--source=zeros")
     assert done.status == 0, done.errors

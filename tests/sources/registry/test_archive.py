@@ -1,4 +1,4 @@
-"""OCI archives: the same images in a file, read where they lie."""
+"""OCI archives: the same images in one file."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def read(endpoint: str, **more: str) -> bytes:
         return data
 
 
-def test_one_image(tmp_path: Path) -> None:
+def test_single_image_is_read(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     assert read(f"oci-archive:{path}") == DISK
     location = locations.Registry(f"oci-archive:{path}")
     assert registry.digest(location, cancelling.Cancel()) == IMAGE.manifest.digest
 
 
-def test_tags(tmp_path: Path) -> None:
+def test_image_is_chosen_by_tag(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"v1": IMAGE, "docker.io/library/x:v2": SECOND})
     assert read(f"oci-archive:{path}:v1") == DISK
     assert read(f"oci-archive:{path}:v2") == OTHER
@@ -50,7 +50,7 @@ def test_tags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["skopeo", "buildah"])
-def test_made_by_the_usual_tools(tool: str, tmp_path: Path) -> None:
+def test_archives_of_common_tools_are_read(tool: str, tmp_path: Path) -> None:
     processes.need(tool)
     path = tmp_path / f"{tool}.tar"
     if tool == "skopeo":
@@ -70,7 +70,7 @@ def test_made_by_the_usual_tools(tool: str, tmp_path: Path) -> None:
     assert read(f"oci-archive:{path}") == DISK
 
 
-def test_platforms(tmp_path: Path) -> None:
+def test_image_is_chosen_by_platform(tmp_path: Path) -> None:
     images = {}
     for architecture, data in (("amd64", DISK), ("arm64", OTHER)):
         images[architecture] = Image(
@@ -91,7 +91,7 @@ def test_platforms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["config", "layer", "manifest"])
-def test_not_what_the_digest_names(part: str, tmp_path: Path) -> None:
+def test_wrong_digest_is_refused(part: str, tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     blob = {"config": IMAGE.config_blob, "layer": IMAGE.layers[0], "manifest": IMAGE.manifest}[part]
     data = path.read_bytes()
@@ -101,7 +101,7 @@ def test_not_what_the_digest_names(part: str, tmp_path: Path) -> None:
         read(f"oci-archive:{path}")
 
 
-def test_a_size_that_differs(tmp_path: Path) -> None:
+def test_wrong_size_is_refused(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     longer = dataclasses.replace(IMAGE.layers[0], data=IMAGE.layers[0].data + b"+")
     blobs = [*IMAGE.blobs, IMAGE.manifest]
@@ -115,7 +115,7 @@ def test_a_size_that_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 2000, 1 << 20])
-def test_truncated(size: int, tmp_path: Path) -> None:
+def test_truncated_archive_is_refused(size: int, tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     os.truncate(path, size)
     with pytest.raises(errors.Unreachable):
@@ -133,15 +133,15 @@ def test_truncated(size: int, tmp_path: Path) -> None:
         (containers.tar([Entry("index.json", containers.index(IMAGE.manifest).data)]), "no blobs/sha256"),
     ],
 )
-def test_other_files(data: bytes, reason: str, tmp_path: Path) -> None:
+def test_other_file_is_refused(data: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(data)
     with pytest.raises(errors.Unreachable, match=reason):
         read(f"oci-archive:{path}")
 
 
-def test_a_long_header_is_not_read(tmp_path: Path) -> None:
-    """A sparse file of any size costs nothing, and its size in memory was once taken for a header's."""
+def test_long_header_is_not_read(tmp_path: Path) -> None:
+    """A sparse file costs nothing, and the size in its header was once allocated in memory."""
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 1 << 30
     path = tmp_path / "a.tar"
@@ -153,15 +153,15 @@ def test_a_long_header_is_not_read(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.Unreachable, match="no such file"):
         read(f"oci-archive:{tmp_path}/none.tar")
     with pytest.raises(errors.Unreachable, match="is a directory"):
         read(f"oci-archive:{tmp_path}")
 
 
-def test_titles_are_shown_as_text(tmp_path: Path) -> None:
-    """A title may be anything that JSON can hold, also what no terminal should be told."""
+def test_titles_are_printed_without_control_characters(tmp_path: Path) -> None:
+    """A title may be any string of JSON, even terminal control sequences."""
     title = "disk\x1b[2J\ud800\nroute  none"
     one = containers.titled(OTHER, title)
     for number, layers in enumerate([(one,), (one, containers.titled(DISK, "b"))]):

@@ -1,4 +1,4 @@
-"""What a registry is shown, and when: challenges, Docker's files, tokens."""
+"""Which credentials a registry receives: challenges, Docker's files, tokens."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ LATE = 2.6
         ("Bearer realm = x , service = y", {"bearer": {"realm": "x", "service": "y"}}),
     ],
 )
-def test_challenges(header: str, expected: object) -> None:
+def test_challenge_is_parsed(header: str, expected: object) -> None:
     assert auth.parse_challenges(header) == expected
 
 
 @given(st.text(max_size=80))
-def test_any_challenge(header: str) -> None:
+def test_any_challenge_is_parsed_or_ignored(header: str) -> None:
     auth.parse_challenges(header)
 
 
@@ -59,8 +59,8 @@ def test_any_challenge(header: str) -> None:
 
 
 @pytest.mark.parametrize("filling", [" ", ",", " ,", "\\", "a", 'a="b",', "a=", '"', "= "])
-def test_a_long_challenge_takes_no_time(filling: str) -> None:
-    """100 headers of 64 KiB may come; what takes a time of their length squared takes hours."""
+def test_long_challenge_is_parsed_quickly(filling: str) -> None:
+    """A client may receive 100 headers of 64 KiB; quadratic time would mean hours."""
     header = 'Bearer a="b"' + filling * (4_000_000 // len(filling)) + "!"
     started = time.monotonic()
     auth.parse_challenges(header)
@@ -80,7 +80,7 @@ def from_docker(document: dict[str, Any], endpoint: str = "docker://quay.io/team
 @pytest.mark.parametrize(
     "key", ["quay.io", "https://quay.io", "https://quay.io/v2/", "http://quay.io/v1", "quay.io/team"]
 )
-def test_docker_keys(key: str) -> None:
+def test_docker_key_matches_the_registry(key: str) -> None:
     assert from_docker({"auths": {"other": packed("a", "b"), key: packed("u", "p:w")}}) == Credentials(
         "u", "p:w"
     )
@@ -89,11 +89,11 @@ def test_docker_keys(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["quay.io:443", "ay.io", "quay.io/te", "quay.io/team/disk/x", "https://docker.io"]
 )
-def test_docker_keys_of_others(key: str) -> None:
+def test_docker_key_of_another_registry_does_not_match(key: str) -> None:
     assert from_docker({"auths": {key: packed("u", "p")}}) == Credentials()
 
 
-def test_the_longest_key_wins() -> None:
+def test_longest_docker_key_is_used() -> None:
     auths = {
         "quay.io": packed("host", "1"),
         "quay.io/team/disk": packed("disk", "2"),
@@ -102,7 +102,7 @@ def test_the_longest_key_wins() -> None:
     assert from_docker({"auths": auths}).user == "disk"
 
 
-def test_docker_hub_by_its_old_name() -> None:
+def test_old_name_of_docker_hub_is_known() -> None:
     document = {"auths": {"https://index.docker.io/v1/": packed("u", "p")}}
     assert from_docker(document, "docker://fedora").user == "u"
 
@@ -115,11 +115,11 @@ def test_docker_hub_by_its_old_name() -> None:
         ({}, Credentials()),
     ],
 )
-def test_docker_entries(entry: dict[str, str], expected: Credentials) -> None:
+def test_docker_entry_is_read(entry: dict[str, str], expected: Credentials) -> None:
     assert from_docker({"auths": {"quay.io": entry}}) == expected
 
 
-def test_an_old_dockercfg() -> None:
+def test_old_dockercfg_is_read() -> None:
     assert from_docker({"quay.io": packed("u", "p")}).user == "u"
 
 
@@ -130,7 +130,7 @@ def test_credential_helpers_are_not_run(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"auths": {"quay.io": {"auth": "???"}}}'])
-def test_broken_files(text: str, tmp_path: Path) -> None:
+def test_malformed_docker_file_is_reported(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     reference = oci_reference.parse("docker://quay.io/a")
@@ -139,7 +139,7 @@ def test_broken_files(text: str, tmp_path: Path) -> None:
         auth.credentials(base.Access(), str(path), reference)
 
 
-def test_secrets_do_not_show() -> None:
+def test_secrets_are_not_shown() -> None:
     assert "hunter2" not in repr(Credentials("u", "hunter2", "hunter2"))
 
 
@@ -177,11 +177,11 @@ def pull(endpoint: str, access: base.Access, **more: str) -> int:
     return len(data)
 
 
-def test_basic(guarded: registries.Registry) -> None:
+def test_basic_authentication_is_used(guarded: registries.Registry) -> None:
     assert pull(guarded.reference("team/disk"), guarded.access()) == 4000
 
 
-def test_basic_from_a_docker_file(guarded: registries.Registry, tmp_path: Path) -> None:
+def test_password_of_a_docker_file_is_used(guarded: registries.Registry, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"auths": {guarded.host: packed(registries.USER, registries.PASSWORD)}}))
     access = guarded.access(user="", password="")
@@ -189,14 +189,14 @@ def test_basic_from_a_docker_file(guarded: registries.Registry, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrong", [{"password": "wrong"}, {"user": "", "password": ""}])
-def test_refused(guarded: registries.Registry, wrong: dict[str, str]) -> None:
+def test_wrong_password_is_reported(guarded: registries.Registry, wrong: dict[str, str]) -> None:
     with pytest.raises(errors.Unreachable, match="401 Unauthorized; check user and password") as caught:
         pull(guarded.reference("team/disk"), guarded.access(**wrong))
     assert "wrong" not in str(caught.value)
 
 
 @pytest.mark.parametrize("member", ["token", "access_token"])
-def test_tokens(authority: tls.Authority, tmp_path: Path, member: str) -> None:
+def test_token_is_requested(authority: tls.Authority, tmp_path: Path, member: str) -> None:
     with by_token(authority, tmp_path, member=member) as (served, tokens):
         assert pull(served.reference("team/disk"), served.access()) == 4000
         assert len(tokens.issued) == 1
@@ -209,7 +209,7 @@ def test_tokens(authority: tls.Authority, tmp_path: Path, member: str) -> None:
                 pull(served.reference("team/disk"), served.access(**wrong))
 
 
-def test_identity_tokens(authority: tls.Authority, tmp_path: Path) -> None:
+def test_identity_token_is_exchanged(authority: tls.Authority, tmp_path: Path) -> None:
     with by_token(authority, tmp_path / "registry") as (served, tokens):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"auths": {served.host: {"identitytoken": tokens.refresh}}}))
@@ -220,7 +220,7 @@ def test_identity_tokens(authority: tls.Authority, tmp_path: Path) -> None:
             pull(served.reference("team/disk"), access, auth_file=str(path))
 
 
-def test_a_token_that_expires_while_reading(authority: tls.Authority, tmp_path: Path) -> None:
+def test_expired_token_is_renewed_while_reading(authority: tls.Authority, tmp_path: Path) -> None:
     data = bytes(range(256)) * (20 << 12)
     image = containers.Image((containers.layer(*containers.disk(data), compression=""),))
     with by_token(authority, tmp_path, lifetime=2) as (served, tokens):
@@ -234,16 +234,16 @@ def test_a_token_that_expires_while_reading(authority: tls.Authority, tmp_path: 
                 done += reader.readinto(into[done : done + 100_000])
             source.verify()
             assert bytes(into) == data
-        # Renewed for all connections at once, not by each.
+        # Renewed once for all connections, not by each.
         assert before < len(tokens.issued) <= before + 3
 
 
-def test_through_a_proxy(authority: tls.Authority, tmp_path: Path) -> None:
-    """The registry and its token server alike."""
+def test_registry_is_reached_through_a_proxy(authority: tls.Authority, tmp_path: Path) -> None:
+    """Both the registry and its token server are reached through the proxy."""
     with by_token(authority, tmp_path) as (served, tokens), proxy.Proxy() as between:
         access = served.access(https_proxy=between.url)
         assert pull(served.reference("team/disk"), access) == 4000
-        targets = {seen.target for seen in between.requests}
+        targets = {request.target for request in between.requests}
         assert targets == {served.host, urllib.parse.urlsplit(tokens.url).netloc}
 
 
@@ -253,8 +253,8 @@ def page(**headers: str) -> misbehave.Page:
     )
 
 
-def test_credentials_in_clear_are_not_sent() -> None:
-    """Neither to a registry without TLS nor to a token server without it, unless asked to be insecure."""
+def test_credentials_are_not_sent_unencrypted() -> None:
+    """Credentials are sent unencrypted only if ``insecure`` is set, to a registry or a token server."""
     with misbehave.Server() as server:
         server.serve(
             "/v2/a/manifests/latest", page(WWW_Authenticate=f'Bearer realm="{server.url("/token")}"')
@@ -276,7 +276,7 @@ def test_credentials_in_clear_are_not_sent() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"token": 1}', b'{"token": "a\\nb"}', b"x" * (2 << 20)]
 )
-def test_answers_without_a_token(body: bytes) -> None:
+def test_response_without_a_token_is_reported(body: bytes) -> None:
     with misbehave.Server() as server:
         server.serve(
             "/v2/a/manifests/latest", page(WWW_Authenticate=f'Bearer realm="{server.url("/token")}"')
@@ -287,7 +287,7 @@ def test_answers_without_a_token(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("challenge", ["", "Bearer", 'Bearer realm="file:///etc/passwd"', "Negotiate"])
-def test_useless_challenges(challenge: str) -> None:
+def test_unusable_challenge_is_reported(challenge: str) -> None:
     with misbehave.Server() as server:
         server.serve("/v2/a/manifests/latest", page(WWW_Authenticate=challenge))
         with pytest.raises(errors.Unreachable, match=r"401|realm"):

@@ -1,4 +1,4 @@
-"""Blobs as they pass: the right bytes, or an error, whatever the other end does."""
+"""Blobs are streamed and verified: the right bytes or an error, whatever the server does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "s
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, ahead.CHUNK, len(DATA)])
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
-def test_verified(size: int, algorithm: str) -> None:
+def test_blob_is_verified(size: int, algorithm: str) -> None:
     reader = verified(DATA[:size], DATA[:size], algorithm=algorithm)
     assert reading.drained(reader) == DATA[:size]
     assert reader.readinto(memoryview(bytearray(1))) == 0
@@ -62,7 +62,7 @@ def test_verified(size: int, algorithm: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 900, 5000, len(DATA)])
 @pytest.mark.parametrize("change", ["short", "long", "other"])
-def test_not_what_the_digest_names(size: int, change: str) -> None:
+def test_wrong_digest_is_refused(size: int, change: str) -> None:
     good = DATA[:size]
     served = {"short": good[:-1], "long": good + b"+", "other": good[:-1] + bytes([good[-1] ^ 1])}[change]
     reader = verified(good, served)
@@ -71,7 +71,7 @@ def test_not_what_the_digest_names(size: int, change: str) -> None:
     reader.close()
 
 
-def test_the_rest_is_not_opened_for_the_head() -> None:
+def test_only_the_head_is_fetched_at_first() -> None:
     part = Part(DATA, 5000)
     reader = verified_part(DATA, part)
     assert content_of(reader, 5000) == DATA[:5000]
@@ -87,7 +87,7 @@ def content_of(reader: base.Reader, size: int) -> bytes:
     return bytes(data)
 
 
-def test_failures_cross_the_thread() -> None:
+def test_error_of_the_thread_is_raised() -> None:
     class Failing(readers.Bytes):
         def readinto(self, into: memoryview, /) -> int:
             raise errors.TransferFailed(url="x", offset=1, reason="gone")
@@ -121,7 +121,7 @@ def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_ordered(ranges: bool) -> None:
+def test_blob_is_read_in_order(ranges: bool) -> None:
     with misbehave.Server() as server:
         reader = blob_at(server.serve("/blob", misbehave.Page(DATA, ranges=ranges)))
         assert reading.drained(reader) == DATA
@@ -131,7 +131,7 @@ def test_ordered(ranges: bool) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_resets(ranges: bool) -> None:
+def test_resets_are_survived(ranges: bool) -> None:
     good = misbehave.Page(DATA, ranges=ranges)
     torn = misbehave.Page(DATA, ranges=ranges, cut=1_000_000 if not ranges else 200_000)
     with misbehave.Server() as server:
@@ -157,7 +157,7 @@ def test_closing_ends_a_stalled_read(ranges: bool) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_cancel(ranges: bool) -> None:
+def test_cancel_ends_reading(ranges: bool) -> None:
     cancel = cancelling.Cancel()
     with misbehave.Server() as server:
         page = misbehave.Page(DATA, ranges=ranges, drip=(10_000, 0.01))

@@ -1,4 +1,4 @@
-"""Manifests and indexes: which document, which platform, which file."""
+"""Manifests and indexes: the choice of document, platform and file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import containers
 IMAGE = containers.Image((containers.layer(*containers.disk(b"d")),))
 
 
-def test_manifests_of_both_kinds() -> None:
+def test_manifests_of_oci_and_docker_are_parsed() -> None:
     for docker in (False, True):
         image = containers.Image(IMAGE.layers, docker=docker)
         parsed = documents.parse(image.manifest.data, "x")
@@ -27,7 +27,7 @@ def test_manifests_of_both_kinds() -> None:
 
 
 @pytest.mark.parametrize("docker", [False, True])
-def test_indexes_of_both_kinds(docker: bool) -> None:
+def test_indexes_of_oci_and_docker_are_parsed(docker: bool) -> None:
     both = containers.index(
         containers.on(IMAGE.manifest, "amd64"), containers.on(IMAGE.manifest, "arm64"), docker=docker
     )
@@ -37,12 +37,12 @@ def test_indexes_of_both_kinds(docker: bool) -> None:
 
 
 @pytest.mark.parametrize("document", [{"schemaVersion": 1, "name": "a"}, {"fsLayers": [], "history": []}])
-def test_schema_1_is_refused_by_name(document: object) -> None:
+def test_schema_1_is_unsupported(document: object) -> None:
     with pytest.raises(errors.Unsupported, match="schema 1 is obsolete"):
         documents.parse(json.dumps(document).encode(), "x")
 
 
-def test_a_document_that_is_both_is_refused() -> None:
+def test_document_with_manifests_and_layers_is_refused() -> None:
     document = json.loads(IMAGE.manifest.data) | {"manifests": []}
     with pytest.raises(errors.Refused, match="ambiguous"):
         documents.parse(json.dumps(document).encode(), "x")
@@ -65,7 +65,7 @@ def test_a_document_that_is_both_is_refused() -> None:
         json.dumps({"manifests": [{"digest": containers.EMPTY_CONFIG.digest, "size": True}]}).encode(),
     ],
 )
-def test_malformed(data: bytes) -> None:
+def test_malformed_document_is_refused(data: bytes) -> None:
     with pytest.raises(errors.Unsupported):
         documents.parse(data, "x")
 
@@ -96,7 +96,7 @@ def index(*platforms: str) -> documents.Index:
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "chosen"),
+    ("platforms", "architecture", "choice"),
     [
         (("linux/arm64", "linux/amd64"), "amd64", "linux/amd64"),
         (("linux/arm64", "linux/amd64"), "x86_64", "linux/amd64"),
@@ -107,25 +107,25 @@ def index(*platforms: str) -> documents.Index:
         (("",), "s390x", "unstated"),
     ],
 )
-def test_choose(there: tuple[str, ...], wanted: str, chosen: str) -> None:
-    assert documents.choose(index(*there), wanted, "x").platform == chosen
+def test_manifest_is_chosen_by_platform(platforms: tuple[str, ...], architecture: str, choice: str) -> None:
+    assert documents.choose(index(*platforms), architecture, "x").platform == choice
 
 
-@pytest.mark.parametrize("there", [("linux/arm64", "linux/s390x"), (), ("unknown/unknown",), ("", "")])
-def test_choose_names_what_is_there(there: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("platforms", [("linux/arm64", "linux/s390x"), (), ("unknown/unknown",), ("", "")])
+def test_missing_platform_lists_the_available_ones(platforms: tuple[str, ...]) -> None:
     with pytest.raises(errors.WrongPlatform, match="no image for architecture amd64") as caught:
-        documents.choose(index(*there), "amd64", "x")
-    for platform in there:
+        documents.choose(index(*platforms), "amd64", "x")
+    for platform in platforms:
         if "unknown" not in platform:
             assert platform in str(caught.value)
 
 
-def test_the_default_is_this_machine() -> None:
+def test_default_platform_is_this_machine() -> None:
     assert documents.normal_architecture("") in {"amd64", "arm64", "s390x", "ppc64le", "riscv64"}
 
 
 @pytest.mark.parametrize(
-    ("stated", "wanted", "fits"),
+    ("stated", "architecture", "fits"),
     [
         ("amd64", "amd64", True),
         ("arm64", "amd64", False),
@@ -137,13 +137,13 @@ def test_the_default_is_this_machine() -> None:
         ("s390x" if containers.MACHINE != "s390x" else "amd64", "", False),
     ],
 )
-def test_a_plain_image_has_to_fit_too(stated: object, wanted: str, fits: bool) -> None:
+def test_platform_of_a_plain_image_is_checked(stated: object, architecture: str, fits: bool) -> None:
     config = {"architecture": stated}
     if fits:
-        documents.check_platform(config, wanted, "x")
+        documents.check_platform(config, architecture, "x")
     else:
         with pytest.raises(errors.WrongPlatform):
-            documents.check_platform(config, wanted, "x")
+            documents.check_platform(config, architecture, "x")
 
 
 KUBEVIRT = containers.Blob(b"1", "application/vnd.kubevirt.disk.raw+gzip")
@@ -155,7 +155,7 @@ UNTYPED = containers.Blob(LAYER.data, "")
 FOLDER = containers.Blob(LAYER.data, LAYER.media_type, {documents.TITLE: "disk", documents.UNPACK: "true"})
 
 
-def chosen(layers: list[containers.Blob], choice: str = "") -> str | None:
+def chosen_file(layers: list[containers.Blob], choice: str = "") -> str | None:
     manifest = documents.parse(containers.Image(tuple(layers)).manifest.data, "x")
     assert isinstance(manifest, documents.Manifest)
     found = documents.artifact(manifest, choice, "x")
@@ -179,8 +179,10 @@ def chosen(layers: list[containers.Blob], choice: str = "") -> str | None:
         ([LAYER], LAYER.digest, LAYER),
     ],
 )
-def test_artifact(layers: list[containers.Blob], choice: str, expected: containers.Blob | None) -> None:
-    assert chosen(layers, choice) == (expected.digest if expected else None)
+def test_file_of_an_artifact_is_chosen(
+    layers: list[containers.Blob], choice: str, expected: containers.Blob | None
+) -> None:
+    assert chosen_file(layers, choice) == (expected.digest if expected else None)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_artifact(layers: list[containers.Blob], choice: str, expected: containe
         ([FIRST, SECOND], "third.img", "first.img, second.img"),
     ],
 )
-def test_artifact_in_doubt(layers: list[containers.Blob], choice: str, named: str) -> None:
+def test_ambiguous_artifact_is_refused(layers: list[containers.Blob], choice: str, named: str) -> None:
     with pytest.raises(errors.Refused, match="choose one") as caught:
-        chosen(layers, choice)
+        chosen_file(layers, choice)
     assert named in str(caught.value)

@@ -1,4 +1,4 @@
-"""The disk in a layer: what counts as one, what hides it, and tars that mean harm."""
+"""The disk in a layer: what counts as one, what hides it, and hostile tars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opened(data: bytes, hidden: layer.Hidden | None = None, step: int = 10_000) 
     return layer.Layer(layer.plain(reading.Portions(data, step), data), hidden or layer.Hidden(), "layer")
 
 
-def whole(data: bytes) -> None:
+def read_all(data: bytes) -> None:
     """Read a layer as an import does."""
     found = opened(data)
     if found.find():
@@ -31,7 +31,7 @@ def whole(data: bytes) -> None:
         found.finish()
 
 
-def through(*entries: Entry, hidden: layer.Hidden | None = None) -> layer.Hidden:
+def read_without_disk(*entries: Entry, hidden: layer.Hidden | None = None) -> layer.Hidden:
     """Read a layer that must have no disk; return what it hides."""
     found = opened(containers.tar(entries), hidden)
     assert not found.find()
@@ -40,7 +40,7 @@ def through(*entries: Entry, hidden: layer.Hidden | None = None) -> layer.Hidden
 
 @pytest.mark.parametrize("compression", ["", "+gzip", "+zstd"])
 @pytest.mark.parametrize("step", [1, 511, 512, 1 << 20])
-def test_disk(compression: str, step: int) -> None:
+def test_disk_is_found(compression: str, step: int) -> None:
     blob = containers.layer(
         Entry("etc/", kind=DIRECTORY),
         Entry("etc/a", b"x" * 3000),
@@ -55,7 +55,7 @@ def test_disk(compression: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, walk.BUFFER, walk.BUFFER + 1])
-def test_sizes(size: int) -> None:
+def test_disk_of_any_size_is_read(size: int) -> None:
     found = opened(containers.tar(containers.disk(b"x" * size)))
     assert found.find()
     assert reading.drained(found, 1 << 20) == b"x" * size
@@ -63,14 +63,14 @@ def test_sizes(size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["disk/a", "./disk/a", "/disk/a", "disk//a", "disk/./a", "x/../disk/a"])
-def test_names(name: str) -> None:
+def test_disk_of_any_name_is_found(name: str) -> None:
     found = opened(containers.tar([Entry(name, b"1")]))
     assert found.find()
     assert found.path == "/disk/a"
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_tar_formats(form: int) -> None:
+def test_tar_format_is_read(form: int) -> None:
     name = "disk/" + "long" * 20 if form != tarfile.USTAR_FORMAT else "disk/short"
     found = opened(containers.tar([Entry("q" * 99), Entry(name, DATA)], form))
     assert found.find()
@@ -82,8 +82,8 @@ def test_tar_formats(form: int) -> None:
     "entry",
     [Entry("disks/a", b"1"), Entry("a/disk/b", b"1"), Entry("disk/", kind=DIRECTORY), Entry("a", b"1")],
 )
-def test_other_places_hold_no_disk(entry: Entry) -> None:
-    assert through(entry) == layer.Hidden()
+def test_file_elsewhere_is_not_a_disk(entry: Entry) -> None:
+    assert read_without_disk(entry) == layer.Hidden()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_other_places_hold_no_disk(entry: Entry) -> None:
         ([Entry("disk/a", kind=tarfile.CHRTYPE)], "file type", "/disk/a"),
     ],
 )
-def test_refused(entries: list[Entry], rule: str, named: str) -> None:
+def test_invalid_disk_is_refused(entries: list[Entry], rule: str, named: str) -> None:
     with pytest.raises(errors.Refused, match=rule) as caught:
         opened(containers.tar(entries)).find()
     assert named in str(caught.value)
@@ -108,7 +108,7 @@ def test_refused(entries: list[Entry], rule: str, named: str) -> None:
 @pytest.mark.parametrize(
     "rest", [[Entry("disk/b", b"2")], [Entry("x", DATA), Entry("disk/b", b"2"), Entry("y")]]
 )
-def test_a_second_file_in_the_same_layer(rest: list[Entry]) -> None:
+def test_second_file_in_the_layer_is_refused(rest: list[Entry]) -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), *rest]))
     assert found.find()
     assert reading.drained(found) == DATA
@@ -120,18 +120,18 @@ def test_a_second_file_in_the_same_layer(rest: list[Entry]) -> None:
     "late",
     [Entry("disk/sub/", kind=DIRECTORY), Entry("disk/b", kind=LINK, link="a"), Entry("disk/a", b"other")],
 )
-def test_trouble_after_the_disk(late: Entry) -> None:
+def test_invalid_entry_after_the_disk_is_refused(late: Entry) -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), late]))
     assert found.find()
     with pytest.raises(errors.Refused):
         found.finish()
 
 
-def test_whiteouts_hide_below() -> None:
-    hidden = through(Entry("disk/.wh.a"), Entry("disk/.wh.b"), Entry("disk/.wh..wh.plnk"))
+def test_whiteout_hides_lower_layers() -> None:
+    hidden = read_without_disk(Entry("disk/.wh.a"), Entry("disk/.wh.b"), Entry("disk/.wh..wh.plnk"))
     assert hidden.names >= {"a", "b"}
     assert not hidden.everything
-    assert through(
+    assert read_without_disk(
         Entry("disk/a", b"1"), Entry("disk/b/", kind=DIRECTORY), Entry("disk/b/c", b"1"), hidden=hidden
     )
     found = opened(containers.tar([Entry("disk/a", b"1"), Entry("disk/c", b"2")]), hidden)
@@ -141,34 +141,34 @@ def test_whiteouts_hide_below() -> None:
 
 
 @pytest.mark.parametrize("name", [".wh..wh..opq", ".wh.disk", "disk/.wh..wh..opq"])
-def test_whiteouts_of_everything(name: str) -> None:
-    assert through(Entry(name)).everything
+def test_whiteout_of_the_folder_hides_everything(name: str) -> None:
+    assert read_without_disk(Entry(name)).everything
 
 
-def test_an_opaque_layer_shows_its_own_file() -> None:
+def test_opaque_layer_keeps_its_own_file() -> None:
     found = opened(containers.tar([Entry("disk/.wh..wh..opq"), *containers.disk(DATA)]))
     assert found.find()
     found.finish()
 
 
-def test_there_and_removed_at_once() -> None:
+def test_file_with_its_own_whiteout_is_refused() -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), Entry("disk/.wh.a")]))
     assert found.find()
     with pytest.raises(errors.Refused, match="both there and removed"):
         found.finish()
 
 
-# -- tars that are broken or mean harm ------------------------------------------------------------
+# -- broken and hostile tars ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", [100, 600, 1024, 1500, 1024 + len(DATA) // 2])
-def test_truncated(cut: int) -> None:
-    """A cut between two entries is a shorter tar: that is the digest's to judge."""
+def test_truncated_layer_is_refused(cut: int) -> None:
+    """A tar cut between two entries is valid: only the digest shows the cut."""
     with pytest.raises(errors.Corrupt):
-        whole(containers.tar(containers.disk(DATA))[:cut])
+        read_all(containers.tar(containers.disk(DATA))[:cut])
 
 
-def test_a_broken_header_is_no_end() -> None:
+def test_broken_header_is_not_the_end() -> None:
     data = bytearray(containers.tar([Entry("a", b"1"), *containers.disk(DATA)]))
     data[1024 + 10] ^= 1
     with pytest.raises(errors.Corrupt, match="checksum"):
@@ -176,19 +176,19 @@ def test_a_broken_header_is_no_end() -> None:
 
 
 @pytest.mark.parametrize("data", [b"not a tar" * 200, bytes(range(256)) * 4])
-def test_no_tar(data: bytes) -> None:
+def test_layer_that_is_not_a_tar_is_refused(data: bytes) -> None:
     with pytest.raises(errors.Corrupt, match="corrupt tar"):
         opened(data).find()
 
 
-def test_headers_have_bounds() -> None:
+def test_long_headers_are_refused() -> None:
     name = "n" * (headers.LARGEST_HEADER + 1)
     with pytest.raises(errors.Refused, match="header"):
         opened(containers.tar([Entry(name)])).find()
 
 
-def test_what_is_remembered_has_bounds() -> None:
-    """A megabyte of name costs a hostile layer next to nothing, and nothing in /disk is to be many."""
+def test_memory_of_names_is_bounded() -> None:
+    """A megabyte of names costs a hostile layer next to nothing, and /disk must not have many files."""
     many = [Entry(f"disk/{number}", b"1") for number in range(50)]
     found = opened(containers.tar(many))
     assert found.find()
@@ -208,13 +208,13 @@ def test_what_is_remembered_has_bounds() -> None:
         opened(containers.tar([Entry(f"disk/.wh.x{number}") for number in range(20)]), hidden).find()
 
 
-def test_a_chain_of_long_names() -> None:
+def test_chain_of_long_names_is_refused() -> None:
     block = bytearray(containers.tar([Entry("x" * 120)], tarfile.GNU_FORMAT)[:1024])
     with pytest.raises((errors.Refused, errors.Corrupt)):
         opened(bytes(block) * 3000).find()
 
 
-def test_negative_sizes() -> None:
+def test_negative_size_is_refused() -> None:
     """A size of -512 in base 256 would lead back to the entry itself (CVE-2025-8194)."""
     info = tarfile.TarInfo("disk")
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -236,8 +236,8 @@ def test_sparse_members_are_refused() -> None:
 
 @settings(max_examples=200)
 @given(st.binary(max_size=3000), st.integers(0, 2000))
-def test_noise_in_a_tar(noise: bytes, at: int) -> None:
+def test_noise_in_a_tar_raises_only_our_errors(noise: bytes, at: int) -> None:
     data = bytearray(containers.tar([Entry("a", b"1" * 700), *containers.disk(DATA[:5000])]))
     data[at : at + len(noise)] = noise
     with contextlib.suppress(errors.Error):
-        whole(bytes(data))
+        read_all(bytes(data))

@@ -1,4 +1,4 @@
-"""References: what is named, by the rules that docker and skopeo follow."""
+"""References to images, by the rules of docker and skopeo."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ DIGEST_512 = "sha512:" + "cd" * 64
         ("oci-archive:a.tar#file", ArchiveReference("a.tar", choice="file")),
     ],
 )
-def test_parse(endpoint: str, expected: object) -> None:
+def test_reference_is_parsed(endpoint: str, expected: object) -> None:
     assert oci_reference.parse(endpoint) == expected
 
 
-def test_docker_hub_has_its_api_elsewhere() -> None:
+def test_api_of_docker_hub_is_on_another_host() -> None:
     reference = oci_reference.parse("docker://fedora")
     assert isinstance(reference, Reference)
     assert reference.api_host == "registry-1.docker.io"
@@ -69,7 +69,7 @@ def test_docker_hub_has_its_api_elsewhere() -> None:
         "oci-archive:/a:",
     ],
 )
-def test_malformed(endpoint: str) -> None:
+def test_malformed_reference_is_refused(endpoint: str) -> None:
     with pytest.raises(errors.RequestError):
         oci_reference.parse(endpoint)
 
@@ -81,14 +81,14 @@ def test_secrets_are_not_repeated() -> None:
 
 
 @given(st.text(max_size=60))
-def test_anything_is_a_reference_or_refused(text: str) -> None:
+def test_any_text_is_a_reference_or_refused(text: str) -> None:
     try:
         found = oci_reference.parse(f"docker://{text}")
     except errors.RequestError:
         return
     assert isinstance(found, Reference)
     assert not set("/?#@ ") & set(found.api_host)
-    # What is asked for is what is printed.
+    # A printed reference parses to the same one.
     assert oci_reference.parse(str(found)) in (
         found,
         oci_reference.parse(str(found).replace("docker.io/", "")),

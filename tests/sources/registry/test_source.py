@@ -1,4 +1,4 @@
-"""Images and artifacts in a real registry: which bytes come, and what is fetched."""
+"""Images and artifacts in a real registry: the bytes read, and the blobs fetched."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SYSTEM = containers.layer(Entry("etc/passwd", b"root"), Entry("bin/sh", b"#!" * 
 
 @pytest.mark.parametrize("docker", [False, True])
 @pytest.mark.parametrize("data", [pulled.DISK, pulled.LARGE, b"", b"x"], ids=len)
-def test_disk(guarded: registries.Registry, docker: bool, data: bytes) -> None:
+def test_disk_is_pulled(guarded: registries.Registry, docker: bool, data: bytes) -> None:
     image = Image((SYSTEM, containers.layer(*containers.disk(data))), docker=docker)
     assert pulled.pull(guarded, image) == data
 
 
 @pytest.mark.parametrize("compression", ["", "+zstd"])
 @pytest.mark.parametrize("name", ["disk/a.qcow2", "./disk/Ubuntu 24 \N{SNOWMAN}.img"])
-def test_layers(guarded: registries.Registry, compression: str, name: str) -> None:
+def test_compressed_layer_is_pulled(guarded: registries.Registry, compression: str, name: str) -> None:
     image = Image((containers.layer(*containers.disk(pulled.LARGE, name), compression=compression),))
     assert pulled.pull(guarded, image) == pulled.LARGE
 
 
-def test_the_topmost_disk_wins_and_nothing_below_is_fetched(guarded: registries.Registry) -> None:
+def test_layers_below_the_topmost_disk_are_not_fetched(guarded: registries.Registry) -> None:
     below = containers.layer(*containers.disk(pulled.OTHER))
     image = Image((below, containers.layer(*containers.disk(pulled.DISK)), SYSTEM))
     guarded.push("top", image)
@@ -37,7 +37,7 @@ def test_the_topmost_disk_wins_and_nothing_below_is_fetched(guarded: registries.
         assert pulled.read(source) == pulled.DISK
 
 
-def test_whiteouts(guarded: registries.Registry) -> None:
+def test_whiteout_hides_the_disk(guarded: registries.Registry) -> None:
     image = Image(
         (
             containers.layer(Entry("disk/a", pulled.DISK), Entry("disk/b", pulled.OTHER)),
@@ -49,7 +49,7 @@ def test_whiteouts(guarded: registries.Registry) -> None:
 
 
 @pytest.mark.parametrize("name", ["disk/.wh..wh..opq", ".wh.disk"])
-def test_everything_below_is_gone(guarded: registries.Registry, name: str) -> None:
+def test_whiteout_of_the_folder_hides_all_disks(guarded: registries.Registry, name: str) -> None:
     below = containers.layer(*containers.disk(pulled.DISK))
     guarded.push("gone", Image((below, containers.layer(Entry(name)))))
     guarded.stored(below.digest).unlink()
@@ -61,21 +61,23 @@ def test_everything_below_is_gone(guarded: registries.Registry, name: str) -> No
 
 
 @pytest.mark.parametrize("layers", [(), (SYSTEM,)])
-def test_no_disk(guarded: registries.Registry, layers: tuple[containers.Blob, ...]) -> None:
+def test_image_without_disk_is_refused(
+    guarded: registries.Registry, layers: tuple[containers.Blob, ...]
+) -> None:
     with pytest.raises(
         errors.Unsupported, match=r"failed to find VM disk image file: none below /disk in \d layers"
     ):
         pulled.pull(guarded, Image(layers))
 
 
-def test_two_disks(guarded: registries.Registry) -> None:
+def test_image_with_two_disks_is_refused(guarded: registries.Registry) -> None:
     with pytest.raises(errors.Refused, match="/disk/a, /disk/b"):
         pulled.pull(
             guarded, Image((containers.layer(Entry("disk/a", pulled.DISK), Entry("disk/b", pulled.OTHER)),))
         )
 
 
-def test_tags_and_digests(guarded: registries.Registry) -> None:
+def test_image_is_found_by_tag_and_digest(guarded: registries.Registry) -> None:
     first, second = (
         Image((containers.layer(*containers.disk(data)),)) for data in (pulled.DISK, pulled.OTHER)
     )
@@ -95,7 +97,7 @@ def test_tags_and_digests(guarded: registries.Registry) -> None:
         pulled.opened(guarded, guarded.reference("nobody")).__enter__()
 
 
-def test_a_stream_begins_anew(guarded: registries.Registry) -> None:
+def test_stream_can_be_read_again(guarded: registries.Registry) -> None:
     guarded.push("again", Image((containers.layer(*containers.disk(pulled.LARGE)),)))
     with pulled.opened(guarded, guarded.reference("again")) as source:
         reader = source.ordered(cancelling.Cancel())
@@ -111,7 +113,7 @@ def test_a_stream_begins_anew(guarded: registries.Registry) -> None:
 
 
 @pytest.mark.parametrize("docker", [False, True])
-def test_platforms(guarded: registries.Registry, docker: bool) -> None:
+def test_image_is_chosen_by_platform(guarded: registries.Registry, docker: bool) -> None:
     manifests = []
     for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER)):
         image = Image(
@@ -121,18 +123,18 @@ def test_platforms(guarded: registries.Registry, docker: bool) -> None:
         manifests.append(containers.on(image.manifest, architecture))
     index = containers.index(*manifests, docker=docker)
     guarded.push_manifest("multi", index, "all")
-    for wanted, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER), ("aarch64", pulled.OTHER)):
-        with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=wanted) as source:
+    for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER), ("aarch64", pulled.OTHER)):
+        with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=architecture) as source:
             assert pulled.read(source) == data
             assert source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
     with pytest.raises(errors.WrongPlatform, match="s390x; there is linux/amd64, linux/arm64"):
         pulled.opened(guarded, guarded.reference("multi", ":all"), architecture="s390x").__enter__()
-    # A plain image has to fit as well.
+    # The platform of a plain image is checked as well.
     with pytest.raises(errors.WrongPlatform, match="amd64; there is linux/arm64"):
         pulled.opened(guarded, guarded.reference("multi", ":arm64"), architecture="amd64").__enter__()
 
 
-def test_nested_indexes(guarded: registries.Registry) -> None:
+def test_nested_index_is_followed(guarded: registries.Registry) -> None:
     image = Image((containers.layer(*containers.disk(pulled.DISK)),))
     guarded.push("nested", image)
     document = image.manifest
@@ -149,10 +151,10 @@ def test_nested_indexes(guarded: registries.Registry) -> None:
         ).__enter__()
 
 
-# -- what the configuration says -----------------------------------------------------------------
+# -- the configuration ---------------------------------------------------------------------------
 
 
-def test_labels(guarded: registries.Registry) -> None:
+def test_labels_are_reported(guarded: registries.Registry) -> None:
     env = ("PATH=/bin", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE=fedora", "KUBEVIRT_IO_FOO_BAR=a=b")
     image = Image((containers.layer(*containers.disk(pulled.DISK)),), containers.config(env=env))
     digest = guarded.push("labels", image)
@@ -161,16 +163,16 @@ def test_labels(guarded: registries.Registry) -> None:
             "instancetype.kubevirt.io/default-preference": "fedora",
             "kubevirt.io/foo-bar": "a=b",
         }
-        told = source.describe()
-        assert told["digest"] == digest
-        assert told["disk"] == "/disk/disk.img"
-        assert told["diskLayer"] == image.layers[0].digest
+        description = source.describe()
+        assert description["digest"] == digest
+        assert description["disk"] == "/disk/disk.img"
+        assert description["diskLayer"] == image.layers[0].digest
         layer = image.layers[0].descriptor
-        assert told["layers"] == [layer]
+        assert description["layers"] == [layer]
 
 
 @pytest.mark.parametrize("label", ["containers.bootc", "ostree.bootable"])
-def test_bootable_containers(guarded: registries.Registry, label: str) -> None:
+def test_bootable_container_image_is_refused(guarded: registries.Registry, label: str) -> None:
     config = containers.config(labels={label: "1"})
     with pytest.raises(errors.Refused, match="an operating system to boot"):
         pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config))
@@ -179,7 +181,7 @@ def test_bootable_containers(guarded: registries.Registry, label: str) -> None:
 @pytest.mark.parametrize(
     "part", [{"config": None}, {"config": {"Env": None, "Labels": []}}, {"config": {"Env": [1]}}]
 )
-def test_odd_configurations(guarded: registries.Registry, part: dict[str, object]) -> None:
+def test_unusual_configuration_is_accepted(guarded: registries.Registry, part: dict[str, object]) -> None:
     config = containers.config() | part
     assert (
         pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config)) == pulled.DISK
@@ -206,7 +208,7 @@ ARTIFACT = (
         ("#text/plain", pulled.OTHER),
     ],
 )
-def test_artifacts(guarded: registries.Registry, choice: str, data: bytes) -> None:
+def test_artifact_is_pulled(guarded: registries.Registry, choice: str, data: bytes) -> None:
     guarded.push("artifact", Image(ARTIFACT, containers.EMPTY_CONFIG))
     with pulled.opened(guarded, guarded.reference("artifact") + choice) as source:
         assert pulled.read(source) == data
@@ -215,7 +217,7 @@ def test_artifacts(guarded: registries.Registry, choice: str, data: bytes) -> No
         pulled.opened(guarded, guarded.reference("artifact", "#third.img")).__enter__()
 
 
-def test_artifacts_for_platforms(guarded: registries.Registry) -> None:
+def test_artifact_is_chosen_by_platform(guarded: registries.Registry) -> None:
     manifests = []
     for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER)):
         image = Image((containers.titled(data, "disk.img"),), containers.EMPTY_CONFIG)
@@ -226,7 +228,7 @@ def test_artifacts_for_platforms(guarded: registries.Registry) -> None:
         assert pulled.read(source) == (pulled.DISK if containers.MACHINE == "amd64" else pulled.OTHER)
 
 
-def test_a_configuration_that_is_no_json(guarded: registries.Registry) -> None:
+def test_artifact_configuration_may_be_any_blob(guarded: registries.Registry) -> None:
     image = Image(
         (containers.titled(pulled.DISK, "disk.img"),), containers.Blob(b"\x00\x01", "application/x-mine")
     )

@@ -1,4 +1,4 @@
-"""What a registry has under a digest is that, or is refused."""
+"""Content that does not match its digest is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import containers, pulled, registries
 from tests.support.containers import Entry, Image
 
 
-def test_digest(guarded: registries.Registry) -> None:
+def test_image_is_verified_by_its_digest(guarded: registries.Registry) -> None:
     image = Image((containers.layer(*containers.disk(pulled.DISK)),))
     expected = guarded.push("digest", image)
     index = containers.index(containers.on(image.manifest, "s390x"))
@@ -25,27 +25,27 @@ def test_digest(guarded: registries.Registry) -> None:
         assert registry.digest(location, cancelling.Cancel()) == digest
 
 
-@pytest.mark.parametrize("where", ["disk", "after", "above", "config"])
-@pytest.mark.parametrize("harm", ["changed", "shorter", "longer"])
-def test_not_what_the_digest_names(guarded: registries.Registry, where: str, harm: str) -> None:
-    unique = f"{where} {harm}".encode()
+@pytest.mark.parametrize("part", ["disk", "after", "above", "config"])
+@pytest.mark.parametrize("change", ["changed", "shorter", "longer"])
+def test_wrong_digest_is_refused(guarded: registries.Registry, part: str, change: str) -> None:
+    unique = f"{part} {change}".encode()
     above = containers.layer(Entry("etc/x", unique * 9), compression="")
     disk = containers.layer(*containers.disk(pulled.LARGE + unique), Entry("z", bytes(5000)), compression="")
-    image = Image((disk, above), containers.config(env=(f"X={where}{harm}",)))
+    image = Image((disk, above), containers.config(env=(f"X={part}{change}",)))
     digest = guarded.push("spoiled", image)
     blob = {
         "disk": disk,
         "after": disk,
         "above": above,
         "config": image.config_blob,
-    }[where]
+    }[part]
     path = guarded.stored(blob.digest)
     data = bytearray(path.read_bytes())
-    if harm == "changed":
-        # Of a layer: in the middle of the disk, or in the padding at the very end.
-        data[-1 if where == "after" else len(data) // 2] ^= 1
+    if change == "changed":
+        # In a layer: in the middle of the disk, or in the padding at the end.
+        data[-1 if part == "after" else len(data) // 2] ^= 1
     path.write_bytes(
-        {"changed": data, "shorter": data[:-600] or data[:-1], "longer": data + bytes(512)}[harm]
+        {"changed": data, "shorter": data[:-600] or data[:-1], "longer": data + bytes(512)}[change]
     )
     with (
         pytest.raises(errors.DigestMismatch),
@@ -57,13 +57,13 @@ def test_not_what_the_digest_names(guarded: registries.Registry, where: str, har
 @pytest.mark.parametrize(
     "data", [b"no tar" * 200, gzip.compress(b"no tar" * 200), gzip.compress(pulled.LARGE)[:-5]]
 )
-def test_layers_that_are_none(guarded: registries.Registry, data: bytes) -> None:
+def test_blob_that_is_not_a_layer_is_refused(guarded: registries.Registry, data: bytes) -> None:
     blob = containers.Blob(data, "application/vnd.oci.image.layer.v1.tar+gzip")
     with pytest.raises(errors.Corrupt, match=blob.digest):
         pulled.pull(guarded, Image((blob,)))
 
 
-def test_missing_blobs(guarded: registries.Registry) -> None:
+def test_missing_blob_is_reported(guarded: registries.Registry) -> None:
     image = Image((containers.layer(*containers.disk(b"missing")),))
     guarded.push("missing", image)
     guarded.stored(image.layers[0].digest).unlink()
@@ -71,7 +71,7 @@ def test_missing_blobs(guarded: registries.Registry) -> None:
         pulled.opened(guarded, guarded.reference("missing")).__enter__()
 
 
-def test_an_unknown_authority(guarded: registries.Registry) -> None:
+def test_unknown_authority_is_reported(guarded: registries.Registry) -> None:
     location = locations.Registry(guarded.reference("r"), guarded.access(ca_files=()))
     with pytest.raises(errors.Unreachable, match="certificate verify failed"):
         pulled.source(location).__enter__()

@@ -1,4 +1,4 @@
-"""Registries that misbehave: throttling, resets, redirects, and documents that mean harm."""
+"""Misbehaving registries: throttling, resets, redirects, and hostile documents."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def blob_path(blob: containers.Blob) -> str:
 
 
 def page(blob: containers.Blob, **changes: object) -> misbehave.Page:
-    given = misbehave.Page(blob.data, content_type=blob.media_type)
-    return dataclasses.replace(given, **changes)
+    page_of_blob = misbehave.Page(blob.data, content_type=blob.media_type)
+    return dataclasses.replace(page_of_blob, **changes)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def server() -> misbehave.Server:
 
 
 def serve(server: misbehave.Server, image: Image = IMAGE) -> None:
-    """Serve an image as a registry without fault."""
+    """Serve an image as a normal registry does."""
     server.serve(MANIFEST, page(image.manifest))
     for blob in image.blobs:
         server.serve(blob_path(blob), page(blob))
@@ -57,7 +57,7 @@ def pull(server: misbehave.Server, access: base.Access | None = None, target: st
     return data
 
 
-def test_plain_http_where_insecure(server: misbehave.Server) -> None:
+def test_insecure_registry_may_use_plain_http(server: misbehave.Server) -> None:
     with server:
         serve(server)
         assert pull(server) == DISK
@@ -65,7 +65,7 @@ def test_plain_http_where_insecure(server: misbehave.Server) -> None:
             pull(server, base.Access())
 
 
-def test_throttled_documents(server: misbehave.Server) -> None:
+def test_throttled_documents_are_requested_again(server: misbehave.Server) -> None:
     with server:
         serve(server)
         server.serve(blob_path(IMAGE.config_blob), (BUSY, 2), page(IMAGE.config_blob))
@@ -74,7 +74,7 @@ def test_throttled_documents(server: misbehave.Server) -> None:
         with pytest.raises(errors.Transient, match="ended before the end of the body"):
             pull(server)
         server.serve(MANIFEST, BUSY)
-        # The first contact is tried again by whoever opens the source.
+        # The caller retries the first request when it opens the source.
         with pytest.raises(errors.Transient, match="429") as caught:
             pull(server)
         assert caught.value.retry_after == 0
@@ -82,7 +82,7 @@ def test_throttled_documents(server: misbehave.Server) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize(
-    "trouble",
+    "fault",
     [
         BUSY,
         dataclasses.replace(BUSY, status=503),
@@ -90,18 +90,20 @@ def test_throttled_documents(server: misbehave.Server) -> None:
     ],
     ids=["429", "503", "reset"],
 )
-def test_trouble_in_a_layer(server: misbehave.Server, trouble: misbehave.Page, ranges: bool) -> None:
+def test_temporary_error_in_a_layer_is_retried(
+    server: misbehave.Server, fault: misbehave.Page, ranges: bool
+) -> None:
     good = page(LAYER, ranges=ranges)
-    trouble = dataclasses.replace(trouble, ranges=ranges)
+    fault = dataclasses.replace(fault, ranges=ranges)
     with server:
         serve(server)
-        server.serve(blob_path(LAYER), (good, 1), (trouble, 2), good)
+        server.serve(blob_path(LAYER), (good, 1), (fault, 2), good)
         assert pull(server) == DISK
-        server.serve(blob_path(LAYER), (trouble, 1), good)
+        server.serve(blob_path(LAYER), (fault, 1), good)
         assert pull(server) == DISK
 
 
-def test_a_layer_that_always_breaks(server: misbehave.Server) -> None:
+def test_layer_that_always_fails_is_an_error(server: misbehave.Server) -> None:
     with server:
         serve(server)
         server.serve(blob_path(LAYER), page(LAYER, ranges=False, cut=1_000_000))
@@ -109,8 +111,8 @@ def test_a_layer_that_always_breaks(server: misbehave.Server) -> None:
             pull(server)
 
 
-def test_tags_and_dates_of_mirrors_do_not_matter(server: misbehave.Server) -> None:
-    """The digest names the bytes, whatever each mirror calls them."""
+def test_mirrors_may_have_other_etags_and_dates(server: misbehave.Server) -> None:
+    """The digest identifies the bytes, whatever tag or date each mirror has."""
     with server:
         serve(server)
         pages = [page(LAYER, etag=f'"{number}"', modified=None) for number in range(3)]
@@ -118,7 +120,7 @@ def test_tags_and_dates_of_mirrors_do_not_matter(server: misbehave.Server) -> No
         assert pull(server) == DISK
 
 
-def test_redirects_are_pinned_and_get_no_credentials(server: misbehave.Server) -> None:
+def test_redirect_is_reused_and_gets_no_credentials(server: misbehave.Server) -> None:
     guarded = {"password": "cdi:secret"}
     with server, misbehave.Server() as store:
         places = tuple(store.serve(f"/{number}?signature=s3cret", page(LAYER)) for number in range(3))
@@ -127,13 +129,13 @@ def test_redirects_are_pinned_and_get_no_credentials(server: misbehave.Server) -
         server.serve(blob_path(LAYER), page(LAYER, to=places, **guarded))
         access = base.Access(insecure=True, user="cdi", password="secret", headers=(("X-Key", "secret"),))
         assert pull(server, access) == DISK
-        assert len({seen.path for seen in store.requests}) == 1
+        assert len({request.path for request in store.requests}) == 1
         assert len(server.gets(blob_path(LAYER))) == 1
-        for seen in store.requests:
-            assert not {"authorization", "x-key"} & set(seen.headers)
+        for request in store.requests:
+            assert not {"authorization", "x-key"} & set(request.headers)
 
 
-def test_a_signed_address_that_expires(server: misbehave.Server) -> None:
+def test_expired_signed_url_is_requested_again(server: misbehave.Server) -> None:
     expired = misbehave.Page(b"<Error/>", status=403)
     with server, misbehave.Server() as store:
         old = store.serve("/old", (page(LAYER), 1), expired)
@@ -144,7 +146,7 @@ def test_a_signed_address_that_expires(server: misbehave.Server) -> None:
         assert store.gets("/new")
 
 
-def test_redirects_without_end(server: misbehave.Server) -> None:
+def test_endless_redirects_are_refused(server: misbehave.Server) -> None:
     with server:
         serve(server)
         server.serve(blob_path(LAYER), page(LAYER, to=(server.url(blob_path(LAYER)),)))
@@ -155,7 +157,7 @@ def test_redirects_without_end(server: misbehave.Server) -> None:
 # -- documents -----------------------------------------------------------------------------------
 
 
-def test_schema_1(server: misbehave.Server) -> None:
+def test_schema_1_is_unsupported(server: misbehave.Server) -> None:
     old = containers.Blob(
         json.dumps({"schemaVersion": 1, "fsLayers": [], "history": []}).encode(),
         "application/vnd.docker.distribution.manifest.v1+prettyjws",
@@ -164,25 +166,25 @@ def test_schema_1(server: misbehave.Server) -> None:
         server.serve(MANIFEST, page(old))
         with pytest.raises(errors.Unsupported, match="schema 1 is obsolete; push the image again"):
             pull(server)
-        asked = server.gets(MANIFEST)[-1].headers["accept"]
-        assert "manifest.v1" not in asked.replace("oci.image.manifest.v1", "")
+        accepted_types = server.gets(MANIFEST)[-1].headers["accept"]
+        assert "manifest.v1" not in accepted_types.replace("oci.image.manifest.v1", "")
 
 
-def test_a_login_page_is_no_manifest(server: misbehave.Server) -> None:
+def test_login_page_is_not_a_manifest(server: misbehave.Server) -> None:
     with server:
         server.serve(MANIFEST, misbehave.Page(b"<html>log in", content_type="text/html"))
         with pytest.raises(errors.Unsupported, match="not JSON"):
             pull(server)
 
 
-def test_a_large_manifest(server: misbehave.Server) -> None:
+def test_large_manifest_is_refused(server: misbehave.Server) -> None:
     with server:
         server.serve(MANIFEST, misbehave.Page(b" " * (documents.LARGEST_MANIFEST + 1)))
         with pytest.raises(errors.Unsupported, match="more than 4194304 bytes"):
             pull(server)
 
 
-def test_a_large_configuration(server: misbehave.Server) -> None:
+def test_large_configuration_is_refused(server: misbehave.Server) -> None:
     config = containers.Blob(b" " * (documents.LARGEST_MANIFEST + 1), IMAGE.config_blob.media_type)
     with server:
         serve(server, dataclasses.replace(IMAGE, config=config))
@@ -190,7 +192,7 @@ def test_a_large_configuration(server: misbehave.Server) -> None:
             pull(server)
 
 
-def test_documents_of_another_digest(server: misbehave.Server) -> None:
+def test_document_with_another_digest_is_refused(server: misbehave.Server) -> None:
     digest = IMAGE.manifest.digest
     other = dataclasses.replace(IMAGE.manifest, data=IMAGE.manifest.data + b" ")
     with server:
@@ -204,7 +206,7 @@ def test_documents_of_another_digest(server: misbehave.Server) -> None:
             pull(server)
 
 
-def test_foreign_layers(server: misbehave.Server) -> None:
+def test_foreign_layer_is_refused(server: misbehave.Server) -> None:
     foreign = dataclasses.replace(
         LAYER, media_type="application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
     )
@@ -214,8 +216,8 @@ def test_foreign_layers(server: misbehave.Server) -> None:
             pull(server)
 
 
-def test_digest_without_the_header(server: misbehave.Server) -> None:
-    """The digest is calculated where the registry does not state it, or states nonsense."""
+def test_digest_is_computed_without_the_header(server: misbehave.Server) -> None:
+    """The digest is computed if the registry does not state it, or states a malformed one."""
     location = locations.Registry(endpoint(server), base.Access(insecure=True))
     stated = "sha256:" + "1" * 64
     with server:
@@ -231,7 +233,7 @@ def test_digest_without_the_header(server: misbehave.Server) -> None:
             assert len(server.gets(MANIFEST)) - before == (digest != stated)
 
 
-def test_digest_without_head(server: misbehave.Server) -> None:
+def test_digest_works_without_head_requests(server: misbehave.Server) -> None:
     location = locations.Registry(endpoint(server), base.Access(insecure=True))
     with server:
         server.serve(MANIFEST, page(IMAGE.manifest, head=405))
@@ -241,7 +243,7 @@ def test_digest_without_head(server: misbehave.Server) -> None:
             registry.digest(location, cancelling.Cancel())
 
 
-def test_cancel_while_waiting(server: misbehave.Server) -> None:
+def test_cancel_ends_waiting_for_a_retry(server: misbehave.Server) -> None:
     cancel = cancelling.Cancel()
     with server:
         serve(server)

@@ -1,4 +1,4 @@
-"""A disk behind a real nbdkit is read as ranges and extents, and survives a server that goes away."""
+"""A disk served by a real nbdkit is read by ranges and extents; a lost server is handled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def content(tmp_path: Path) -> tuple[Path, bytes]:
     return path, bytes(data)
 
 
-def test_reads_of_many_threads_at_once(content: tuple[Path, bytes]) -> None:
+def test_many_threads_read_at_once(content: tuple[Path, bytes]) -> None:
     path, data = content
     wrong: list[int] = []
 
@@ -95,7 +95,7 @@ def test_extents_are_the_data_of_the_file(content: tuple[Path, bytes]) -> None:
     ]
 
 
-def test_extents_of_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
+def test_extents_beyond_32_bits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     with path.open("wb") as file:
         file.truncate(20 * GiB)
@@ -112,7 +112,7 @@ def test_extents_of_a_disk_larger_than_32_bits(tmp_path: Path) -> None:
         client.close()
 
 
-def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
+def test_long_run_of_data_is_reported_in_parts() -> None:
     with nbdkit.serve(nbdkit.Plugin("pattern", {"size": "5G"})) as socket:
         client = nbd.Client(socket, "disk")
         lengths = [extent.length for extent in client.extents() or ()]
@@ -121,7 +121,7 @@ def test_a_long_run_of_data_is_told_before_its_end_is_known() -> None:
         client.close()
 
 
-def test_extents_of_parts_of_a_disk(content: tuple[Path, bytes]) -> None:
+def test_extents_of_a_range_are_read(content: tuple[Path, bytes]) -> None:
     path, _data = content
     with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
         client = nbd.Client(socket, "disk")
@@ -135,7 +135,7 @@ def test_extents_of_parts_of_a_disk(content: tuple[Path, bytes]) -> None:
         client.close()
 
 
-def test_a_server_that_does_not_tell_extents() -> None:
+def test_server_without_extents_is_all_data() -> None:
     plugin = nbdkit.Plugin("memory", {"size": "1M"}, filters=["noextents"])
     with nbdkit.serve(plugin) as socket:
         client = nbd.Client(socket, "disk")
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_tell_extents() -> None:
         client.close()
 
 
-def test_a_failed_read_is_transient(tmp_path: Path) -> None:
+def test_failed_read_is_transient(tmp_path: Path) -> None:
     switch = tmp_path / "fail"
     options = {"size": "1M", "error-pread": "EIO", "error-pread-rate": "1", "error-pread-file": str(switch)}
     with nbdkit.serve(nbdkit.Plugin("memory", options, filters=["error"])) as socket:
@@ -156,7 +156,7 @@ def test_a_failed_read_is_transient(tmp_path: Path) -> None:
         client.close()
 
 
-def test_reading_beyond_the_end_is_an_error() -> None:
+def test_read_beyond_the_end_is_an_error() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
         client = nbd.Client(socket, "disk")
         with pytest.raises(errors.Transient, match="invalid argument"):
@@ -181,8 +181,8 @@ def test_a_cancel_ends_reads_and_later_ones_connect_anew() -> None:
     processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "all is closed")
 
 
-def test_a_server_outlives_a_client_that_leaves_with_many_reads_under_way() -> None:
-    """Two threads of nbdkit that could not reply each ended it by an assertion, and VDDK with it."""
+def test_server_survives_a_client_that_leaves_during_reads() -> None:
+    """Two nbdkit threads that could not reply both failed an assertion, which ended nbdkit and VDDK."""
     plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "1"}, filters=["delay"])
     began = threading.Barrier(9)
 
@@ -211,7 +211,7 @@ def test_a_server_outlives_a_client_that_leaves_with_many_reads_under_way() -> N
         client.close()
 
 
-def test_nobody_connects_after_the_end() -> None:
+def test_closed_client_opens_no_connection() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
         client = nbd.Client(socket, "disk")
         client.close()
@@ -219,7 +219,7 @@ def test_nobody_connects_after_the_end() -> None:
             read(client, 0, 512)
 
 
-def test_a_server_that_has_gone() -> None:
+def test_lost_server_is_reported() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
         client = nbd.Client(socket, "disk")
     with pytest.raises(errors.Transient):
@@ -229,7 +229,7 @@ def test_a_server_that_has_gone() -> None:
     client.close()
 
 
-def test_a_server_that_leaves_bytes_out(tmp_path: Path) -> None:
+def test_server_omitting_bytes_is_detected(tmp_path: Path) -> None:
     with nbd_servers.serve(tmp_path / "socket", nbd_servers.Sparing) as socket:
         client = nbd.Client(socket, "disk")
         into = bytearray(b"\xee" * 4096)

@@ -1,4 +1,4 @@
-"""nbdkit is there when the block begins, gone when it ends, and explains itself."""
+"""nbdkit is started for a block, stopped at its end, and its errors are explained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def size_of(socket: str) -> int:
     return int(processes.run("nbdinfo", "--size", f"nbd+unix:///?socket={socket}").stdout)
 
 
-def test_it_serves_at_once_and_leaves_nothing() -> None:
+def test_nbdkit_serves_at_once_and_leaves_nothing() -> None:
     took = []
     for _ in range(5):
         start = time.monotonic()
@@ -35,10 +35,10 @@ def test_it_serves_at_once_and_leaves_nothing() -> None:
             took.append(time.monotonic() - start)
             assert size_of(socket) == 3 * MiB
         assert not Path(socket).parent.exists()
-    assert min(took) < 0.5  # the others may have waited for a busy machine
+    assert min(took) < 0.5  # the others may have been delayed by a busy machine
 
 
-def test_it_is_read_only() -> None:
+def test_export_is_read_only() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "3M"})) as socket:
         processes.run("nbdinfo", "--is", "readonly", f"nbd+unix:///?socket={socket}")
 
@@ -50,14 +50,14 @@ def test_filters_are_applied() -> None:
 
 
 @pytest.mark.parametrize("password", ["", "geheim", "with space, a=b; 'quotes' and ümläut"])
-def test_a_secret_arrives_and_is_on_no_command_line(password: str, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    script = f'if test "$2" = password; then f="${{3#+}}"; cat "$f" > {seen}; cat "$f" >> {seen}.again; fi'
+def test_secret_is_passed_outside_the_command_line(password: str, tmp_path: Path) -> None:
+    copy = tmp_path / "seen"
+    script = f'if test "$2" = password; then f="${{3#+}}"; cat "$f" > {copy}; cat "$f" >> {copy}.again; fi'
     plugin = nbdkit.Plugin("eval", {"config": script, "get_size": "echo 1M"}, {"password": password})
     with nbdkit.serve(plugin) as socket:
         assert size_of(socket) == MiB
-        assert seen.read_text() == password
-        assert Path(f"{seen}.again").read_text() == password
+        assert copy.read_text() == password
+        assert Path(f"{copy}.again").read_text() == password
         mine = [path for path in Path("/proc").glob("[0-9]*/cmdline") if socket in _text(path)]
         assert mine
         assert not password or all(password not in _text(path) for path in mine)
@@ -70,7 +70,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def test_what_it_says_is_heard_line_by_line() -> None:
+def test_output_is_passed_on_by_line() -> None:
     lines: list[str] = []
     heard = threading.Event()
 
@@ -89,7 +89,7 @@ def test_what_it_says_is_heard_line_by_line() -> None:
     assert any("hello from the plugin" in line for line in lines)
 
 
-def test_what_its_plugins_do_is_told_when_asked_for() -> None:
+def test_debug_output_is_passed_on_if_requested() -> None:
     for debug in ({}, {"nbdkit.backend.datapath": 0}):
         lines: list[str] = []
         plugin = nbdkit.Plugin("memory", {"size": "1M"}, debug=debug)
@@ -108,42 +108,42 @@ def test_what_its_plugins_do_is_told_when_asked_for() -> None:
         (nbdkit.Plugin("memory", {"size": "1M"}, filters=["nosuchfilter"]), "nosuchfilter"),
     ],
 )
-def test_why_it_does_not_start(plugin: nbdkit.Plugin, reason: str) -> None:
+def test_failed_start_is_explained(plugin: nbdkit.Plugin, reason: str) -> None:
     with pytest.raises(errors.ToolFailed, match=reason), nbdkit.serve(plugin):
         pass
 
 
-def test_why_it_ended_by_itself(tmp_path: Path) -> None:
+def test_unexpected_end_is_explained(tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     plugin = nbdkit.Plugin("eval", {"get_size": f"echo $PPID > {pids}; echo 1M"})
     failed = pytest.raises(errors.ToolFailed, match=r"nbdkit failed.*SIGKILL")
     with failed, nbdkit.serve(plugin) as socket:
         assert size_of(socket) == MiB
         os.kill(int(pids.read_text()), 9)
-        until_heard()
+        wait_until_end_is_noticed()
         raise errors.ToolFailed(tool="client", exit_status=1, reason="connection reset")
 
 
-def until_heard() -> None:
-    """Wait until who listens to nbdkit knows that it has ended."""
+def wait_until_end_is_noticed() -> None:
+    """Wait until the thread that reads nbdkit's output has noticed its end."""
     processes.wait_for(
         lambda: all(each.name != "nbdkit-stderr" for each in threading.enumerate()), "the end of nbdkit"
     )
 
 
-def test_errors_of_the_block_stay_while_it_lives() -> None:
+def test_error_of_the_block_is_raised_while_nbdkit_runs() -> None:
     with pytest.raises(errors.Cancelled), nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})):
         raise errors.Cancelled
 
 
-def test_a_start_that_hangs_is_noticed() -> None:
+def test_hanging_start_times_out() -> None:
     plugin = nbdkit.Plugin("eval", {"get_ready": "sleep 60", "get_size": "echo 1M"})
     follow = nbdkit.Follow(watch=process.Watch("starting nbdkit", 0.5))
     with pytest.raises(errors.NoProgress, match="starting nbdkit"), nbdkit.serve(plugin, follow):
         pass
 
 
-def test_a_start_can_be_cancelled() -> None:
+def test_start_can_be_cancelled() -> None:
     cancel = cancelling.Cancel()
     cancel.set()
     plugin = nbdkit.Plugin("eval", {"get_ready": "sleep 60", "get_size": "echo 1M"})

@@ -1,4 +1,4 @@
-"""A real vcsim is logged in to, asked for a machine, its disk and what changed on it, and left again."""
+"""vSphere sessions with a real vcsim: the machine, its disk, and the changed areas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Estate]:
 
 
 def logins(estate: vmware.Estate) -> list[Any]:
-    """Return the sessions that are open, but for the one that asks."""
+    """Return the open sessions, without the one that lists them."""
     with session.Session(estate.location()) as opened:
         manager = opened._content.sessionManager
         return [each for each in manager.sessionList if each.key != manager.currentSession.key]
@@ -48,7 +48,7 @@ def look(location: base.Location) -> vsphere_machine.Disk:
         return machine.at(location.current, disk) if location.current else disk
 
 
-def test_a_session_ends_with_its_block(estate: vmware.Estate) -> None:
+def test_session_ends_with_its_block(estate: vmware.Estate) -> None:
     look(estate.location())
     with session.Session(estate.location()):
         assert len(logins(estate)) == 1
@@ -56,18 +56,18 @@ def test_a_session_ends_with_its_block(estate: vmware.Estate) -> None:
 
 
 @pytest.mark.parametrize("uuid", [vmware.INSTANCE_UUID, vmware.UUID])
-def test_a_machine_has_two_names(estate: vmware.Estate, uuid: str) -> None:
+def test_machine_is_found_by_either_uuid(estate: vmware.Estate, uuid: str) -> None:
     assert look(estate.location(uuid=uuid)).key == 2000
 
 
 @pytest.mark.parametrize("number", [0, 2, 3])
-def test_a_disk_is_found_by_any_of_its_files(estate: vmware.Estate, number: int) -> None:
+def test_disk_is_found_by_any_of_its_files(estate: vmware.Estate, number: int) -> None:
     found = look(estate.location(backing_file=estate.file(number), current="snapshot-12"))
     assert (found.file, found.snapshot, found.size) == (estate.file(1), "snapshot-12", 16 * MiB)
     assert found.change_id == estate.change_id(1)
 
 
-def test_a_snapshot_is_found_by_its_name(estate: vmware.Estate) -> None:
+def test_snapshot_is_found_by_its_name(estate: vmware.Estate) -> None:
     assert look(estate.location(current="stage 2")).snapshot == "snapshot-13"
 
 
@@ -82,39 +82,39 @@ def test_a_snapshot_is_found_by_its_name(estate: vmware.Estate) -> None:
         ({"thumbprint": ""}, "not trusted: .*; give its authority or thumbprint"),
     ],
 )
-def test_what_is_wrong_is_said(estate: vmware.Estate, changes: dict[str, Any], reason: str) -> None:
+def test_wrong_location_is_explained(estate: vmware.Estate, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(errors.Unreachable, match=reason) as caught:
         look(estate.location(**changes))
     assert "wrong'" not in str(caught.value)
     assert not logins(estate)
 
 
-def test_a_thumbprint_that_is_none(estate: vmware.Estate) -> None:
+def test_malformed_thumbprint_is_refused(estate: vmware.Estate) -> None:
     with pytest.raises(errors.RequestError, match="20 bytes in hex"):
         look(estate.location(thumbprint="AB:CD"))
 
 
-def test_trust_by_authority_and_none_at_all(estate: vmware.Estate) -> None:
+def test_certificate_authority_or_insecure_is_accepted(estate: vmware.Estate) -> None:
     access = base.Access(vmware.USER, vmware.PASSWORD, ca_files=(str(estate.authority),))
     for trusting in (access, dataclasses.replace(access, ca_files=(), insecure=True)):
         with session.Session(estate.location(thumbprint="", access=trusting)) as opened:
             assert opened.server == session.Server("localhost", estate.port, estate.thumbprint)
 
 
-def test_a_thumbprint_comes_in_any_form(estate: vmware.Estate) -> None:
+def test_thumbprint_is_accepted_in_any_form(estate: vmware.Estate) -> None:
     plain = estate.thumbprint.replace(":", "").lower()
     with session.Session(estate.location(thumbprint=plain)) as opened:
         assert opened.server.thumbprint == estate.thumbprint
         assert opened.is_vcenter
 
 
-def test_nobody_is_there() -> None:
+def test_unreachable_server_is_reported() -> None:
     location = locations.Vddk(f"https://localhost:{processes.free_port()}", thumbprint="AB" * 20)
     with pytest.raises(errors.Transient, match="refused"):
         session.Session(location)
 
 
-def test_a_host_by_itself(tmp_path: Path) -> None:
+def test_esxi_host_is_recognised(tmp_path: Path) -> None:
     estate = estate_of(tmp_path)
     with estate.running("-esx"), session.Session(estate.location()) as opened:
         assert not opened.is_vcenter
@@ -125,12 +125,12 @@ def test_a_host_by_itself(tmp_path: Path) -> None:
 # -- what has changed ----------------------------------------------------------------------------
 
 
-def test_changes_are_read_to_the_end_of_the_disk_and_through_lost_sessions(tmp_path: Path) -> None:
+def test_changed_areas_are_read_through_lost_sessions(tmp_path: Path) -> None:
     estate = vmware.Estate(tmp_path, 5 << 30)
     estate.take()
-    places = [number * 2 * vmware.BLOCK for number in range(5003)] + [(5 << 30) - vmware.BLOCK]
+    offsets = [number * 2 * vmware.BLOCK for number in range(5003)] + [(5 << 30) - vmware.BLOCK]
     estate.take()
-    estate._changes[1] = [(place, vmware.BLOCK) for place in places]
+    estate._changes[1] = [(offset, vmware.BLOCK) for offset in offsets]
     estate.answers = 1
     with estate.running(), session.Session(estate.location()) as opened:
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
@@ -138,7 +138,7 @@ def test_changes_are_read_to_the_end_of_the_disk_and_through_lost_sessions(tmp_p
         assert machine.changed(disk, estate.change_id(0)) == estate._changes[1]
 
 
-def test_no_list_of_changes(estate: vmware.Estate) -> None:
+def test_missing_change_tracking_is_reported(estate: vmware.Estate) -> None:
     with session.Session(estate.location()) as opened:
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
         disk = machine.at("snapshot-12", machine.disk(estate.file(0)))
@@ -160,5 +160,5 @@ def test_no_list_of_changes(estate: vmware.Estate) -> None:
         ([(0, 0)], []),
     ],
 )
-def test_areas_in_order(areas: list[tuple[int, int]], merged: list[tuple[int, int]]) -> None:
+def test_areas_are_sorted_and_merged(areas: list[tuple[int, int]], merged: list[tuple[int, int]]) -> None:
     assert vsphere_machine.merged(areas, 4096) == merged

@@ -1,4 +1,4 @@
-"""What VDDK says is understood."""
+"""Messages of VDDK are parsed."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from cdi_worker.sources.vmware import disk
 from tests.support import repository
 
 
-def test_version_and_host_are_told() -> None:
-    said = disk.Log("disk")
-    said.line("nbdkit: debug: VMware VixDiskLib (7.0.3) Release build-18705163")
-    said.line(
+def test_version_and_host_are_reported() -> None:
+    log = disk.Log("disk")
+    log.line("nbdkit: debug: VMware VixDiskLib (7.0.3) Release build-18705163")
+    log.line(
         "nbdkit: vddk[1]: debug: DISKLIB-LINK  : Opened 'vpxa-nfcssl://[a@b] test/test.vmdk@esx15.lan:902'"
         " (0xa): custom, 50331648 sectors / 24 GB."
     )
-    assert said.info == {"Version": "7.0.3", "Host": "esx15.lan"}
+    assert log.info == {"Version": "7.0.3", "Host": "esx15.lan"}
 
 
-def test_the_words_that_come_late_are_waited_for() -> None:
-    said = disk.Log("disk")
-    threading.Timer(0.05, said.line, ["nbdkit: vddk[1]: error: VixDiskLib_Open: Out of memory"]).start()
-    found = said.explained(errors.Transient(url="disk", reason="reset"))
+def test_late_message_is_waited_for() -> None:
+    log = disk.Log("disk")
+    threading.Timer(0.05, log.line, ["nbdkit: vddk[1]: error: VixDiskLib_Open: Out of memory"]).start()
+    found = log.explained(errors.Transient(url="disk", reason="reset"))
     assert isinstance(found, errors.Transient)
     assert str(found) == "disk: reset (VDDK: VixDiskLib_Open: Out of memory)"
 
 
-def test_reads_that_fail_together_have_the_same_words() -> None:
-    said = disk.Log("disk")
-    said.line("nbdkit: vddk[1]: error: VixDiskLib_Read: Unknown error")
+def test_reads_failing_together_have_the_same_message() -> None:
+    log = disk.Log("disk")
+    log.line("nbdkit: vddk[1]: error: VixDiskLib_Read: Unknown error")
     for _ in range(2):
-        found = said.explained(errors.Transient(url="disk", reason="reset"))
+        found = log.explained(errors.Transient(url="disk", reason="reset"))
         assert str(found) == "disk: reset (VDDK: VixDiskLib_Read: Unknown error)"
 
 
@@ -52,7 +52,7 @@ except errors.MissingExtra as err:
 """
 
 
-def test_pyvmomi_is_named_where_it_is_missing(tmp_path: Path) -> None:
+def test_missing_pyvmomi_is_named(tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libvixDiskLib.so.8").touch()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Connections: a wait ends when it is told to, and who began outside is not led inside."""
+"""Connections: waits can be ended, and requests to public hosts are not redirected into private networks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cdi_worker.sources.web import connections, http
 from tests.support import misbehave, processes, proxy, reading, tls
 
 DATA = bytes(range(256)) * 4096
-#: Seconds. Time-outs are longer by far.
+#: Seconds. Timeouts are much longer.
 SOON = 5.0
 
 
 @contextlib.contextmanager
-def deaf(pair: tls.KeyPair | None = None) -> Iterator[int]:
+def unresponsive_server(pair: tls.KeyPair | None = None) -> Iterator[int]:
     """Serve nothing: connections are taken (with TLS if there is a pair), requests never answered."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held: list[socket.socket] = []
@@ -55,19 +55,20 @@ def deaf(pair: tls.KeyPair | None = None) -> Iterator[int]:
                 taken.close()
 
 
-def check_cancel(wanted: cdi_worker.Request) -> None:
+def check_cancel(request: cdi_worker.Request) -> None:
+    """Import and cancel soon; the import must end soon."""
     """Import, cancel soon; that has to end it soon."""
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.5, cancel.set).start()
     with pytest.raises(errors.Cancelled):
-        cdi_worker.run(wanted, cancel=cancel)
+        cdi_worker.run(request, cancel=cancel)
     assert time.monotonic() - began < SOON
 
 
 @pytest.mark.parametrize("kind", ["http", "https", "s3", "gcs", "registry", "proxy", "imageio", "vddk"])
-def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> None:
+def test_cancel_ends_waiting_for_a_silent_server(kind: str, tmp_path: Path) -> None:
     pair = tls.Authority(tmp_path).issue() if kind in {"https", "registry"} else None
-    with deaf(pair) as port:
+    with unresponsive_server(pair) as port:
         url = f"{'https' if kind == 'https' else 'http'}://127.0.0.1:{port}/b/o"
         access = base.Access(insecure=True)
         if kind == "registry":
@@ -82,12 +83,12 @@ def test_a_silent_server_keeps_no_cancel_waiting(kind: str, tmp_path: Path) -> N
             location = vmware.Vddk(url, access, uuid="u", backing_file="f", vddk_libdir=str(tmp_path))
             (tmp_path / "lib64").mkdir()
             (tmp_path / "lib64/libvixDiskLib.so").touch()
-        wanted = cdi_worker.Request(source=source, location=location, target=str(tmp_path / "disk.img"))
-        check_cancel(wanted)
+        request = cdi_worker.Request(source=source, location=location, target=str(tmp_path / "disk.img"))
+        check_cancel(request)
 
 
 class Pausing(ssl.SSLContext):
-    """Waits before it begins TLS on a socket."""
+    """Delays the TLS handshake."""
 
     def wrap_socket(self, sock: socket.socket, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
         self.begun.set()
@@ -96,11 +97,11 @@ class Pausing(ssl.SSLContext):
         return super().wrap_socket(sock, *args, **kwargs)
 
 
-def test_a_connect_left_behind_keeps_its_socket() -> None:
-    """Closed by another thread, its number would be the next file's, and TLS would begin on that."""
+def test_abandoned_connect_keeps_its_socket() -> None:
+    """If another thread closed the socket, TLS could start on a file that got its number."""
     context = Pausing(ssl.PROTOCOL_TLS_CLIENT)
     context.begun, context.go = threading.Event(), threading.Event()
-    with deaf() as port, requests.Session() as session:
+    with unresponsive_server() as port, requests.Session() as session:
         cancel = cancelling.Cancel()
         session.mount("https://", connections.Adapter(lambda: context, 1, cancel))
 
@@ -119,13 +120,13 @@ def test_a_connect_left_behind_keeps_its_socket() -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_server_that_falls_silent_keeps_no_cancel_waiting(ranges: bool, tmp_path: Path) -> None:
+def test_cancel_ends_waiting_for_a_stalled_server(ranges: bool, tmp_path: Path) -> None:
     page = misbehave.Page(DATA, ranges=ranges, cut=500_000)
-    with deaf() as port, misbehave.Server() as server:
+    with unresponsive_server() as port, misbehave.Server() as server:
         silent = misbehave.Page(to=(f"http://127.0.0.1:{port}/",))
         location = cdi_worker.Location(server.serve("/disk", (page, 1), silent))
-        wanted = cdi_worker.Request(source="http", location=location, target=str(tmp_path / "disk.img"))
-        check_cancel(wanted)
+        request = cdi_worker.Request(source="http", location=location, target=str(tmp_path / "disk.img"))
+        check_cancel(request)
 
 
 def test_after_a_failed_attempt_reads_work_again() -> None:
@@ -143,8 +144,8 @@ def test_after_a_failed_attempt_reads_work_again() -> None:
         assert into == DATA[5:1005]
 
 
-def test_a_server_learns_that_nobody_reads_any_more() -> None:
-    """Also one that waits with a full window, whose bytes under way were all read."""
+def test_server_notices_that_the_connection_is_closed() -> None:
+    """Even while it waits with a full window, after all bytes in flight were read."""
     failed = threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -159,7 +160,7 @@ def test_a_server_learns_that_nobody_reads_any_more() -> None:
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
         with socket.create_connection(listener.getsockname()) as client:
-            # Until the window is full: nothing tells, and it passes where it is not.
+            # Wait until the window is full: it is not visible, and not waiting only weakens the test.
             time.sleep(0.5)
             wire.shut(client)
             while client.recv(1 << 20):
@@ -191,11 +192,11 @@ def test_a_server_learns_that_nobody_reads_any_more() -> None:
         ("2606:2800::1", False),
     ],
 )
-def test_what_is_inside(address: str, inside: bool) -> None:
+def test_private_address_is_recognised(address: str, inside: bool) -> None:
     assert connections.is_inside(address) is inside
 
 
-def test_a_name_that_comes_to_mean_another_address_is_not_followed_inside() -> None:
+def test_name_that_changes_to_a_private_address_is_refused() -> None:
     border = connections.Border()
     border.cross("192.0.2.1")
     with pytest.raises(connections.LedInside, match=r"led to 127\.0\.0\.1"):
@@ -203,14 +204,14 @@ def test_a_name_that_comes_to_mean_another_address_is_not_followed_inside() -> N
     border.cross("192.0.2.2")
 
 
-#: A network of its own for a program: a machine with an address on the internet, one in a private
-#: network, and the one of a cloud's metadata service.
+#: A network namespace for a program: a host with a public address, one in a private network, and a cloud's
+#: metadata service.
 NETWORK = """
 ip link set lo up
 for address in 192.0.2.1 10.0.0.1 169.254.169.254; do ip address add $address/32 dev lo; done
 exec "$@"
 """
-LED = """
+REDIRECTED = """
 import sys
 from cdi_worker import errors
 from cdi_worker.sources import base
@@ -235,27 +236,29 @@ with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
         ("192.0.2.1", "169.254.169.254", "169.254.169.254", False),
         ("10.0.0.1", "169.254.169.254", "169.254.169.254", False),
         ("192.0.2.1", "127.0.0.1", "127.0.0.1", False),
-        # The address counts, whatever name it has, or has of a sudden.
+        # The address counts, whatever name resolves to it.
         ("192.0.2.1", "127.0.0.1", "localhost", False),
         ("192.0.2.1", "127.0.0.1", "0.0.0.0", False),
         ("192.0.2.1", "10.0.0.1", "10.0.0.1", True),
         ("127.0.0.1", "127.0.0.1", "localhost", True),
     ],
 )
-def test_a_server_outside_does_not_redirect_inside(here: str, there: str, name: str, follows: bool) -> None:
+def test_public_server_cannot_redirect_to_a_private_one(
+    here: str, there: str, name: str, follows: bool
+) -> None:
     processes.need_root()
     processes.need("unshare", "ip")
-    program = ("unshare", "--net", "sh", "-ec", NETWORK, "sh", sys.executable, "-c", LED)
-    said = processes.run(*program, here, there, name).stdout
+    program = ("unshare", "--net", "sh", "-ec", NETWORK, "sh", sys.executable, "-c", REDIRECTED)
+    output = processes.run(*program, here, there, name).stdout
     if follows:
-        assert said == "b'data'\n1 requests\n"
+        assert output == "b'data'\n1 requests\n"
     else:
         refusal = f": led to {there}, inside this machine or its cloud; if meant, give that URL itself"
-        assert said.endswith(f"{refusal}\n0 requests\n")
+        assert output.endswith(f"{refusal}\n0 requests\n")
 
 
-def test_what_is_inside_hears_nothing() -> None:
-    """What a proxy has reached is outside; and already the first bytes of TLS may do harm."""
+def test_private_server_receives_no_byte() -> None:
+    """A host behind a proxy counts as public; and even the first bytes of TLS may do harm."""
     with (
         misbehave.Server() as server,
         proxy.Proxy() as between,
@@ -272,7 +275,7 @@ def test_what_is_inside_hears_nothing() -> None:
 
 
 @pytest.mark.parametrize("secure", [True, False])
-def test_what_an_interrupted_read_brings_is_data(tmp_path: Path, secure: bool) -> None:
+def test_interrupted_read_returns_only_data(tmp_path: Path, secure: bool) -> None:
     authority = tls.Authority(tmp_path)
     data = DATA * 16
     access = base.Access(ca_files=(str(authority.certificate),), connections=1)

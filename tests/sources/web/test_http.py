@@ -1,4 +1,4 @@
-"""The HTTP source against a real server and against one that misbehaves."""
+"""The HTTP source with nginx and with a misbehaving server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdi_worker.sources.web import http
 from tests.support import http_disk, misbehave, processes, proxy, reading, servers, tls
 
 
-def test_nginx_is_read_in_order_and_at_random(tmp_path: Path) -> None:
+def test_nginx_is_read_in_order_and_by_ranges(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "a disk").write_bytes(http_disk.DATA)
@@ -41,16 +41,16 @@ def test_nginx_is_read_in_order_and_at_random(tmp_path: Path) -> None:
         (http_disk.changed(content_range="nonsense"), len(http_disk.DATA), False),
     ],
 )
-def test_offer_is_what_the_server_can_do(
+def test_offer_matches_the_server(
     server: misbehave.Server, page: misbehave.Page, size: int | None, ranges: bool
 ) -> None:
-    # A server with senseless ranges shows its size only without them.
+    # Without ranges a server with malformed ones still shows the size.
     rest = dataclasses.replace(page, ranges=False) if "{total}" not in page.content_range else page
     with http_disk.opened(server.serve("/disk", (page, 1), rest)) as source:
         assert (source.size, source.ranges() is not None) == (size, ranges)
         assert source.head == http_disk.DATA[: http.HEAD_SIZE]
         assert http_disk.whole(source) == http_disk.DATA
-    assert {seen.method for seen in server.requests} == {"GET"}
+    assert {request.method for request in server.requests} == {"GET"}
 
 
 DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
@@ -67,7 +67,7 @@ DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False])
-def test_what_names_the_bytes(
+def test_identity_of_the_content_is_derived(
     server: misbehave.Server, etag: str | None, modified: str | None, identity: str | None, ranges: bool
 ) -> None:
     page = http_disk.changed(etag=etag, modified=modified, ranges=ranges)
@@ -78,13 +78,13 @@ def test_what_names_the_bytes(
 @pytest.mark.parametrize(
     "body", [b"", b"x", http_disk.DATA[: http.HEAD_SIZE - 1], http_disk.DATA[: http.HEAD_SIZE]]
 )
-def test_small_objects(server: misbehave.Server, body: bytes) -> None:
+def test_small_object_is_read(server: misbehave.Server, body: bytes) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.changed(body=body))) as source:
         assert (source.size, source.head) == (len(body), body)
         assert http_disk.whole(source) == body
 
 
-def test_stream_without_ranges_costs_one_request(server: misbehave.Server) -> None:
+def test_stream_without_ranges_takes_one_request(server: misbehave.Server) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False))) as source:
         assert http_disk.whole(source) == http_disk.DATA
     assert len(server.requests) == 1
@@ -97,7 +97,7 @@ def test_stream_without_ranges_costs_one_request(server: misbehave.Server) -> No
         (403, errors.Unreachable),
         (404, errors.Unreachable),
         (410, errors.Unreachable),
-        # What curl --retry takes for passing.
+        # The errors that curl --retry considers temporary.
         (408, errors.Transient),
         (429, errors.Transient),
         (500, errors.Transient),
@@ -106,7 +106,9 @@ def test_stream_without_ranges_costs_one_request(server: misbehave.Server) -> No
         (504, errors.Transient),
     ],
 )
-def test_refusals(server: misbehave.Server, status: int, kind: type[errors.Error]) -> None:
+def test_refusal_is_reported_by_status(
+    server: misbehave.Server, status: int, kind: type[errors.Error]
+) -> None:
     url = server.serve("/disk", http_disk.changed(status=status, headers={"Retry-After": "7"}))
     with pytest.raises(kind, match=str(status)) as caught:
         http_disk.refused(url)
@@ -117,7 +119,7 @@ def test_refusals(server: misbehave.Server, status: int, kind: type[errors.Error
 @pytest.mark.parametrize(
     "url", ["http:///x", "ftp://h/x", "http://h:port/x", "http://[::1/x", "disk", "http://h:99999/"]
 )
-def test_malformed_urls(url: str) -> None:
+def test_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(errors.RequestError, match="malformed URL"):
         http_disk.refused(url)
 
@@ -125,14 +127,14 @@ def test_malformed_urls(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://me:s3/cret@h/x", "http:/me:s3cret@h/x", "https:me:s3cret@h/x", "http://me:s3#cret@h/x"]
 )
-def test_a_malformed_url_shows_no_password(url: str) -> None:
+def test_malformed_url_is_reported_without_password(url: str) -> None:
     with pytest.raises(errors.RequestError, match="malformed URL") as caught:
         http_disk.refused(url)
     assert "s3" not in str(caught.value)
     assert "cret" not in str(caught.value)
 
 
-def test_unknown_host_and_refused_connection() -> None:
+def test_unknown_host_and_refused_connection_are_reported() -> None:
     with pytest.raises(errors.Unreachable, match="unknown host"):
         http_disk.refused("http://no-such-host.invalid/disk")
     with pytest.raises(errors.Unreachable, match="connection refused"):
@@ -140,13 +142,13 @@ def test_unknown_host_and_refused_connection() -> None:
 
 
 @pytest.mark.parametrize("half", [base.Access(user="me"), base.Access(password="s3cret")])
-def test_half_of_the_credentials_is_none(server: misbehave.Server, half: base.Access) -> None:
+def test_incomplete_credentials_are_not_sent(server: misbehave.Server, half: base.Access) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.GOOD), half) as source:
         assert http_disk.whole(source) == http_disk.DATA
-    assert all("authorization" not in seen.headers for seen in server.requests)
+    assert all("authorization" not in request.headers for request in server.requests)
 
 
-def test_credentials_in_the_url_are_used_and_not_shown(server: misbehave.Server) -> None:
+def test_credentials_in_the_url_are_sent_and_not_shown(server: misbehave.Server) -> None:
     url = server.serve("/disk", http_disk.changed(password="me:p@ss")).replace("://", "://me:p%40ss@")
     with http_disk.opened(url) as source:
         assert http_disk.whole(source) == http_disk.DATA
@@ -163,7 +165,7 @@ def test_credentials_and_headers_are_sent_as_utf_8(server: misbehave.Server) -> 
     assert sent["x-raw"] == "\xff"
 
 
-def test_numbers_of_a_hostile_server_are_no_numbers(server: misbehave.Server) -> None:
+def test_malformed_numbers_of_a_server_are_ignored(server: misbehave.Server) -> None:
     many = "9" * 5000
     page = http_disk.changed(content_range="bytes {first}-{last}/" + many)
     with http_disk.opened(server.serve("/disk", (page, 1), http_disk.changed(ranges=False))) as source:
@@ -175,13 +177,13 @@ def test_numbers_of_a_hostile_server_are_no_numbers(server: misbehave.Server) ->
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-def test_a_stream_that_breaks_says_so(server: misbehave.Server, framing: str) -> None:
+def test_broken_stream_is_transient(server: misbehave.Server, framing: str) -> None:
     page = http_disk.changed(ranges=False, framing=framing, cut=500_000)
     with http_disk.opened(server.serve("/disk", page)) as source, pytest.raises(errors.Transient):
         http_disk.whole(source)
 
 
-def test_a_short_body_is_no_end(server: misbehave.Server) -> None:
+def test_short_body_is_not_the_end(server: misbehave.Server) -> None:
     with (
         http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False, missing=10))) as source,
         pytest.raises(errors.Transient, match="ended before"),
@@ -189,7 +191,7 @@ def test_a_short_body_is_no_end(server: misbehave.Server) -> None:
         http_disk.whole(source)
 
 
-def test_content_encoding_is_left_alone(server: misbehave.Server) -> None:
+def test_content_encoding_is_not_decoded(server: misbehave.Server) -> None:
     page = http_disk.changed(headers={"Content-Encoding": "gzip"})
     with http_disk.opened(server.serve("/disk.gz", page)) as source:
         assert source.head == http_disk.DATA[: http.HEAD_SIZE]
@@ -197,7 +199,7 @@ def test_content_encoding_is_left_alone(server: misbehave.Server) -> None:
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
-def test_certificates(tmp_path: Path) -> None:
+def test_certificates_are_verified(tmp_path: Path) -> None:
     authority = tls.Authority(tmp_path)
     trusting = base.Access(ca_files=(str(authority.certificate),))
     with misbehave.Server(authority.issue()) as server:
@@ -213,12 +215,12 @@ def test_certificates(tmp_path: Path) -> None:
             http_disk.refused(server.serve("/disk", http_disk.GOOD), trusting)
 
 
-def test_not_an_https_server(server: misbehave.Server) -> None:
+def test_plain_server_is_reported_for_https_url(server: misbehave.Server) -> None:
     with pytest.raises(errors.Unreachable, match="TLS"):
         http_disk.refused(server.serve("/disk", http_disk.GOOD).replace("http:", "https:"))
 
 
-def test_proxies(tmp_path: Path, server: misbehave.Server) -> None:
+def test_proxies_are_used(tmp_path: Path, server: misbehave.Server) -> None:
     authority = tls.Authority(tmp_path)
     trust = (str(authority.certificate),)
     plain = server.serve("/disk", http_disk.GOOD)
@@ -227,7 +229,7 @@ def test_proxies(tmp_path: Path, server: misbehave.Server) -> None:
         for url in (plain, secure.serve("/disk", http_disk.GOOD)):
             with http_disk.opened(url, access) as source:
                 assert http_disk.whole(source) == http_disk.DATA
-        methods = {seen.method for seen in between.requests}
+        methods = {request.method for request in between.requests}
         assert methods == {"GET", "CONNECT"}
         count = len(between.requests)
         with http_disk.opened(plain, dataclasses.replace(access, no_proxy="127.0.0.0/8")) as source:
@@ -238,7 +240,7 @@ def test_proxies(tmp_path: Path, server: misbehave.Server) -> None:
             http_disk.refused(plain, wrong)
 
 
-def test_proxy_that_opens_tunnels(tmp_path: Path) -> None:
+def test_proxy_that_decrypts_tunnels_is_trusted_by_its_ca(tmp_path: Path) -> None:
     authority, middle = tls.Authority(tmp_path / "a"), tls.Authority(tmp_path / "b", "Proxy CA")
     with misbehave.Server(authority.issue()) as secure, proxy.Proxy(authority=middle) as between:
         trust = (str(middle.certificate),)
@@ -247,7 +249,7 @@ def test_proxy_that_opens_tunnels(tmp_path: Path) -> None:
             assert http_disk.whole(source) == http_disk.DATA
 
 
-def test_closing_ends_a_read_that_waits(server: misbehave.Server) -> None:
+def test_closing_ends_a_blocked_read(server: misbehave.Server) -> None:
     source = http_disk.opened(
         server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(stall=100))
     ).__enter__()

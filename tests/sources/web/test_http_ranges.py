@@ -1,4 +1,4 @@
-"""Ranges of an HTTP source: what is not what was asked for, what breaks, and what goes on."""
+"""Ranges of an HTTP source: wrong responses, cuts, and requests that continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import http_disk, misbehave, reading
         ({"cut": 0}, errors.Transient),
     ],
 )
-def test_range_that_is_not_what_was_asked_for(
+def test_response_of_another_range_is_refused(
     server: misbehave.Server, later: dict[str, Any], kind: type[errors.Error]
 ) -> None:
     with (
@@ -37,26 +37,26 @@ def test_range_that_is_not_what_was_asked_for(
 
 
 @pytest.mark.parametrize("fault", [{"cut": 777}, {"missing": 0, "cut_at": 1777}])
-def test_what_came_before_a_break_counts(server: misbehave.Server, fault: dict[str, Any]) -> None:
+def test_bytes_before_a_cut_are_kept(server: misbehave.Server, fault: dict[str, Any]) -> None:
     with http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**fault))) as source:
         assert reading.part(source, 1000, 5000) == http_disk.DATA[1000:1777]
 
 
-def test_reads_that_follow_each_other_are_one_request(server: misbehave.Server) -> None:
+def test_consecutive_reads_share_one_request(server: misbehave.Server) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.GOOD)) as source:
         source.expect(1000, 400_000)
         assert reading.part(source, 1000, 100_000) == http_disk.DATA[1000:101_000]
         assert reading.part(source, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
-        # A gap is read over; the last one ends the answer.
+        # A small gap is read and discarded; the last read ends the response.
         assert reading.part(source, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
-        assert [seen.headers["range"] for seen in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
-        # What comes back, or lies behind, is asked for anew.
+        assert [request.headers["range"] for request in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
+        # A read backwards, or far ahead, needs a new request.
         assert reading.part(source, 1000, 10) == http_disk.DATA[1000:1010]
         assert reading.part(source, 500_000, 10) == http_disk.DATA[500_000:500_010]
         assert len(server.gets("/disk")) == 4
 
 
-def test_a_request_for_several_reads_goes_on_after_a_break(server: misbehave.Server) -> None:
+def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
     with http_disk.opened(
         server.serve("/disk", (http_disk.GOOD, 1), (http_disk.changed(cut=150_000), 1), http_disk.GOOD)
     ) as source:
@@ -65,5 +65,5 @@ def test_a_request_for_several_reads_goes_on_after_a_break(server: misbehave.Ser
         assert reading.part(source, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
         assert reading.part(source, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
         assert reading.part(source, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
-        ranges = [seen.headers["range"] for seen in server.gets("/disk")[1:]]
+        ranges = [request.headers["range"] for request in server.gets("/disk")[1:]]
         assert ranges == ["bytes=0-399999", "bytes=150000-399999"]

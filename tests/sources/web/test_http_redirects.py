@@ -1,4 +1,4 @@
-"""Where an HTTP source goes when it is sent elsewhere, and what it shows there."""
+"""Redirects of an HTTP source: where it goes, and what it sends there."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_secrets_go_to_the_origin_only(server: misbehave.Server) -> None:
         server.serve("/moved", misbehave.Page(to=(target,)))
         with http_disk.opened(start, SECRET) as source:
             assert http_disk.whole(source) == http_disk.DATA
-        for seen in server.requests:
-            assert (seen.headers["authorization"][:6], seen.headers["x-token"]) == ("Basic ", "hush")
+        for request in server.requests:
+            assert (request.headers["authorization"][:6], request.headers["x-token"]) == ("Basic ", "hush")
         assert other.requests
-        for seen in other.requests:
-            assert not {"authorization", "x-token", "cookie"} & {*seen.headers}
+        for request in other.requests:
+            assert not {"authorization", "x-token", "cookie"} & {*request.headers}
 
 
 def test_another_name_of_the_same_host_gets_no_secrets(server: misbehave.Server) -> None:
@@ -35,18 +35,18 @@ def test_another_name_of_the_same_host_gets_no_secrets(server: misbehave.Server)
     with http_disk.opened(start, SECRET) as source:
         assert http_disk.whole(source) == http_disk.DATA
     assert server.gets("/disk")
-    assert all("authorization" not in seen.headers for seen in server.gets("/disk"))
+    assert all("authorization" not in request.headers for request in server.gets("/disk"))
 
 
 @pytest.mark.parametrize("to", ["/ü b.img", "/%C3%BC%20b.img"])
-def test_a_redirect_may_be_spelt_in_utf_8(server: misbehave.Server, to: str) -> None:
+def test_redirect_may_be_encoded_in_utf_8(server: misbehave.Server, to: str) -> None:
     server.serve("/%C3%BC%20b.img", http_disk.GOOD)
     start = server.serve("/start", misbehave.Page(to=(to.encode().decode("latin-1"),)))
     with http_disk.opened(start) as source:
         assert http_disk.whole(source) == http_disk.DATA
 
 
-def test_one_redirect_serves_the_whole_run(server: misbehave.Server) -> None:
+def test_redirect_is_followed_once_for_all_ranges(server: misbehave.Server) -> None:
     with misbehave.Server() as mirror:
         start = server.serve(
             "/start",
@@ -60,7 +60,7 @@ def test_one_redirect_serves_the_whole_run(server: misbehave.Server) -> None:
         assert not mirror.gets("/b")
 
 
-def test_a_mirror_that_is_lost_is_left(server: misbehave.Server) -> None:
+def test_lost_mirror_is_replaced(server: misbehave.Server) -> None:
     with misbehave.Server() as mirror:
         first = mirror.serve("/a", (http_disk.GOOD, 1), misbehave.Page(status=404))
         start = server.serve("/start", misbehave.Page(to=(first, mirror.serve("/b", http_disk.GOOD))))
@@ -71,8 +71,8 @@ def test_a_mirror_that_is_lost_is_left(server: misbehave.Server) -> None:
         assert len(mirror.gets("/b")) == 1
 
 
-def test_a_lost_mirror_is_left_by_all_threads(server: misbehave.Server) -> None:
-    """The second to hear of it must not take it for the address itself."""
+def test_lost_mirror_is_replaced_once_for_all_threads(server: misbehave.Server) -> None:
+    """The second thread must not discard the redirect that replaced the lost mirror."""
     with misbehave.Server() as mirror:
         gone = misbehave.Page(status=404, body=b"x" * 10, drip=(1, 0.01))
         first = mirror.serve("/a", (http_disk.GOOD, 1), gone)
@@ -85,17 +85,17 @@ def test_a_lost_mirror_is_left_by_all_threads(server: misbehave.Server) -> None:
             assert reading.part(source, 0, 10) == http_disk.DATA[:10]
 
 
-def test_redirects_end(server: misbehave.Server) -> None:
+def test_endless_redirects_are_refused(server: misbehave.Server) -> None:
     with pytest.raises(errors.Unreachable, match="more than 10 redirects"):
         http_disk.refused(server.serve("/loop", misbehave.Page(to=("/loop",))))
     with pytest.raises(errors.Unreachable, match="not http"):
         http_disk.refused(server.serve("/file", misbehave.Page(to=("file:///etc/passwd",))))
 
 
-def test_a_redirect_that_leaves_https_is_warned_of(
+def test_redirect_from_https_to_http_is_logged(
     tmp_path: Path, server: misbehave.Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever sits on the way could say what is on the disk; what the address holds stays secret."""
+    """An attacker on the way could choose the content of the disk; the address stays secret."""
     authority = tls.Authority(tmp_path)
     access = base.Access("user", "password", ca_files=(str(authority.certificate),))
     to = misbehave.Page(to=(f"{server.serve('/disk', http_disk.GOOD)}?secret=1",))
@@ -106,11 +106,11 @@ def test_a_redirect_that_leaves_https_is_warned_of(
     ):
         assert http_disk.whole(source) == http_disk.DATA
     assert f"redirected from https to {server.url('/disk')}?…:" in caplog.text
-    assert all("authorization" not in seen.headers for seen in server.requests)
+    assert all("authorization" not in request.headers for request in server.requests)
 
 
-def test_the_page_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
-    """It may be endless, or grow without end when it is decoded."""
+def test_body_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
+    """It may be endless, or grow without limit when decoded."""
     there = server.serve("/there", http_disk.GOOD)
     start = server.serve("/start", misbehave.Page(bytes(64 << 20), to=(there,), ranges=False))
     with http_disk.opened(start) as source:
@@ -119,6 +119,6 @@ def test_the_page_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
 
 
 @pytest.mark.parametrize("to", ["http://[::1", "http://host:99999/", "http://@/", "//[x]/"])
-def test_redirects_to_no_address(server: misbehave.Server, to: str) -> None:
+def test_malformed_redirect_is_refused(server: misbehave.Server, to: str) -> None:
     with pytest.raises(errors.Unreachable, match="redirected to"):
         http_disk.refused(server.serve("/odd", misbehave.Page(to=(to,))))

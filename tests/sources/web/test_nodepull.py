@@ -1,4 +1,4 @@
-"""Node pull from the importer's side: the hand-shake when not all goes well."""
+"""Node pull from the importer's side: the handshake, and its failures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def pulled(
     return nodepull.NodePullSource(location, cancelling.Cancel())
 
 
-def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server, tmp_path: Path) -> None:
-    """A large image takes the node longer than the minute after which upstream gives up."""
+def test_waiting_for_the_ready_file_is_limited(server: misbehave.Server, tmp_path: Path) -> None:
+    """Pulling a large image may take longer than the minute that upstream waits."""
     assert nodepull.READY_PATIENCE > 600
     server.serve("/fedora.raw", misbehave.Page(DATA))
     ready = tmp_path / "late"
@@ -45,8 +45,8 @@ def test_the_ready_file_is_waited_for_but_not_for_ever(server: misbehave.Server,
         assert source.head == DATA
 
 
-def test_a_ready_file_without_a_name_is_not_ready(server: misbehave.Server, tmp_path: Path) -> None:
-    """Upstream's server makes the file and then writes to it."""
+def test_empty_ready_file_is_not_ready(server: misbehave.Server, tmp_path: Path) -> None:
+    """Upstream's server creates the file before it writes to it."""
     server.serve("/fedora.raw", misbehave.Page(DATA))
     source = pulled(server, tmp_path, "")
     threading.Timer(0.5, (tmp_path / "ready").write_text, ("fedora.raw",)).start()
@@ -54,8 +54,8 @@ def test_a_ready_file_without_a_name_is_not_ready(server: misbehave.Server, tmp_
         assert source.head == DATA
 
 
-def test_a_second_first_contact(server: misbehave.Server, tmp_path: Path) -> None:
-    """A name that ends like the placeholder is put in its place once."""
+def test_second_contact_uses_the_same_name(server: misbehave.Server, tmp_path: Path) -> None:
+    """A file name that ends like the placeholder is inserted only once."""
     page = misbehave.Page(DATA)
     server.serve("/my-disk.img", (misbehave.Page(status=503), 1), page)
     source = pulled(server, tmp_path, "my-disk.img")
@@ -65,7 +65,7 @@ def test_a_second_first_contact(server: misbehave.Server, tmp_path: Path) -> Non
         assert source.head == DATA
 
 
-def test_no_proxy_is_between_the_containers_of_a_pod(server: misbehave.Server, tmp_path: Path) -> None:
+def test_containers_of_a_pod_use_no_proxy(server: misbehave.Server, tmp_path: Path) -> None:
     server.serve("/fedora.raw", misbehave.Page(DATA))
     with proxy.Proxy() as between, pulled(server, tmp_path, access=base.Access(http_proxy=between.url)):
         assert not between.requests
@@ -81,7 +81,7 @@ def test_no_proxy_is_between_the_containers_of_a_pod(server: misbehave.Server, t
         misbehave.Page(status=500),
     ],
 )
-def test_no_labels_are_no_failure(server: misbehave.Server, tmp_path: Path, page: misbehave.Page) -> None:
+def test_missing_labels_are_ignored(server: misbehave.Server, tmp_path: Path, page: misbehave.Page) -> None:
     server.serve("/fedora.raw", misbehave.Page(DATA))
     server.serve("/info", page)
     with pulled(server, tmp_path) as source:

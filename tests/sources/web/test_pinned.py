@@ -1,4 +1,4 @@
-"""Answers of a pinned place: they are closed by whom they belong to, and an interrupted one has no end."""
+"""Responses of a pinned redirect: they are closed by their owner, and an interrupted one has no end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DATA = bytes(range(256)) * 4096
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_what_was_not_read_to_its_end_is_closed(ranges: bool) -> None:
-    """Also where the reader keeps it for a next read, which need not come."""
+def test_incomplete_response_is_closed(ranges: bool) -> None:
+    """Even if the reader keeps the response for a next read, which may never come."""
     before = len(os.listdir("/proc/self/fd"))
     with misbehave.Server() as server:
         source = http.HttpSource(server.serve("/d", misbehave.Page(DATA, ranges=ranges)), base.Access())
@@ -30,7 +30,7 @@ def test_what_was_not_read_to_its_end_is_closed(ranges: bool) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_what_was_interrupted_has_not_come_to_its_end(ranges: bool) -> None:
+def test_interrupted_response_is_not_complete(ranges: bool) -> None:
     page = misbehave.Page(DATA, ranges=ranges, framing="length" if ranges else "close")
     cancel = cancelling.Cancel()
     with (

@@ -1,4 +1,4 @@
-"""A source of a third party, with a setting of its own: a disk of one repeated byte."""
+"""A third-party source with an option of its own: a disk of one repeated byte."""
 
 from __future__ import annotations
 

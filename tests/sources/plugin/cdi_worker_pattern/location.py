@@ -1,4 +1,4 @@
-"""Where the disk is: its size is its address."""
+"""The location of a pattern disk; its size is its address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _byte(text: str) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern(cdi_worker.Location):
-    """``pattern:SIZE``, in bytes. ``byte``: what the disk is full of."""
+    """``pattern:SIZE``, in bytes. ``byte``: the byte to repeat."""
 
     byte: int = cdi_worker.field(
         0, env="IMPORTER_PATTERN_BYTE", option="--pattern-byte", help="What the disk is full of.", parse=_byte

@@ -1,4 +1,4 @@
-"""The bytes of the disk."""
+"""The source of a pattern disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PatternSource(cdi_worker.Source):
         return len(into)
 
     def interrupt(self) -> None:
-        """Do nothing: no read waits."""
+        """Do nothing: reads never block."""
 
 
 def open(where: location.Pattern, _cancel: cdi_worker.Cancel) -> PatternSource:  # noqa: A001
@@ -34,5 +34,5 @@ def open(where: location.Pattern, _cancel: cdi_worker.Cancel) -> PatternSource: 
 
 
 def zeros(where: cdi_worker.Location, _cancel: cdi_worker.Cancel) -> PatternSource:
-    """Return a source by the address alone: what an entry point without a ``Kind`` names."""
+    """Return a source by its address only: the target of an entry point without a ``Kind``."""
     return PatternSource(location.Pattern(where.endpoint, where.access))
