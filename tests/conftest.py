@@ -128,29 +128,29 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers
 
 
 @pytest.fixture(scope="session")
-def ovirt_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_stages.Place]:
+def ovirt_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_stages.Setup]:
     """Run an oVirt engine for migrations during the whole test run."""
     directory = tmp_path_factory.mktemp("ovirt")
     with engine.running(directory) as (running, authority):
-        yield ovirt_stages.Place(running, authority, directory)
+        yield ovirt_stages.Setup(running, authority, directory)
 
 
 @pytest.fixture
-def ovirt(ovirt_running: ovirt_stages.Place) -> ovirt_stages.Place:
+def ovirt(ovirt_running: ovirt_stages.Setup) -> ovirt_stages.Setup:
     """Return an oVirt engine for migrations, reset to its normal behaviour."""
     ovirt_running.reset()
     return ovirt_running
 
 
 @pytest.fixture(scope="session")
-def ovirt_disk_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_disks.Place]:
+def ovirt_disk_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_disks.Setup]:
     """Run an oVirt engine with a disk during the whole test run."""
-    with ovirt_disks.placed(tmp_path_factory.mktemp("ovirt"), local=False) as place:
+    with ovirt_disks.running(tmp_path_factory.mktemp("ovirt"), local=False) as place:
         yield place
 
 
 @pytest.fixture
-def ovirt_disk(ovirt_disk_running: ovirt_disks.Place) -> Iterator[ovirt_disks.Place]:
+def ovirt_disk(ovirt_disk_running: ovirt_disks.Setup) -> Iterator[ovirt_disks.Setup]:
     """Return an oVirt engine with a disk, reset to its normal behaviour; no disk may stay locked."""
     ovirt_disk_running.reset()
     yield ovirt_disk_running
@@ -214,13 +214,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificat
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
     """Write a disk to clone."""
-    return clones.content(tmp_path / "original")
+    return clones.write_disk(tmp_path / "original")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Create a file-system volume to clone."""
-    return clones.folder(tmp_path / "volume")
+    return clones.fill_volume(tmp_path / "volume")
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ class Uploads:
         port = processes.free_port()
         pair = [self._made.server.certificate, self._made.server.key] if tls else []
         argv = [sys.executable, "-m", "tests.bench.null", str(port), *pair]
-        ready = functools.partial(processes.answers, port)
+        ready = functools.partial(processes.is_listening, port)
         with processes.running(argv, log=self._directory / f"null-{tls}.log", ready=ready):
             yield f"http{'s' * tls}://localhost:{port}/"
 
@@ -134,7 +134,7 @@ class Uploads:
             "CLIENT_NAME": uploads.CLIENT,
             **more,
         }
-        ready = functools.partial(processes.answers, port)
+        ready = functools.partial(processes.is_listening, port)
         argv = _pod(self._directory / "server.message")
         with processes.running(argv, log=self._directory / "server.log", ready=ready, env=env) as server:
             yield port

@@ -22,52 +22,52 @@ SINGLE = "--synchronous --connections=1 --requests=1 --request-size=2097152"
 
 def delayed(directory: Path, target: Path, rounds: int) -> report.Row:
     """Measure against nbdcopy with one read at a time, where each read is delayed by 5 ms."""
-    with _disk(directory, delay=5000) as estate:
-        return _row("vddk, 5 ms a read", 0.25, estate, target, rounds, SINGLE)
+    with _disk(directory, delay=5000) as vcsim:
+        return _row("vddk, 5 ms a read", 0.25, vcsim, target, rounds, SINGLE)
 
 
 def undelayed(directory: Path, target: Path, rounds: int) -> report.Row:
     """Measure against nbdcopy at its best: 0.9 of its speed is 1.11 of its time."""
-    with _disk(directory, delay=0) as estate:
-        return _row("vddk", 1.11, estate, target, rounds, "")
+    with _disk(directory, delay=0) as vcsim:
+        return _row("vddk", 1.11, vcsim, target, rounds, "")
 
 
 @contextlib.contextmanager
-def _disk(directory: Path, delay: int) -> Iterator[vmware.Estate]:
+def _disk(directory: Path, delay: int) -> Iterator[vmware.Vcsim]:
     own = directory / f"vmware-{os.urandom(4).hex()}"
-    estate = vmware.Estate(own, SIZE)
-    estate.content(0).unlink()
-    estate.content(0).hardlink_to(inputs.noise(directory, SIZE))
-    estate.take()
-    del estate.settings["log"]
-    estate.settings["delay"] = delay
+    vcsim = vmware.Vcsim(own, SIZE)
+    vcsim.content(0).unlink()
+    vcsim.content(0).hardlink_to(inputs.noise(directory, SIZE))
+    vcsim.take_snapshot()
+    del vcsim.settings["log"]
+    vcsim.settings["delay"] = delay
     (own / "password").write_text(vmware.PASSWORD)
     try:
-        with estate.running():
-            yield estate
+        with vcsim.running():
+            yield vcsim
     finally:
         shutil.rmtree(own)
 
 
-def _row(name: str, aim: float, estate: vmware.Estate, target: Path, rounds: int, options: str) -> report.Row:
+def _row(name: str, aim: float, vcsim: vmware.Vcsim, target: Path, rounds: int, options: str) -> report.Row:
     def ours() -> Cost:
         target.unlink(missing_ok=True)
-        return measure.run(_ours(estate, target))
+        return measure.run(_ours(vcsim, target))
 
     def theirs() -> Cost:
         target.unlink(missing_ok=True)
-        return measure.run(_nbdcopy(estate, target, options))
+        return measure.run(_nbdcopy(vcsim, target, options))
 
     mine, rival = measure.alternate(rounds, [ours, theirs])
     return report.Row(name, "file", mine, rival, aim, mine.wall / rival.wall)
 
 
-def _ours(estate: vmware.Estate, target: Path) -> list[str | Path]:
-    known = estate.location(**estate.stage(0))
+def _ours(vcsim: vmware.Vcsim, target: Path) -> list[str | Path]:
+    known = vcsim.location(**vcsim.stage(0))
     given = {
         "--source": "vddk",
         "--user": vmware.USER,
-        "--password-file": estate.directory / "password",
+        "--password-file": vcsim.directory / "password",
         "--uuid": known.uuid,
         "--backing-file": known.backing_file,
         "--thumbprint": known.thumbprint,
@@ -79,18 +79,18 @@ def _ours(estate: vmware.Estate, target: Path) -> list[str | Path]:
     return [sys.executable, "-m", "cdi_worker", "import", *options, known.endpoint, target]
 
 
-def _nbdcopy(estate: vmware.Estate, target: Path, options: str) -> list[str | Path]:
+def _nbdcopy(vcsim: vmware.Vcsim, target: Path, options: str) -> list[str | Path]:
     given = {
-        "libdir": estate.libdir,
+        "libdir": vcsim.libdir,
         "server": "localhost",
         "user": vmware.USER,
-        "password": f"+{estate.directory}/password",
-        "thumbprint": estate.thumbprint,
+        "password": f"+{vcsim.directory}/password",
+        "thumbprint": vcsim.thumbprint,
         "vm": "moref=vm-1",
-        "file": estate.file(0),
-        "snapshot": estate.snapshot(0),
+        "file": vcsim.file(0),
+        "snapshot": vcsim.snapshot(0),
     }
     quoted = shlex.quote(str(target))
-    copy = f'truncate -s {estate.size} {quoted} && nbdcopy --flush {options} "$uri" {quoted}'
+    copy = f'truncate -s {vcsim.size} {quoted} && nbdcopy --flush {options} "$uri" {quoted}'
     plugin = ["vddk", *(f"{key}={value}" for key, value in given.items())]
     return ["nbdkit", "--readonly", "--unix=-", *plugin, f"--run={copy}"]

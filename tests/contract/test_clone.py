@@ -113,7 +113,7 @@ def test_clone_reports_progress(
             with worker.started(
                 *pod.arguments, env=clones.environment(server, "block", volume, OWNER_UID=UID)
             ) as process:
-                processes.wait_for(lambda: processes.answers(pod.metrics_port), "the metrics port")
+                processes.wait_for(lambda: processes.is_listening(pod.metrics_port), "the metrics port")
                 name = f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}}'
                 (found,) = re.findall(re.escape(name) + r" ([0-9.]+)\n", scrape(pod.metrics_port))
                 assert 0 <= float(found) < 100

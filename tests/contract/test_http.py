@@ -34,7 +34,7 @@ def mounted(directory: Path, files: dict[str, str]) -> Path:
     return directory
 
 
-def check_done(pod: worker.Pod, done: worker.Done, disks: disks_module.Disks) -> None:
+def check_done(pod: worker.Pod, done: worker.Completed, disks: disks_module.Disks) -> None:
     assert done.status == 0, done.errors
     assert pod.outcome == COMPLETE
     oracle.same(pod.disk, disks.raw())

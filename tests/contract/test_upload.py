@@ -171,7 +171,7 @@ def test_volume_filled_by_others_is_reported(
                 processes.wait_for(lambda: server.received == len(DATA), "the first bytes")
                 others = devices.fill(point / "others", 4 * MIB)
                 connection.send(DATA)
-                answer = uploads.Answer(connection.getresponse())
+                answer = uploads.Response(connection.getresponse())
             assert (answer.status, answer.text.startswith(TOO_LARGE)) == (400, True)
             assert answer.text.endswith("no space left on device")
             assert [*point.iterdir()] == [others]
@@ -211,7 +211,7 @@ def test_failing_device_is_reported(
                 processes.wait_for(lambda: server.received == MIB, "the first bytes")
                 target.fail()
                 connection.send(image[MIB:])
-                answer = uploads.Answer(connection.getresponse())
+                answer = uploads.Response(connection.getresponse())
             assert (answer.status, "input/output error" in answer.text) == (500, True)
             target.mend()
             assert server.ask("POST", PATHS[0], image).status == 200

@@ -48,7 +48,7 @@ def test_hostile_archive_leaves_nothing(
         url = web.url(hostile_archives.archive(disks, name))
         done = worker.run("import", url, volume, "--content-type=archive")
         assert done.status in (IMAGE, TARGET), done.errors
-        assert done.complaint
+        assert done.error_message
         assert [*volume.iterdir()] == []
         assert [path.name for path in point.rglob("*")] == ["outer", "volume"]
     assert not Path("/tmp/cdi-test-absolute").exists()
@@ -69,5 +69,5 @@ def test_disk_is_not_accepted_as_archive(web: servers.Web, disks: disks_module.D
     volume.mkdir()
     done = worker.run("import", web.url(disks.raw()), volume, "--content-type=archive")
     assert done.status == IMAGE
-    assert "tar" in done.complaint
+    assert "tar" in done.error_message
     assert not [*volume.iterdir()]

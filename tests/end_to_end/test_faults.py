@@ -27,9 +27,9 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def check_failure(done: worker.Done, status: int, message: str, target: Path) -> None:
+def check_failure(done: worker.Completed, status: int, message: str, target: Path) -> None:
     assert (done.status, done.output) == (status, ""), done.errors
-    assert message in done.complaint
+    assert message in done.error_message
     assert "Traceback" not in done.errors
     oracle.unusable(target)
     if not target.is_block_device():
@@ -262,7 +262,10 @@ def test_full_target_is_reported(
         target = small / "disk.img"
         done = worker.run("import", url, target, f"--scratch={scratch}")
         check_failure(done, TARGET, "", target)
-        assert "no space left on device" in done.complaint or "larger than the reported" in done.complaint
+        assert (
+            "no space left on device" in done.error_message
+            or "larger than the reported" in done.error_message
+        )
 
 
 def test_unwritable_target_is_reported(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:

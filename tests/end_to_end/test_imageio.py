@@ -22,7 +22,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Place, target: Path) -> None:
+def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Setup, target: Path) -> None:
     chain = ovirt.chain()
     frozen = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -43,10 +43,10 @@ def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Pla
         oracle.same(target, ovirt.content(chain, chain.active.id), beyond=devices.beyond(target))
     assert [transfer.form for transfer in ovirt.engine.transfers] == ["raw", "cow", "cow", "cow", "cow"]
     assert {transfer.phase for transfer in ovirt.engine.transfers} == {"finished_success"}
-    ovirt.settled()
+    ovirt.check_settled()
 
 
-def test_first_stage_grows_the_disk_and_deltas_do_not(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_first_stage_grows_the_disk_and_deltas_do_not(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
     chain, target = ovirt.chain(), tmp_path / "disk.img"
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -63,7 +63,7 @@ def test_first_stage_grows_the_disk_and_deltas_do_not(ovirt: ovirt_stages.Place,
 
 
 @pytest.fixture
-def first_stage(ovirt: ovirt_stages.Place, target: Path) -> imageiod.Chain:
+def first_stage(ovirt: ovirt_stages.Setup, target: Path) -> imageiod.Chain:
     """Import the first stage of a disk with two more volumes to the target."""
     chain = ovirt.chain()
     chain.snapshot(*ovirt_stages.FIRST)
@@ -74,48 +74,48 @@ def first_stage(ovirt: ovirt_stages.Place, target: Path) -> imageiod.Chain:
 
 @pytest.mark.parametrize("target", ["file", 512], indirect=True)
 def test_delta_of_another_checkpoint_is_refused(
-    ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain
+    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
 ) -> None:
     first, _, last = (volume.id for volume in first_stage.volumes)
     with pytest.raises(errors.Refused, match=f"backing file is '{first_stage.volumes[1].id}', not '{first}'"):
         cdi_worker.run(ovirt.request(first_stage, target, last, first))
     oracle.same(target, ovirt.content(first_stage, first), beyond=devices.beyond(target))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
 def test_volume_without_backing_file_is_not_a_delta(
-    ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain
+    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
 ) -> None:
     first = first_stage.volumes[0].id
     with pytest.raises(errors.Refused, match="no backing file"):
         cdi_worker.run(ovirt.request(first_stage, target, first, "something"))
     oracle.same(target, ovirt.content(first_stage, first))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
-def test_delta_needs_scratch(ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain) -> None:
+def test_delta_needs_scratch(ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain) -> None:
     first, second, _ = (volume.id for volume in first_stage.volumes)
     request = ovirt.request(first_stage, target, second, first)
     with pytest.raises(errors.ScratchRequired):
         cdi_worker.run(dataclasses.replace(request, scratch=None))
     oracle.same(target, ovirt.content(first_stage, first))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
-def test_delta_needs_a_disk(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_delta_needs_a_disk(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
     chain = ovirt.chain()
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
     (tmp_path / "disk.img.part").write_bytes(b"of a first stage that was killed" * ovirt_stages.MIB)
     with pytest.raises(errors.TargetError, match="no disk of an earlier stage"):
         cdi_worker.run(ovirt.request(chain, tmp_path / "disk.img", chain.active.id, first))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 @pytest.mark.parametrize("target", ["file", 512], indirect=True)
-def test_delta_grows_the_disk(ovirt: ovirt_stages.Place, target: Path, first_stage: imageiod.Chain) -> None:
+def test_delta_grows_the_disk(ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain) -> None:
     second, third = first_stage.volumes[1].id, first_stage.volumes[2].id
     cdi_worker.run(ovirt.request(first_stage, target, second, first_stage.volumes[0].id))
     processes.run(
@@ -130,11 +130,11 @@ def test_delta_grows_the_disk(ovirt: ovirt_stages.Place, target: Path, first_sta
     with pytest.raises(errors.TooLarge, match="A larger PVC is required"):
         cdi_worker.run(ovirt.request(first_stage, target, third, second))
     oracle.same(target, ovirt.content(first_stage, second), beyond=devices.beyond(target))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
-def test_disk_that_looks_like_an_image_stays_raw(ovirt: ovirt_stages.Place, target: Path) -> None:
+def test_disk_that_looks_like_an_image_stays_raw(ovirt: ovirt_stages.Setup, target: Path) -> None:
     chain = ovirt.chain()
     hostile = ovirt.directory / "hostile"
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", hostile, "1M")

@@ -91,7 +91,7 @@ def journal_saved_twice(target: Path) -> bool:
 @pytest.mark.parametrize(
     ("target", "phase"), [("file", "transfer"), (4096, "transfer"), ("file", "sync")], indirect=["target"]
 )
-def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Place, target: Path, phase: str) -> None:
+def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, phase: str) -> None:
     chain = ovirt.chain()
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -103,7 +103,7 @@ def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Place, target: Path, ph
     result = cdi_worker.run(request)
     oracle.same(target, ovirt.content(chain, first), beyond=devices.beyond(target))
     assert result.resumed > 0
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Place, target: Path, ph
     [("file", "merge"), (4096, "merge"), ("file", "sync"), (4096, "spool")],
     indirect=["target"],
 )
-def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Place, target: Path, phase: str) -> None:
+def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Setup, target: Path, phase: str) -> None:
     chain = ovirt.chain()
     chain.snapshot(*ovirt_stages.FIRST)
     first, second = (volume.id for volume in chain.volumes)
@@ -125,14 +125,14 @@ def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Place, target: Path, 
     oracle.same(target, ovirt.content(chain, second), beyond=devices.beyond(target))
     if not target.is_block_device():
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 #: Bytes of a disk whose commit takes far longer than detecting its start.
 LARGE = 64 * ovirt_stages.MIB
 
 
-def test_killed_commit_can_be_run_again(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_killed_commit_can_be_run_again(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
     """Killed when the first cluster is on the target: some of the others are not."""
     chain, target = ovirt.chain(LARGE), tmp_path / "disk.img"
     # Apart from each other: what the kernel got in one call is written whatever happens.
@@ -157,7 +157,7 @@ def test_killed_commit_can_be_run_again(ovirt: ovirt_stages.Place, tmp_path: Pat
     assert 0 < written < len(pieces)
     cdi_worker.run(request)
     oracle.same(target, ovirt.content(chain, second))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 def nines(path: Path, offset: int) -> int:
@@ -166,7 +166,7 @@ def nines(path: Path, offset: int) -> int:
         return stream.read(512) == bytes([9]) * 512
 
 
-def test_pod_requests_scratch(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_pod_requests_scratch(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
     chain = ovirt.chain()
     chain.snapshot(*ovirt_stages.FIRST)
     first, second = (volume.id for volume in chain.volumes)
@@ -177,10 +177,10 @@ def test_pod_requests_scratch(ovirt: ovirt_stages.Place, tmp_path: Path) -> None
     oracle.same(tmp_path / "disk.img", ovirt.content(chain, first))
     assert pod(ovirt, tmp_path, chain, env) == (0, "Import Complete", False)
     oracle.same(tmp_path / "disk.img", ovirt.content(chain, second))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
-def test_stopped_pod_closes_the_transfer(ovirt: ovirt_stages.Place, tmp_path: Path) -> None:
+def test_stopped_pod_closes_the_transfer(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
     chain = ovirt.chain()
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
@@ -192,11 +192,11 @@ def test_stopped_pod_closes_the_transfer(ovirt: ovirt_stages.Place, tmp_path: Pa
     ovirt.engine.delay = ""
     assert pod(ovirt, tmp_path, chain, env) == (0, "Import Complete", False)
     oracle.same(tmp_path / "disk.img", ovirt.content(chain, first))
-    ovirt.settled()
+    ovirt.check_settled()
 
 
 def pod(
-    ovirt: ovirt_stages.Place, volume: Path, chain: imageiod.Chain, env: dict[str, str],
+    ovirt: ovirt_stages.Setup, volume: Path, chain: imageiod.Chain, env: dict[str, str],
     *, scratch: bool = True, stop: bool = False,
 ) -> tuple[int, str, bool]:  # fmt: skip
     """Run a stage as a controller does; return status, message, and whether scratch is requested."""

@@ -23,7 +23,7 @@ pytest.importorskip("pyVmomi")
 
 
 @pytest.fixture(scope="module")
-def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Estate]:
+def vcsim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Vcsim]:
     made = vmware_stages.migration(tmp_path_factory.mktemp("vmware"))
     with made.running():
         yield made
@@ -36,31 +36,31 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def test_stages_of_a_migration_reproduce_each_snapshot(estate: vmware.Estate, target: Path) -> None:
+def test_stages_of_a_migration_reproduce_each_snapshot(vcsim: vmware.Vcsim, target: Path) -> None:
     for stage in range(vmware_stages.STAGES):
-        result = cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+        result = cdi_worker.run(vmware_stages.request(vcsim, target, stage))
         assert result.plan.route == ("update" if stage else "extents")
-        vmware_stages.check(estate, target, stage)
+        vmware_stages.check(vcsim, target, stage)
     assert result.read <= 4 * vmware.BLOCK
     assert result.vddk_info == {"Version": "8.0.1", "Host": "esx12.test.local"}
 
 
 def test_delta_by_change_id_of_a_deleted_snapshot(tmp_path: Path, target: Path) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
-    estate.gone = {0, 1}
-    with estate.running():
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.deleted = {0, 1}
+    with vcsim.running():
         with target.open("r+b" if target.is_block_device() else "xb") as out:
-            out.write(estate.content(1).read_bytes())
-        cdi_worker.run(vmware_stages.wanted(estate, target, 3, previous=estate.change_id(1)))
-        vmware_stages.check(estate, target, 3)
+            out.write(vcsim.content(1).read_bytes())
+        cdi_worker.run(vmware_stages.request(vcsim, target, 3, previous=vcsim.change_id(1)))
+        vmware_stages.check(vcsim, target, 3)
 
 
-def test_first_stage_grows_the_disk_and_deltas_do_not(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_first_stage_grows_the_disk_and_deltas_do_not(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     for stage in range(2):
-        request = vmware_stages.wanted(estate, target, stage)
+        request = vmware_stages.request(vcsim, target, stage)
         cdi_worker.run(dataclasses.replace(request, image_size=40 * vmware_stages.MiB))
-        oracle.same(target, estate.content(stage))
+        oracle.same(target, vcsim.content(stage))
         assert target.stat().st_size == 40 * vmware_stages.MiB
 
 
@@ -69,60 +69,60 @@ def test_first_stage_grows_the_disk_and_deltas_do_not(estate: vmware.Estate, tmp
     [(None, "no disk of an earlier stage"), (vmware_stages.SIZE - 512, "is larger than the reported")],
 )
 def test_delta_needs_the_previous_stage(
-    estate: vmware.Estate, tmp_path: Path, there: int | None, reason: str
+    vcsim: vmware.Vcsim, tmp_path: Path, there: int | None, reason: str
 ) -> None:
     target = tmp_path / "disk.img"
     if there is not None:
         devices.fill(target, there)
     with pytest.raises(errors.TargetError, match=reason):
-        cdi_worker.run(vmware_stages.wanted(estate, target, 1))
+        cdi_worker.run(vmware_stages.request(vcsim, target, 1))
 
 
 def test_disk_without_known_allocation_is_copied(tmp_path: Path, target: Path) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
-    estate.settings["fail"] = "qab"
-    with estate.running():
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings["fail"] = "qab"
+    with vcsim.running():
         for stage in range(2):
-            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
-            vmware_stages.check(estate, target, stage)
+            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            vmware_stages.check(vcsim, target, stage)
 
 
-def test_disk_without_snapshot_is_copied(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_disk_without_snapshot_is_copied(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     cdi_worker.run(
-        vmware_stages.wanted(estate, target, 0, current="", backing_file=estate.file(vmware_stages.STAGES))
+        vmware_stages.request(vcsim, target, 0, current="", backing_file=vcsim.file(vmware_stages.STAGES))
     )
-    vmware_stages.check(estate, target, vmware_stages.STAGES)
+    vmware_stages.check(vcsim, target, vmware_stages.STAGES)
 
 
 def test_vcenter_gets_many_short_reads(tmp_path: Path) -> None:
     """Reads of 2 MiB, which a vCenter handles; as many as use the memory of longer ones."""
-    estate = vmware.Estate(tmp_path / "estate", 96 * vmware_stages.MiB)
-    estate.take((0, vmware_stages.noise(1, 80 * vmware_stages.MiB)))
-    estate.settings["delay"] = 300_000
-    with estate.running():
-        cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0))
-        vmware_stages.check(estate, tmp_path / "disk.img", 0)
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", 96 * vmware_stages.MiB)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, 80 * vmware_stages.MiB)))
+    vcsim.settings["delay"] = 300_000
+    with vcsim.running():
+        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0))
+        vmware_stages.check(vcsim, tmp_path / "disk.img", 0)
     under_way = most = 0
-    for call in estate.said():
+    for call in vcsim.library_calls():
         under_way += call.startswith("Read") - call.startswith("Done")
         most = max(most, under_way)
         if call.startswith("Read"):
             assert int(call.rpartition("+")[2]) * 512 <= 2 * vmware_stages.MiB
     assert 6 < most <= 12
-    calls = [call.split()[0] for call in estate.said()]
+    calls = [call.split()[0] for call in vcsim.library_calls()]
     assert calls.count("Open") == 3 + 1  # one more for the allocated areas
 
 
 def test_esxi_host_gets_longer_reads(tmp_path: Path) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
     target = tmp_path / "disk.img"
-    with estate.running("-esx"):
+    with vcsim.running("-esx"):
         for stage in range(2):
-            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
-            vmware_stages.check(estate, target, stage)
+            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            vmware_stages.check(vcsim, target, stage)
     assert (
-        max(int(call.rpartition("+")[2]) * 512 for call in estate.said() if call[:5] == "Read ")
+        max(int(call.rpartition("+")[2]) * 512 for call in vcsim.library_calls() if call[:5] == "Read ")
         == 4 * vmware_stages.MiB
     )
 
@@ -132,41 +132,41 @@ def test_esxi_host_gets_longer_reads(tmp_path: Path) -> None:
 
 def test_thousands_of_areas_and_lost_sessions_are_handled(tmp_path: Path) -> None:
     size = 320 * vmware_stages.MiB
-    estate = vmware.Estate(tmp_path / "estate", size)
-    estate.take((0, vmware_stages.noise(1, vmware_stages.MiB)))
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", size)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, vmware_stages.MiB)))
     offsets = [*range(0, size - vmware.BLOCK, 2 * vmware.BLOCK)]
-    estate.take(*((offset, vmware_stages.noise(offset, 512)) for offset in offsets))
+    vcsim.take_snapshot(*((offset, vmware_stages.noise(offset, 512)) for offset in offsets))
     assert len(offsets) > 2000
-    estate.answers = 1
+    vcsim.answers = 1
     target = tmp_path / "disk.img"
-    with estate.running():
+    with vcsim.running():
         for stage in range(2):
-            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
-            vmware_stages.check(estate, target, stage)
+            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            vmware_stages.check(vcsim, target, stage)
 
 
 def test_disk_larger_than_32_bits_is_copied(tmp_path: Path) -> None:
     size = 9 * vmware_stages.GiB
     edge = 4 * vmware_stages.GiB
-    estate = vmware.Estate(tmp_path / "estate", size)
-    estate.take(
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", size)
+    vcsim.take_snapshot(
         (0, vmware_stages.noise(1, vmware_stages.MiB)),
         (edge - vmware_stages.MiB, vmware_stages.noise(2, 2 * vmware_stages.MiB)),
         (size - vmware_stages.MiB, vmware_stages.noise(3, vmware_stages.MiB)),
     )
-    estate.take(
+    vcsim.take_snapshot(
         (edge - vmware.BLOCK, vmware_stages.noise(4, 2 * vmware.BLOCK)),
         (edge + vmware_stages.MiB // 2, vmware_stages.MiB // 2),
     )
-    estate.take(
+    vcsim.take_snapshot(
         (8 * vmware_stages.GiB, vmware_stages.noise(5, 4096)),
         (edge - vmware_stages.MiB, vmware_stages.MiB // 2),
     )
     target = tmp_path / "disk.img"
-    with estate.running():
+    with vcsim.running():
         for stage in range(3):
-            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
-            sparsely_same(target, estate.content(stage))
+            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            sparsely_same(target, vcsim.content(stage))
 
 
 def sparsely_same(target: Path, expected: Path) -> None:
@@ -204,33 +204,33 @@ def sparsely_same(target: Path, expected: Path) -> None:
 def test_message_of_the_library_is_reported(
     tmp_path: Path, stage: int, settings: dict[str, str], reason: str
 ) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
     target = tmp_path / "disk.img"
-    with estate.running():
+    with vcsim.running():
         for earlier in range(stage):
-            cdi_worker.run(vmware_stages.wanted(estate, target, earlier))
-        kept = dict(estate.settings)
-        estate.settings |= settings
-        estate.save()
+            cdi_worker.run(vmware_stages.request(vcsim, target, earlier))
+        kept = dict(vcsim.settings)
+        vcsim.settings |= settings
+        vcsim.save()
         with pytest.raises(errors.SourceError, match=reason) as caught:
-            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
+            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
         assert vmware.PASSWORD not in str(caught.value)
-        estate.settings = kept
-        estate.save()
-        cdi_worker.run(vmware_stages.wanted(estate, target, stage))
-        vmware_stages.check(estate, target, stage)
+        vcsim.settings = kept
+        vcsim.save()
+        cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+        vmware_stages.check(vcsim, target, stage)
 
 
-def test_missing_library_is_reported(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_missing_library_is_reported(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     with pytest.raises(errors.SourceError, match=f"no VDDK library in {tmp_path}"):
-        cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
+        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
 
 
-def test_unloadable_library_is_reported(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_unloadable_library_is_reported(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libvixDiskLib.so.8").write_bytes(b"not ELF")
     with pytest.raises(errors.SourceError, match="the VDDK library cannot be loaded"):
-        cdi_worker.run(vmware_stages.wanted(estate, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
+        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
 
 
 def test_all_missing_fields_are_reported_at_once(tmp_path: Path) -> None:
@@ -244,15 +244,15 @@ def test_all_missing_fields_are_reported_at_once(tmp_path: Path) -> None:
 # -- as a pod --------------------------------------------------------------------------------------
 
 
-def test_pod_migrates_a_disk(estate: vmware.Estate, tmp_path: Path) -> None:
+def test_pod_migrates_a_disk(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     message, nothing = tmp_path / "message", tmp_path / "none"
     config = tmp_path / "vddk-config"
     config.write_text("vixDiskLib.nfcAio.Session.BufCount=4\n")
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={tmp_path}", f"--scratch-dir={nothing}"]
     argv += [f"--termination-log={message}", f"--block-device={nothing}", "--metrics-port=0"]
-    argv += [f"--vddk-libdir={estate.libdir}", f"--vddk-config={config}"]
+    argv += [f"--vddk-libdir={vcsim.libdir}", f"--vddk-config={config}"]
     for stage in range(2):
-        known = estate.location(**estate.stage(stage))
+        known = vcsim.location(**vcsim.stage(stage))
         env = {
             "PATH": os.environ["PATH"],
             "IMPORTER_SOURCE": "vddk",
@@ -274,8 +274,8 @@ def test_pod_migrates_a_disk(estate: vmware.Estate, tmp_path: Path) -> None:
         assert json.loads(text)["vddkInfo"] == {"Version": "8.0.1", "Host": "esx12.test.local"}
         assert vmware.PASSWORD not in text + done.stderr
         assert "power=poweredOn" in done.stderr
-        vmware_stages.check(estate, tmp_path / "disk.img", stage)
-    assert any(line.endswith(f"config={config}") for line in estate.said())
+        vmware_stages.check(vcsim, tmp_path / "disk.img", stage)
+    assert any(line.endswith(f"config={config}") for line in vcsim.library_calls())
     env["IMPORTER_SECRET_KEY"] = "wrong"
     done = subprocess.run(argv, cwd=repository.ROOT, env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1

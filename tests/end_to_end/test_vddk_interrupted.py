@@ -26,35 +26,37 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_cancel_stops_a_stage(tmp_path: Path) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
-    estate.settings["delay"] = 500_000
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings["delay"] = 500_000
     target, cancel = tmp_path / "disk.img", threading.Event()
 
     def stop() -> None:
-        processes.wait_for(lambda: reads(estate), "a read")
+        processes.wait_for(lambda: reads(vcsim), "a read")
         cancel.set()
 
-    with estate.running():
+    with vcsim.running():
         threading.Thread(target=stop).start()
         with pytest.raises(errors.Cancelled):
-            cdi_worker.run(vmware_stages.wanted(estate, target, 0), cancel=cancel)
-        calls = [line.split()[0] for line in estate.said()]
+            cdi_worker.run(vmware_stages.request(vcsim, target, 0), cancel=cancel)
+        calls = [line.split()[0] for line in vcsim.library_calls()]
         assert calls.count("ConnectEx") == calls.count("Disconnect") > 1
         oracle.unusable(target)
 
 
 def test_temporary_error_is_retried(tmp_path: Path) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
-    estate.settings |= {"fail": "read@2050", "delay": "20000"}
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings |= {"fail": "read@2050", "delay": "20000"}
     target = tmp_path / "disk.img"
-    with estate.running():
-        argv = [sys.executable, "-c", STAGE, *arguments(estate, target, 0)]
+    with vcsim.running():
+        argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)]
         with subprocess.Popen(argv, cwd=repository.ROOT) as running:
-            processes.wait_for(lambda: sum("Read 0+" in line for line in estate.said()) > 1, "a second try")
-            del estate.settings["fail"]
-            estate.save()
+            processes.wait_for(
+                lambda: sum("Read 0+" in line for line in vcsim.library_calls()) > 1, "a second try"
+            )
+            del vcsim.settings["fail"]
+            vcsim.save()
             assert running.wait(30) == 0
-        vmware_stages.check(estate, target, 0)
+        vmware_stages.check(vcsim, target, 0)
 
 
 # -- killed at any moment --------------------------------------------------------------------------
@@ -71,55 +73,55 @@ cdi_worker.run(cdi_worker.Request(source="vddk", location=location, target=targe
 """
 
 
-def arguments(estate: vmware.Estate, target: Path, stage: int) -> list[str]:
-    known = estate.location(**estate.stage(stage))
+def arguments(vcsim: vmware.Vcsim, target: Path, stage: int) -> list[str]:
+    known = vcsim.location(**vcsim.stage(stage))
     return [
-        *(str(estate.port), known.vddk_libdir, known.thumbprint, known.uuid, known.backing_file),
+        *(str(vcsim.port), known.vddk_libdir, known.thumbprint, known.uuid, known.backing_file),
         *(vmware.USER, vmware.PASSWORD, known.previous, known.current, str(target)),
     ]
 
 
 @pytest.mark.parametrize(("target", "later"), [("file", 0.0), ("block512", 0.15)], indirect=["target"])
 def test_killed_stages_can_be_run_again(tmp_path: Path, target: Path, later: float) -> None:
-    estate = vmware_stages.migration(tmp_path / "estate")
-    with estate.running():
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    with vcsim.running():
         for stage in range(vmware_stages.STAGES):
-            argv = [sys.executable, "-c", STAGE, *arguments(estate, target, stage)]
-            slow(estate, 100_000)
-            before = reads(estate)
+            argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, stage)]
+            slow(vcsim, 100_000)
+            before = reads(vcsim)
             with subprocess.Popen(argv, cwd=repository.ROOT) as first:
-                processes.wait_for(lambda before=before: reads(estate) > before, "a read")  # type: ignore[misc]
+                processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")  # type: ignore[misc]
                 time.sleep(later)
                 first.kill()
-            slow(estate, 0)
-            cdi_worker.run(vmware_stages.wanted(estate, target, stage))
-            vmware_stages.check(estate, target, stage)
+            slow(vcsim, 0)
+            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            vmware_stages.check(vcsim, target, stage)
 
 
 def test_killed_copy_is_resumed(tmp_path: Path) -> None:
     data = 48 * vmware_stages.MiB
-    estate = vmware.Estate(tmp_path / "estate", 64 * vmware_stages.MiB)
-    estate.take((4 * vmware_stages.MiB, vmware_stages.noise(1, data)))
-    estate.settings["delay"] = 1_500_000
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", 64 * vmware_stages.MiB)
+    vcsim.take_snapshot((4 * vmware_stages.MiB, vmware_stages.noise(1, data)))
+    vcsim.settings["delay"] = 1_500_000
     target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
-    with estate.running():
+    with vcsim.running():
         with subprocess.Popen(
-            [sys.executable, "-c", STAGE, *arguments(estate, target, 0)], cwd=repository.ROOT
+            [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)], cwd=repository.ROOT
         ) as first:
             # The journal is behind the last byte.
-            processes.wait_for(lambda: part.exists() and part.stat().st_size > estate.size, "a journal")
+            processes.wait_for(lambda: part.exists() and part.stat().st_size > vcsim.size, "a journal")
             first.kill()
-        slow(estate, 0)
-        result = cdi_worker.run(vmware_stages.wanted(estate, target, 0))
-        vmware_stages.check(estate, target, 0)
+        slow(vcsim, 0)
+        result = cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+        vmware_stages.check(vcsim, target, 0)
     assert result.resumed > 0
     assert result.read < data
 
 
-def slow(estate: vmware.Estate, microseconds: int) -> None:
-    estate.settings["delay"] = microseconds
-    estate.save()
+def slow(vcsim: vmware.Vcsim, microseconds: int) -> None:
+    vcsim.settings["delay"] = microseconds
+    vcsim.save()
 
 
-def reads(estate: vmware.Estate) -> int:
-    return sum(line.startswith("Read") for line in estate.said())
+def reads(vcsim: vmware.Vcsim) -> int:
+    return sum(line.startswith("Read") for line in vcsim.library_calls())

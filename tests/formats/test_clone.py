@@ -61,7 +61,7 @@ def test_copied_encoder_continues_identically() -> None:
 def test_reader_returns_the_bytes_of_all_runs(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
     reader = clone.Reader(readers.Bytes(encode(runs)))
-    assert reading.drained(reader, size) == b"".join(
+    assert reading.read_all(reader, size) == b"".join(
         bytes(run) if isinstance(run, int) else run for run in runs
     )
 

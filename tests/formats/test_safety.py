@@ -199,6 +199,6 @@ def test_mutated_image_raises_only_our_errors(disks, variant, data):
     started = time.monotonic()
     with contextlib.suppress(errors.Error):
         safety.check(name, bytes(bad[: detect.HEAD]))
-        safety.check(name, bytes(bad[: detect.HEAD]), **inspected.seen(bytes(bad)))
-        safety.check_length(name, **inspected.seen(bytes(bad)))
+        safety.check(name, bytes(bad[: detect.HEAD]), **inspected.reader_arguments(bytes(bad)))
+        safety.check_length(name, **inspected.reader_arguments(bytes(bad)))
     assert time.monotonic() - started < 5

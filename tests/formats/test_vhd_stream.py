@@ -10,7 +10,7 @@ from tests.support import reading
 
 
 def read_all(data: bytes, step: int) -> bytes:
-    return reading.drained(vhd.WithoutFooter(readers.Bytes(data)), step)
+    return reading.read_all(vhd.WithoutFooter(readers.Bytes(data)), step)
 
 
 @pytest.mark.parametrize("step", [1, 511, 512, 513, 4096, 1 << 20])

@@ -167,25 +167,25 @@ def test_s3_object_is_imported(container: pods.Pod, disks: disks_module.Disks, t
 
 def test_vddk_disk_is_imported(image: str, tmp_path: Path) -> None:
     """Load nbdkit's VDDK plugin and a library from another distribution, read-only and unprivileged."""
-    estate = vmware.Estate(tmp_path / "vmware", 16 * MiB)
-    estate.take((0, os.urandom(MiB)), (9 * MiB, os.urandom(5000)))
-    del estate.settings["log"]
+    vcsim = vmware.Vcsim(tmp_path / "vmware", 16 * MiB)
+    vcsim.take_snapshot((0, os.urandom(MiB)), (9 * MiB, os.urandom(5000)))
+    del vcsim.settings["log"]
     pod = pods.Pod(tmp_path / "pod", image)
     datastores = tmp_path / "vmware/datastores"
-    pod.files = {datastores: str(datastores), estate.libdir: "/opt/vmware-vix-disklib-distrib"}
-    with estate.running():
+    pod.files = {datastores: str(datastores), vcsim.libdir: "/opt/vmware-vix-disklib-distrib"}
+    with vcsim.running():
         done = pod.run(
             IMPORTER_SOURCE="vddk",
-            IMPORTER_ENDPOINT=f"https://localhost:{estate.port}/sdk",
+            IMPORTER_ENDPOINT=f"https://localhost:{vcsim.port}/sdk",
             IMPORTER_UUID=vmware.INSTANCE_UUID,
-            IMPORTER_BACKING_FILE=estate.file(0),
-            IMPORTER_THUMBPRINT=estate.thumbprint,
+            IMPORTER_BACKING_FILE=vcsim.file(0),
+            IMPORTER_THUMBPRINT=vcsim.thumbprint,
             IMPORTER_ACCESS_KEY_ID=vmware.USER,
             IMPORTER_SECRET_KEY=vmware.PASSWORD,
         )
     assert done.returncode == 0, done.stderr
     assert pod.outcome["vddkInfo"]["Version"]
-    oracle.same(pod.disk, estate.content(1))
+    oracle.same(pod.disk, vcsim.content(1))
 
 
 def test_container_has_limits_and_read_only_root(container: pods.Pod) -> None:

@@ -175,7 +175,7 @@ def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
     run_json("blank", device, "4Mi", "--preallocate")
     assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
     done = worker.run("blank", device, "17Mi")
-    assert (done.status, "larger than the reported available" in done.complaint) == (TARGET, True)
+    assert (done.status, "larger than the reported available" in done.error_message) == (TARGET, True)
     done = worker.run("blank", tmp_path / "none.img", "4Ei")
     assert (done.status, (tmp_path / "none.img").exists()) == (TARGET, False)
 

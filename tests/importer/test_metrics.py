@@ -59,7 +59,7 @@ def pod(tmp_path: Path) -> worker.Pod:
 def importing(pod: worker.Pod, url: str) -> Iterator[subprocess.Popen[str]]:
     """Run the pod and wait for its page."""
     with worker.started(*pod.arguments, env={**pod.env, "IMPORTER_ENDPOINT": url}) as process:
-        processes.wait_for(lambda: processes.answers(pod.metrics_port), "the metrics port")
+        processes.wait_for(lambda: processes.is_listening(pod.metrics_port), "the metrics port")
         yield process
 
 
@@ -130,7 +130,7 @@ def test_port_0_disables_the_page() -> None:
 def exposed_page() -> Iterator[tuple[metrics.Metrics, int]]:
     port = processes.free_port()
     with metrics.exposed("cloner", UID, port) as running:
-        processes.wait_for(lambda: processes.answers(port), "the metrics port")
+        processes.wait_for(lambda: processes.is_listening(port), "the metrics port")
         assert isinstance(running, metrics.Metrics)
         yield running, port
 

@@ -92,7 +92,7 @@ HOST = b"Host: x\r\n"
     ],
 )
 def test_malformed_request_gets_error_status(sanitized_port: int, text: bytes, status: int) -> None:
-    answer = node_servers.say(sanitized_port, text + b"\r\n")
+    answer = node_servers.send_raw(sanitized_port, text + b"\r\n")
     assert node_servers.status_of(answer) == status
     assert b"root:" not in answer
     if 400 <= status != 404:
@@ -113,16 +113,18 @@ def test_any_request_is_answered_or_dropped(
     sanitized_port: int, line: bytes, headers: list[bytes], sane: bool
 ) -> None:
     first = b"GET /disk.img HTTP/1.1" if sane else line
-    answer = node_servers.say(sanitized_port, b"\r\n".join([first, b"Host: x", *headers]) + b"\r\n\r\n")
+    answer = node_servers.send_raw(sanitized_port, b"\r\n".join([first, b"Host: x", *headers]) + b"\r\n\r\n")
     assert not answer or node_servers.status_of(answer) in {200, 206, 400, 404, 405, 413, 416, 505}
     assert (
-        node_servers.status_of(node_servers.say(sanitized_port, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n"))
+        node_servers.status_of(
+            node_servers.send_raw(sanitized_port, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n")
+        )
         == 200
     )
 
 
 def test_incomplete_request_is_dropped(sanitized_port: int) -> None:
-    assert node_servers.say(sanitized_port, b"GET /disk.img HT") == b""
+    assert node_servers.send_raw(sanitized_port, b"GET /disk.img HT") == b""
 
 
 def test_slow_clients_do_not_block_others(sanitized_port: int) -> None:
@@ -131,7 +133,7 @@ def test_slow_clients_do_not_block_others(sanitized_port: int) -> None:
             client = stack.enter_context(socket.create_connection(("127.0.0.1", sanitized_port)))
             client.sendall(b"GET /disk.img HTTP/1.1\r\n")
         started = time.monotonic()
-        assert node_servers.ask(sanitized_port, "/disk.img").body == node_servers.DATA
+        assert node_servers.request(sanitized_port, "/disk.img").body == node_servers.DATA
         assert time.monotonic() - started < 12  # their timeout is 20 s
 
 

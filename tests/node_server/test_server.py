@@ -19,7 +19,7 @@ def test_server_writes_ready_file_and_stops_on_done_file(node: node_servers.Cont
     assert node.process is not None
     assert node.ready.read_text() == "disk.img"
     assert [path.name for path in node.ready.parent.iterdir()] == ["ready"]
-    assert node_servers.ask(node.port, "/disk.img").body == node_servers.DATA
+    assert node_servers.request(node.port, "/disk.img").body == node_servers.DATA
     node.done.touch()
     assert node.process.wait(processes.PATIENCE) == 0
 
@@ -40,7 +40,7 @@ def test_flags_have_one_or_two_dashes(empty_node: node_servers.Container, flags:
         "/shared/done",
     )
     processes.wait_for(empty_node.ready.exists, "the ready file")
-    assert node_servers.ask(empty_node.port, "/disk.img").status == 200
+    assert node_servers.request(empty_node.port, "/disk.img").status == 200
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_wrong_arguments_print_usage(empty_node: node_servers.Container, argumen
     ],
 )
 def test_range_is_served(node: node_servers.Container, value: str, start: int, end: int) -> None:
-    answer = node_servers.ask(node.port, "/disk.img", Range=value)
+    answer = node_servers.request(node.port, "/disk.img", Range=value)
     assert (answer.status, answer.body) == (206, node_servers.DATA[start:end])
     assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/300001"
 
 
 @pytest.mark.parametrize("value", ["bytes=300001-", "bytes=99999999999999999999-", "bytes=-0"])
 def test_range_beyond_end_is_416(node: node_servers.Container, value: str) -> None:
-    answer = node_servers.ask(node.port, "/disk.img", Range=value)
+    answer = node_servers.request(node.port, "/disk.img", Range=value)
     assert answer.status == 416
     assert answer.headers["content-range"] == "bytes */300001"
 
@@ -92,7 +92,7 @@ def test_range_beyond_end_is_416(node: node_servers.Container, value: str) -> No
     ],
 )
 def test_malformed_range_is_ignored(node: node_servers.Container, value: str) -> None:
-    answer = node_servers.ask(node.port, "/disk.img", Range=value)
+    answer = node_servers.request(node.port, "/disk.img", Range=value)
     if value.strip() == value:
         assert (answer.status, answer.body) == (200, node_servers.DATA)
     else:
@@ -103,31 +103,31 @@ def test_malformed_range_is_ignored(node: node_servers.Container, value: str) ->
 def test_last_of_two_range_headers_applies(node: node_servers.Container, second: str) -> None:
     """A partly parsed second Range must not be mixed with the first: the length became negative."""
     value = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
-    answer = node_servers.say(node.port, value.encode())
+    answer = node_servers.send_raw(node.port, value.encode())
     assert node_servers.status_of(answer) == 200
     assert b"Content-Length: 300001\r\n" in answer
     assert answer.endswith(node_servers.DATA)
 
 
 def test_head_has_length_and_no_body(node: node_servers.Container) -> None:
-    whole = node_servers.ask(node.port, "/disk.img", "HEAD")
+    whole = node_servers.request(node.port, "/disk.img", "HEAD")
     assert (whole.status, whole.body, whole.headers["content-length"]) == (200, b"", "300001")
     assert whole.headers["accept-ranges"] == "bytes"
-    part = node_servers.ask(node.port, "/disk.img", "HEAD", Range="bytes=0-9")
+    part = node_servers.request(node.port, "/disk.img", "HEAD", Range="bytes=0-9")
     assert (part.status, part.body, part.headers["content-length"]) == (206, b"", "10")
     assert (
-        node_servers.ask(node.port, "/x", "HEAD").status,
-        node_servers.ask(node.port, "/x", "HEAD").body,
+        node_servers.request(node.port, "/x", "HEAD").status,
+        node_servers.request(node.port, "/x", "HEAD").body,
     ) == (404, b"")
 
 
 def test_if_range_and_if_match_are_honoured(node: node_servers.Container) -> None:
-    tag = node_servers.ask(node.port, "/disk.img").headers["etag"]
+    tag = node_servers.request(node.port, "/disk.img").headers["etag"]
     assert tag.startswith('"')
-    assert node_servers.ask(node.port, "/disk.img", Range="bytes=0-1", If_Range=tag).status == 206
-    assert node_servers.ask(node.port, "/disk.img", Range="bytes=0-1", If_Range='"other"').status == 200
-    assert node_servers.ask(node.port, "/disk.img", If_Match=tag).status == 200
-    assert node_servers.ask(node.port, "/disk.img", If_Match='"other"').status == 412
+    assert node_servers.request(node.port, "/disk.img", Range="bytes=0-1", If_Range=tag).status == 206
+    assert node_servers.request(node.port, "/disk.img", Range="bytes=0-1", If_Range='"other"').status == 200
+    assert node_servers.request(node.port, "/disk.img", If_Match=tag).status == 200
+    assert node_servers.request(node.port, "/disk.img", If_Match='"other"').status == 412
 
 
 def test_connection_is_kept_alive(node: node_servers.Container) -> None:
@@ -141,7 +141,7 @@ def test_connection_is_kept_alive(node: node_servers.Container) -> None:
 
 def test_pipelined_requests_are_answered_in_order(node: node_servers.Container) -> None:
     one = b"GET /disk.img HTTP/1.1\r\nHost: x\r\nRange: bytes=%d-%d\r\n\r\n"
-    answer = node_servers.say(node.port, one % (0, 9) + one % (10, 19))
+    answer = node_servers.send_raw(node.port, one % (0, 9) + one % (10, 19))
     assert answer.count(b"HTTP/1.1 206 ") == 2
     assert node_servers.DATA[:10] in answer
     assert answer.endswith(node_servers.DATA[10:20])
@@ -151,7 +151,7 @@ def test_info_returns_environment_as_json(empty_node: node_servers.Container) ->
     empty_node.put("disk.img")
     odd = 'a"b\\c\td\x01é€😀'
     empty_node.serve(KUBEVIRT_IO_FOO_BAR="1", ODD=odd, BAD="x\udcff\udcc3y")
-    answer = node_servers.ask(empty_node.port, "/info")
+    answer = node_servers.request(empty_node.port, "/info")
     assert answer.headers["content-type"] == "application/json"
     assert sorted(json.loads(answer.body)["env"]) == [
         "BAD=x\ufffd\ufffdy",
@@ -164,8 +164,8 @@ def test_file_name_with_special_characters_is_served(empty_node: node_servers.Co
     empty_node.put("sub dir/ä%#?.qcow2")
     empty_node.serve()
     assert empty_node.ready.read_text() == "sub dir/ä%#?.qcow2"
-    assert node_servers.ask(empty_node.port, "/sub%20dir/%c3%A4%25%23%3F.qcow2").body == node_servers.DATA
-    assert node_servers.ask(empty_node.port, "/disk.img").status == 404
+    assert node_servers.request(empty_node.port, "/sub%20dir/%c3%A4%25%23%3F.qcow2").body == node_servers.DATA
+    assert node_servers.request(empty_node.port, "/disk.img").status == 404
 
 
 def test_importer_pulls_disk_and_labels(
@@ -201,7 +201,7 @@ def test_too_many_connections_get_503(node: node_servers.Container) -> None:
 
 def ask_status(port: int) -> int:
     with contextlib.suppress(ConnectionError, http.client.HTTPException):
-        return node_servers.ask(port, "/disk.img", Range="x").status
+        return node_servers.request(port, "/disk.img", Range="x").status
     return 0
 
 
@@ -218,8 +218,8 @@ def test_server_restarts_after_kill(node: node_servers.Container) -> None:
     node.close()
     assert node.ready.exists()
     server = node.start()
-    processes.wait_for(lambda: processes.answers(node.port), "the port")
-    assert node_servers.ask(node.port, "/disk.img").body == node_servers.DATA
+    processes.wait_for(lambda: processes.is_listening(node.port), "the port")
+    assert node_servers.request(node.port, "/disk.img").body == node_servers.DATA
     node.done.touch()
     assert server.wait(processes.PATIENCE) == 0
     assert node.start().wait(processes.PATIENCE) == 0

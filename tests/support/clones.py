@@ -23,7 +23,7 @@ SIZE = 24 * MIB
 DONE = '{"preallocationApplied":false,"message":"Clone Complete"}'
 
 
-def content(path: Path, size: int = SIZE) -> Path:
+def write_disk(path: Path, size: int = SIZE) -> Path:
     """Write a disk of data, text and long zeros to a file or a device."""
     dice = random.Random(5)
     with path.open("r+b" if path.exists() else "wb") as stream:
@@ -43,11 +43,11 @@ def content(path: Path, size: int = SIZE) -> Path:
     return path
 
 
-def folder(directory: Path) -> Path:
+def fill_volume(directory: Path) -> Path:
     """Fill a directory as a file-system volume with a disk and other files."""
     for name in ("lost+found", "more/deep"):
         (directory / name).mkdir(parents=True)
-    content(directory / "disk.img").chmod(0o660)
+    write_disk(directory / "disk.img").chmod(0o660)
     (directory / "lost+found" / "secret").write_text("not content")
     (directory / "more" / "deep" / "file").write_text("text\n" * 100)
     (directory / "more" / "empty").touch()
@@ -72,16 +72,16 @@ def environment(server: uploads.Server, mode: str, directory: Path, **more: str)
 
 def body(folder: Path, mode: str, *, ours: bool) -> bytes:
     """Return what a clone source sends of ``folder``, or of the disk in it where ``mode`` is ``block``."""
-    place, shown = str(folder / "disk.img" if mode == "block" else folder), progress.NullProgress()
+    directory, shown = str(folder / "disk.img" if mode == "block" else folder), progress.NullProgress()
     with contextlib.ExitStack() as stack:
         parts: Iterable[bytes | memoryview]
         if not ours:
-            settings = volume.Settings("", volume.MODES[mode], place)
+            settings = volume.Settings("", volume.MODES[mode], directory)
             parts = snappy.frames(stack.enter_context(volume.plain(settings, shown)))
         elif mode == "block":
-            parts = extents.Device(stack.enter_context(devices.Volume(place)), shown).chunks(0)
+            parts = extents.Device(stack.enter_context(devices.Volume(directory)), shown).chunks(0)
         else:
-            parts = extents.Directory(place, shown, sparse=True).chunks(0)
+            parts = extents.Directory(directory, shown, sparse=True).chunks(0)
         return b"".join(bytes(part) for part in parts)
 
 
@@ -97,7 +97,7 @@ def same_tree(source: Path, target: str | Path) -> None:
     processes.run("diff", "-r", "--no-dereference", "--exclude=lost+found", source, target)
 
 
-def cloner(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start_source(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start the clone source as a process; ``log`` gets its termination message."""
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--termination-log={log}"]
     argv += ["--metrics-port=0"]

@@ -86,7 +86,7 @@ def layer(*entries: Entry, compression: str = "+gzip") -> Blob:
     return Blob(COMPRESS[compression](tar(entries)), f"{OCI}.layer.v1.tar{compression}")
 
 
-def titled(data: bytes, title: str, media_type: str = f"{OCI}.layer.v1.tar") -> Blob:
+def titled_layer(data: bytes, title: str, media_type: str = f"{OCI}.layer.v1.tar") -> Blob:
     """Return a layer that is a plain file, as ORAS pushes it."""
     return Blob(data, media_type, {"org.opencontainers.image.title": title})
 
@@ -152,7 +152,7 @@ def index(*manifests: Blob, docker: bool = False) -> Blob:
     return Blob(json.dumps(document).encode(), kind)
 
 
-def on(blob: Blob, architecture: str, system: str = "linux") -> Blob:
+def for_platform(blob: Blob, architecture: str, system: str = "linux") -> Blob:
     """Return a manifest with a platform, for an index."""
     return dataclasses.replace(blob, platform={"architecture": architecture, "os": system})
 

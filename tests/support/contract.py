@@ -12,7 +12,7 @@ BLANK = '{"preallocationApplied":false,"message":"Import Complete"}'
 NEEDS_SCRATCH = '{"scratchSpaceRequired":true,"preallocationApplied":false,"message":"Import Complete"}'
 
 
-def check_failure(pod: worker.Pod, done: worker.Done, beginning: str, *phrases: str) -> None:
+def check_failure(pod: worker.Pod, done: worker.Completed, beginning: str, *phrases: str) -> None:
     """Check that a run failed with a one-line message and left nothing usable."""
     assert done.status == 1, done.errors
     assert pod.message.startswith(beginning)

@@ -31,4 +31,4 @@ def opened(url: str, access: base.Access | None = None) -> http.HttpSource:
 
 def whole(source: base.Source, offset: int = 0) -> bytes:
     """Return the disk from ``offset`` to its end."""
-    return reading.drained(source.stream(offset))
+    return reading.read_all(source.stream(offset))

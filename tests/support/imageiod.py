@@ -79,7 +79,7 @@ def daemon(
     (directory / "conf.d" / "test.conf").write_text(
         CONFIGURATION.format(pair=pair, port=port, directory=directory, local=str(local).lower(), level=level)
     )
-    ready = lambda: processes.answers(port) and (directory / "control").exists()  # noqa: E731
+    ready = lambda: processes.is_listening(port) and (directory / "control").exists()  # noqa: E731
     with processes.running([program, "-c", directory], log=directory / "daemon.log", ready=ready):
         yield Daemon(directory, port)
 

@@ -13,19 +13,19 @@ def kind(data):
     return "vhd" if found == "raw" and vhd.is_fixed_vhd(data) else found
 
 
-def seen(data):
+def reader_arguments(data):
     """Return the arguments by which the safety rules read an image."""
     return {"read": lambda offset, length: data[offset : offset + length], "size": len(data)}
 
 
 def check(data, **options):
     """Check an image and return what ``safety.check`` returns."""
-    return safety.check(kind(data), data[: detect.HEAD], **seen(data), **options)
+    return safety.check(kind(data), data[: detect.HEAD], **reader_arguments(data), **options)
 
 
 def check_length(data):
     """Return the length that an image must have."""
-    return safety.check_length(kind(data), **seen(data))
+    return safety.check_length(kind(data), **reader_arguments(data))
 
 
 def with_footer(data):

@@ -19,7 +19,7 @@ IMPORTED = ["Pending", "ImportScheduled", "ImportInProgress", "Succeeded"]
 
 
 @dataclasses.dataclass
-class Place:
+class Workspace:
     """A directory with a manifest, its Secrets and ConfigMaps, and the target."""
 
     directory: Path
@@ -51,7 +51,7 @@ class Place:
         """Add a ConfigMap."""
         self.documents.append({"kind": "ConfigMap", "metadata": {"name": name}, "data": data})
 
-    def run(self, *arguments: str | Path, target: Path | None = None, **env: str) -> worker.Done:
+    def run(self, *arguments: str | Path, target: Path | None = None, **env: str) -> worker.Completed:
         """Run ``cdi-worker run`` with the manifest, the target and further arguments."""
         path = self.directory / "dv.yaml"
         path.write_text(yaml.safe_dump_all(self.documents))
@@ -66,6 +66,6 @@ class Place:
         return dict(json.loads(done.output))
 
 
-def phases(done: worker.Done) -> list[str]:
+def phases(done: worker.Completed) -> list[str]:
     """Return the phases printed by a run, in order."""
     return [line.split()[0] for line in done.output.splitlines()]

@@ -10,14 +10,14 @@ class Percents(progress.Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = [0.0]
+        self.percents = [0.0]
 
     def changed(self, *, new_phase: bool) -> None:
         """Record the percentage."""
-        assert self.percent >= self.seen[-1]
-        self.seen.append(self.percent)
+        assert self.percent >= self.percents[-1]
+        self.percents.append(self.percent)
 
     @property
     def between(self) -> set[float]:
         """Return the percentages that were neither the start nor the end."""
-        return {percent for percent in self.seen if 1 < percent < 99}
+        return {percent for percent in self.percents if 1 < percent < 99}

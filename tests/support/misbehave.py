@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from tests.support import threaded, tls
-from tests.support.pages import Page, Seen
+from tests.support.pages import Page, Request
 
 KiB = 1 << 10
 
@@ -34,7 +34,7 @@ class Server(threaded.Threaded):
     def __init__(self, pair: tls.KeyPair | None = None, host: str = "127.0.0.1") -> None:
         self._host = host
         super().__init__(_HTTP(self, host), pair)
-        self.requests: list[Seen] = []
+        self.requests: list[Request] = []
         self.busiest = 0  # the most responses sent at the same time
         self.stopping = threading.Event()
         self.lock = threading.Lock()
@@ -65,7 +65,7 @@ class Server(threaded.Threaded):
         """Report whether no response is being sent; that of a killed client ends with its connection."""
         return not self._busy
 
-    def gets(self, path: str) -> list[Seen]:
+    def gets(self, path: str) -> list[Request]:
         """Return the GETs of a path, in order of arrival."""
         return [request for request in self.requests if request.path == path and request.method == "GET"]
 
@@ -85,7 +85,7 @@ class Server(threaded.Threaded):
             return self._pages[path][-1][0], number
 
     @contextlib.contextmanager
-    def recording(self, request: Seen) -> Any:
+    def recording(self, request: Request) -> Any:
         """Record a request, and count its response as active."""
         with self.lock:
             self.requests.append(request)
@@ -134,7 +134,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Serve the page with its faults."""
         owner = self.server.server
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Seen(self.command, self.path, headers)
+        request = Request(self.command, self.path, headers)
         with owner.recording(request):
             page, number = owner.turn(self.path, self.command)
             if page.silent:
@@ -150,7 +150,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if self.command == "GET":
                 self._body(page, span, request)
 
-    def _head(self, page: Page, span: tuple[int, int] | None, number: int, request: Seen) -> None:
+    def _head(self, page: Page, span: tuple[int, int] | None, number: int, request: Request) -> None:
         first, last = span or (0, len(page.body) - 1)
         status = 206 if span and page.status == 200 else page.status
         headers = {"Content-Type": page.content_type, "ETag": page.etag, "Last-Modified": page.modified}
@@ -175,7 +175,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.end_headers()
 
-    def _body(self, page: Page, span: tuple[int, int] | None, request: Seen) -> None:
+    def _body(self, page: Page, span: tuple[int, int] | None, request: Request) -> None:
         first, last = span or (0, len(page.body) - 1)
         shift = page.shift if span else 0
         data = memoryview(page.body)[first + shift : last + 1 + shift]

@@ -105,7 +105,7 @@ def container(root: Path, program: Path) -> Container:
 
 
 @dataclasses.dataclass
-class Answer:
+class Response:
     """A response, with header names in lower case."""
 
     status: int
@@ -113,19 +113,19 @@ class Answer:
     body: bytes
 
 
-def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
+def request(port: int, path: str, method: str = "GET", **headers: str) -> Response:
     """Send one request; an underscore in a header's name stands for a dash."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         connection.request(
             method, path, headers={key.replace("_", "-"): value for key, value in headers.items()}
         )
         answer = connection.getresponse()
-        return Answer(
+        return Response(
             answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read()
         )
 
 
-def say(port: int, text: bytes) -> bytes:
+def send_raw(port: int, text: bytes) -> bytes:
     """Send raw bytes and return everything the server sends back."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         with contextlib.suppress(ConnectionError):

@@ -103,41 +103,41 @@ def rclone(directory: Path) -> Iterator[Store]:
 
 @dataclasses.dataclass
 class Service:
-    """A web service for tests: ``asked`` has the bodies of the POSTs it received."""
+    """A web service for tests: ``bodies`` has the bodies of the POSTs it received."""
 
     url: str
-    asked: list[str]
+    bodies: list[str]
 
 
 @contextlib.contextmanager
 def token_service(keys: tuple[str, str]) -> Iterator[Service]:
     """Serve as Amazon's token service: give these keys to every client that assumes a role."""
-    with answering(_ASSUMED.format(key=keys[0], secret=keys[1]), "text/xml") as service:
+    with post_service(_ASSUMED.format(key=keys[0], secret=keys[1]), "text/xml") as service:
         yield service
 
 
 @contextlib.contextmanager
-def guarded(emulator: Emulator, token: str) -> Iterator[Service]:
+def with_bearer_token(emulator: Emulator, token: str) -> Iterator[Service]:
     """Run a proxy before the emulator that requires a bearer token, and gives it to every POST."""
     answer = {"access_token": token, "token_type": "Bearer", "expires_in": 3600}
     answer["issued_token_type"] = "urn:ietf:params:oauth:token-type:access_token"
-    with answering(
+    with post_service(
         json.dumps(answer), "application/json", behind=(emulator.port, f"Bearer {token}")
     ) as service:
         yield service
 
 
 @contextlib.contextmanager
-def answering(
+def post_service(
     text: str, content_type: str, *, status: int = 200, behind: tuple[int, str] = (0, "")
 ) -> Iterator[Service]:
     """Answer every POST with the text; forward GETs to the port ``behind`` if they are authorized."""
-    asked: list[str] = []
+    bodies: list[str] = []
     port, authorization = behind
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
             self.answer(status, {"Content-Type": content_type}, text.encode())
 
         def do_GET(self) -> None:
@@ -159,10 +159,10 @@ def answering(
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Log nothing; ``asked`` has the requests."""
+            """Log nothing; ``bodies`` has the requests."""
 
     with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        yield Service(f"http://127.0.0.1:{server.port}", asked)
+        yield Service(f"http://127.0.0.1:{server.port}", bodies)
 
 
 _ASSUMED = """\

@@ -22,7 +22,7 @@ QUICK = imageio.Patience(renew=0.3, locked=20, ready=20, end=10, last=5)
 
 
 @dataclasses.dataclass
-class Place:
+class Setup:
     """An engine with a disk of two volumes. ``before``, ``now``: the raw disk at the first and the last."""
 
     engine: engine_module.Engine
@@ -56,7 +56,7 @@ class Place:
         """Return the source of the disk, or of a delta."""
         return imageio.ImageioSource(self.location(*checkpoints), cancel, patience)
 
-    def ended(self, *phases: str) -> None:
+    def check_ended(self, *phases: str) -> None:
         """Check the final phases of the transfers, that the disk is unlocked and no session is open."""
         assert tuple(transfer.phase for transfer in self.engine.transfers) == phases
         assert not self.engine.locked
@@ -74,16 +74,16 @@ def raw_disk(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def placed(directory: Path, *, local: bool) -> Iterator[Place]:
+def running(directory: Path, *, local: bool) -> Iterator[Setup]:
     """Run an engine with the disk; ``local``: see ``imageiod.daemon``."""
     with engine_module.running(directory, local=local, level="DEBUG") as (engine, authority):
         chain = engine.add_disk("disk", raw_disk(directory / "raw"))
         chain.snapshot("write -P 7 2M 300k", "write -z 3M 64k")
         before = chain.content("disk-0", directory / "before")
         now = chain.content("disk-1", directory / "now")
-        yield Place(engine, authority, before, now)
+        yield Setup(engine, authority, before, now)
 
 
 def read(source: imageio.ImageioSource) -> bytes:
     """Read the whole disk in order."""
-    return reading.drained(source.stream(), MIB)
+    return reading.read_all(source.stream(), MIB)

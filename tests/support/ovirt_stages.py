@@ -19,7 +19,7 @@ FIRST = ("write -P 1 0 64k", "write -P 2 1000k 300k", "write -z 4M 1M", "write -
 
 
 @dataclasses.dataclass
-class Place:
+class Setup:
     """An engine whose disks are migrated; ``directory`` also holds scratch."""
 
     engine: engine_module.Engine
@@ -69,7 +69,7 @@ class Place:
         """Return the raw disk at a volume."""
         return chain.content(number, self.directory / f"{number}.content")
 
-    def settled(self) -> None:
+    def check_settled(self) -> None:
         """Check that all transfers have ended, no disk is locked, and scratch is empty."""
         assert all(transfer.phase in engine_states.ENDED for transfer in self.engine.transfers)
         assert not self.engine.locked

@@ -73,7 +73,7 @@ class Page:
 
 
 @dataclasses.dataclass
-class Seen:
+class Request:
     """A received request; header names in lower case. ``sent``: bytes of the body sent so far."""
 
     method: str

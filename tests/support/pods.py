@@ -87,7 +87,7 @@ class Pod(worker.Volumes):
         """Run the container beside the block; it is ready when it listens on the port."""
         command = self.command(*arguments, entrypoint=entrypoint, **(env or {}))
         output = self.directory / "output"
-        with processes.running(command, log=output, ready=lambda: processes.answers(port)) as started:
+        with processes.running(command, log=output, ready=lambda: processes.is_listening(port)) as started:
             yield started
 
 

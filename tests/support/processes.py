@@ -85,7 +85,7 @@ def _own_ports() -> Iterator[int]:
 _ports = _own_ports()
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Report whether a server accepts connections on the port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True

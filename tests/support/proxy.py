@@ -19,7 +19,7 @@ HOP_BY_HOP = {"connection", "proxy-connection", "proxy-authorization", "keep-ali
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class Request:
     """A request received by the proxy; ``target`` is ``host:port`` for CONNECT, else a URL."""
 
     method: str
@@ -47,7 +47,7 @@ class Proxy(threaded.Threaded):
         self.password = password
         self.authority = authority
         self.origin = origin
-        self.requests: list[Seen] = []
+        self.requests: list[Request] = []
         super().__init__(_HTTP(self), pair)
 
     @property
@@ -124,7 +124,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Record the request; return the headers to forward, or None if it was refused."""
         proxy = self.server.proxy
         headers = {name.lower(): value for name, value in self.headers.items()}
-        proxy.requests.append(Seen(self.command, self.origin + self.path, headers))
+        proxy.requests.append(Request(self.command, self.origin + self.path, headers))
         if proxy.password and not self.origin:
             expected = "Basic " + base64.b64encode(proxy.password.encode()).decode()
             if headers.get("proxy-authorization") != expected:

@@ -31,7 +31,7 @@ def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry
 
 def read(source: base.Source) -> bytes:
     """Read and verify the disk, as an import does."""
-    data = reading.drained(source.ordered(cancelling.Cancel()))
+    data = reading.read_all(source.ordered(cancelling.Cancel()))
     source.verify()
     return data
 

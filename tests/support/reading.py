@@ -12,7 +12,7 @@ from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 
 
-class Portions(readers.Bytes):
+class ShortReads(readers.Bytes):
     """Bytes that are read at most ``step`` at a time; ``closed`` records a close."""
 
     def __init__(self, data: bytes, step: int) -> None:
@@ -30,13 +30,13 @@ class Portions(readers.Bytes):
 
 
 class Reader(Protocol):
-    """The part of a reader that ``drained`` uses."""
+    """The part of a reader that ``read_all`` uses."""
 
     def readinto(self, into: memoryview, /) -> int:
         """Read the next bytes; return how many, 0 at the end."""
 
 
-def drained(reader: Reader, step: int = 100_000) -> bytes:
+def read_all(reader: Reader, step: int = 100_000) -> bytes:
     """Read to the end, and check that the end stays the end."""
     found, into = bytearray(), memoryview(bytearray(step))
     while count := reader.readinto(into):
@@ -45,14 +45,14 @@ def drained(reader: Reader, step: int = 100_000) -> bytes:
     return bytes(found)
 
 
-def part(source: base.RandomReader, offset: int, length: int) -> bytes:
+def read_range(source: base.RandomReader, offset: int, length: int) -> bytes:
     """Return what one ``read_range`` yields."""
     into = bytearray(length)
     count = source.read_range(offset, memoryview(into))
     return bytes(into[:count])
 
 
-def interrupted(source: base.RandomReader, reads: cancelling.Reads, content: bytes) -> None:
+def check_interrupted_reads(source: base.RandomReader, reads: cancelling.Reads, content: bytes) -> None:
     """Interrupt reads after delays of different length; what was read must match the content.
 
     Bytes delivered after an interrupt could still be encrypted, and would be written and counted as done.
@@ -69,7 +69,7 @@ def interrupted(source: base.RandomReader, reads: cancelling.Reads, content: byt
         assert into[:count] == content[:count]
 
 
-def streamed(source: base.Source) -> bytes:
+def read_through_engine(source: base.Source) -> bytes:
     """Read everything through the fetch engine: small ranges, in parallel, in order."""
     ranges, size = source.ranges(), source.size
     assert ranges is not None
@@ -78,4 +78,4 @@ def streamed(source: base.Source) -> bytes:
     with contextlib.closing(
         fetch.Fetcher(ranges, size, options, scope=cancelling.Cancel()).stream()
     ) as stream:
-        return drained(stream)
+        return read_all(stream)

@@ -128,7 +128,7 @@ def registry(
     configuration.write_text(json.dumps(settings))
     argv = ["docker-registry", "serve", configuration]
     log = directory / "output.log"
-    with session, processes.running(argv, log=log, ready=lambda: processes.answers(running.port)):
+    with session, processes.running(argv, log=log, ready=lambda: processes.is_listening(running.port)):
         yield running
 
 

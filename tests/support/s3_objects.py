@@ -35,7 +35,7 @@ def document(code: str, **more: str) -> bytes:
     return f'<?xml version="1.0"?><Error>{elements}</Error>'.encode()
 
 
-def scope(request: misbehave.Seen) -> str:
+def scope(request: misbehave.Request) -> str:
     """Return the credential scope of a request's signature without its date."""
     credential = request.headers["authorization"].partition("Credential=")[2].partition(",")[0]
     return "/".join(credential.split("/")[2:])

@@ -59,7 +59,7 @@ def nginx(directory: Path, root: Path, settings: Settings | None = None) -> Iter
     configuration.write_text(_configuration(web, settings))
     argv: list[str | Path] = ["nginx", "-c", configuration, "-p", directory, "-e", directory / "error.log"]
     log = directory / "output.log"
-    with processes.running(argv, log=log, ready=lambda: processes.answers(web.port)):
+    with processes.running(argv, log=log, ready=lambda: processes.is_listening(web.port)):
         yield web
 
 

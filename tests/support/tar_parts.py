@@ -13,7 +13,7 @@ LIMIT = 1 << 30
 
 def unpacked(data, step=1 << 20, limit=LIMIT):
     """Return ``{path: (entry, {offset: data})}``, read in steps of ``step`` bytes."""
-    opened = archive.Archive(reading.Portions(data, step), limit_bytes=limit)
+    opened = archive.Archive(reading.ShortReads(data, step), limit_bytes=limit)
     found = {}
     for entry in opened:
         pieces = {}

@@ -14,15 +14,15 @@ class Relay:
     """Relay TCP connections to ``port``; cut each one after the number of bytes given in ``cuts``, in turn.
 
     None, and connections after the last number, are not cut. The server has read everything sent before
-    a cut, except an incomplete TLS record. ``tells``: the client receives the server's response to the cut.
+    a cut, except an incomplete TLS record. ``relays_response``: the client gets the server's response to it.
     """
 
     #: Bytes besides those of bodies: of a handshake and a request head, and of the TLS record that is cut.
     REQUEST, RECORD = 6000, 16 << 10
 
-    def __init__(self, port: int, *cuts: int | None, tells: bool = False) -> None:
+    def __init__(self, port: int, *cuts: int | None, relays_response: bool = False) -> None:
         self._target_port = port
-        self._relays_response = tells
+        self._relays_response = relays_response
         self._cuts = list(cuts)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from tests.support import tls, uploads
 
 #: A checksum that no content has: the upload is read to its end and refused, and the server keeps running.
-WRONG = f"x-cdi-checksum: sha256:{'0' * 64}\r\n"
+WRONG_CHECKSUM = f"x-cdi-checksum: sha256:{'0' * 64}\r\n"
 
 
-class Said(NamedTuple):
+class Response(NamedTuple):
     """A response of the server."""
 
     status: int
@@ -37,26 +37,26 @@ class Wire:
         for record in records:
             self.sock.sendall(record.encode() if isinstance(record, str) else record)
 
-    def answer(self, method: str = "GET") -> Said:
+    def answer(self, method: str = "GET") -> Response:
         """Read exactly one response."""
         line = self._file.readline().decode()
         found = re.fullmatch(r"HTTP/1\.1 (\d{3}) [A-Za-z -]*\r\n", line)
         assert found, line or "closed instead of an answer"
         status, headers = int(found[1]), http.client.parse_headers(self._file)
         if method == "HEAD" or status in {100, 204}:
-            return Said(status, headers, "")
-        return Said(status, headers, self._file.read(int(headers["Content-Length"])).decode())
+            return Response(status, headers, "")
+        return Response(status, headers, self._file.read(int(headers["Content-Length"])).decode())
 
-    def ask(self, request: bytes | str, method: str = "GET") -> Said:
+    def ask(self, request: bytes | str, method: str = "GET") -> Response:
         """Send a request and return its response."""
         self.send(request)
         return self.answer(method)
 
-    def is_in_step(self) -> bool:
+    def is_in_sync(self) -> bool:
         """Report whether the next request gets its own response."""
         return self.ask("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")[::2] == (200, "OK")
 
-    def has_ended(self) -> bool:
+    def is_closed_by_server(self) -> bool:
         """Stop sending; report whether the server closes without sending anything."""
         try:
             socket.socket.shutdown(self.sock, socket.SHUT_WR)  # without a TLS close_notify
@@ -65,7 +65,7 @@ class Wire:
             return True
 
     def digest(self, *records: bytes | str) -> str:
-        """Send an upload with ``WRONG`` and return the digest that the server computed."""
+        """Send an upload with ``WRONG_CHECKSUM`` and return the digest that the server computed."""
         self.send(*records)
         response = self.answer()
         found = re.search(r"calculated sha256:([0-9a-f]{64})", response.text)

@@ -28,7 +28,7 @@ SYNC, RESUMABLE = "/v1beta1/upload", "/v1beta1/upload-resumable"
 DATA = random.Random(3).randbytes(3 * MIB) + bytes(5 * MIB) + random.Random(4).randbytes(512)
 DONE = '{"preallocationApplied":false,"message":"Upload Complete"}'
 TUS = {"Tus-Resumable": "1.0.0"}
-MORE = {**TUS, "Content-Type": "application/offset+octet-stream"}
+PATCH_HEADERS = {**TUS, "Content-Type": "application/offset+octet-stream"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,12 @@ def certificates(directory: Path) -> Certificates:
     return Certificates(authority, authority.issue(), authority.issue(common_name=CLIENT, client=True))
 
 
-def soon(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds; fail after ``processes.PATIENCE`` seconds."""
     processes.wait_for(condition, "the condition")
 
 
-class Answer:
+class Response:
     """A response, read to its end."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
@@ -95,7 +95,7 @@ class Server:
         except errors.Error as err:
             self._outcome = err
 
-    def impatient(self, seconds: float = 0.5) -> Server:
+    def with_short_timeouts(self, seconds: float = 0.5) -> Server:
         """Set the timeout of a silent client in seconds, and four times as much for an idle server."""
         fetch = dataclasses.replace(self.settings.wanted.fetch, no_progress=seconds)
         wanted = dataclasses.replace(self.settings.wanted, fetch=fetch)
@@ -119,7 +119,7 @@ class Server:
     def __enter__(self) -> Server:
         self._thread.start()
         processes.wait_for(
-            lambda: not self._thread.is_alive() or processes.answers(self.port), "the upload server"
+            lambda: not self._thread.is_alive() or processes.is_listening(self.port), "the upload server"
         )
         return self
 
@@ -161,11 +161,11 @@ class Server:
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         client: tls.KeyPair | str | None = "right",
-    ) -> Answer:
+    ) -> Response:
         """Send one request on a connection of its own; an iterable body is sent chunked."""
         with self.connect(client) as connection:
             connection.request(method, path, body, dict(headers or {}))
-            return Answer(connection.getresponse())
+            return Response(connection.getresponse())
 
     def offset(self, where: str = RESUMABLE) -> int:
         """Return the offset that the server reports for a resumable upload."""
@@ -194,17 +194,17 @@ def with_scratch(paths: contract.Paths, scratch: Path) -> contract.Paths:
     return dataclasses.replace(paths, scratch=str(scratch))
 
 
-class OneRequest(http.server.BaseHTTPRequestHandler):
+class MinimalServer(http.server.BaseHTTPRequestHandler):
     """Accept a POST to the usual path and the probe of a clone source, as CDI's own server does."""
 
     protocol_version = "HTTP/1.1"
-    seen: ClassVar[list[tuple[str, str, Message, bytes]]] = []
+    requests: ClassVar[list[tuple[str, str, Message, bytes]]] = []
 
     @classmethod
     @contextlib.contextmanager
     def serving(cls) -> Iterator[int]:
         """Serve without TLS and yield the port."""
-        cls.seen.clear()
+        cls.requests.clear()
         with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls)) as server:
             yield server.port
 
@@ -221,7 +221,7 @@ class OneRequest(http.server.BaseHTTPRequestHandler):
         """Record the request and respond."""
         chunked = self.headers.get("Transfer-Encoding") == "chunked"
         body = b"".join(self._chunks()) if chunked else self._read(self.headers.get("Content-Length", "0"))
-        self.seen.append((self.command, self.path, self.headers, body))
+        self.requests.append((self.command, self.path, self.headers, body))
         supported = {("POST", "/v1beta1/upload"), ("HEAD", "/v1beta1/upload-async")}
         self.send_response(200 if (self.command, self.path) in supported else 404)
         self.send_header("Content-Length", "0")

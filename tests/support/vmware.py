@@ -46,7 +46,7 @@ def hole(path: Path, offset: int, length: int) -> None:
     processes.run("fallocate", "--punch-hole", f"--offset={offset}", f"--length={length}", path)
 
 
-class Estate:
+class Vcsim:
     """One virtual machine with one disk of ``size`` bytes.
 
     Take all snapshots before ``running``.
@@ -66,7 +66,7 @@ class Estate:
         self._folder = directory / "datastores/LocalDS_0/vm"
         self._folder.mkdir(parents=True)
         self._changes: list[list[tuple[int, int]]] = []
-        self.gone: set[int] = set()
+        self.deleted: set[int] = set()
         pair = tls.Authority(directory / "tls").issue()
         self.pair = pair
         self.authority = directory / "tls/ca.pem"
@@ -92,7 +92,7 @@ class Estate:
                 file.seek(offset)
                 file.write(data)
 
-    def take(self, *writes: Write) -> None:
+    def take_snapshot(self, *writes: Write) -> None:
         """Write as the guest, then take a snapshot."""
         self.write(*writes)
         areas = set()
@@ -152,12 +152,12 @@ class Estate:
         with processes.running(
             argv,
             log=log,
-            ready=lambda: processes.answers(self.port),
+            ready=lambda: processes.is_listening(self.port),
             env={**os.environ, "TMPDIR": str(self.directory)},
         ) as process:
             yield process
 
-    def said(self) -> list[str]:
+    def library_calls(self) -> list[str]:
         """Return the calls made to the library so far."""
         log = self.directory / "vddk.log"
         return log.read_text().splitlines() if log.exists() else []
@@ -167,7 +167,7 @@ class Estate:
         snapshots = [
             {"ID": self.snapshot(number), "Name": f"stage {number}", "Disk": self._disk(number)}
             for number in range(count)
-            if number not in self.gone
+            if number not in self.deleted
         ]
         changes: dict[str, dict[str, list[tuple[int, int]]]] = {}
         for now in range(count):

@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Done:
+class Completed:
     """The exit status and the output of a worker."""
 
     status: int
@@ -31,7 +31,7 @@ class Done:
     errors: str
 
     @property
-    def complaint(self) -> str:
+    def error_message(self) -> str:
         """Return the error line printed at the end of standard error, without its prefix."""
         lines = [line for line in self.errors.splitlines() if line.startswith("cdi-worker: ")]
         assert len(lines) == 1, self.errors
@@ -43,7 +43,7 @@ def run(
     env: Mapping[str, str] | None = None,
     prefix: tuple[str, ...] = (),
     timeout: float = 90,
-) -> Done:
+) -> Completed:
     """Run the command to its end; ``prefix`` is a command that runs a command, as in ``limits``."""
     done = subprocess.run(
         [*prefix, *COMMAND, *arguments],
@@ -53,7 +53,7 @@ def run(
         check=False,
         timeout=timeout,
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return Completed(done.returncode, done.stdout, done.stderr)
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ class Pod(Volumes):
             f"--metrics-port={self.metrics_port}",
         ]
 
-    def run(self, *, prefix: tuple[str, ...] = (), **env: str) -> Done:
+    def run(self, *, prefix: tuple[str, ...] = (), **env: str) -> Completed:
         """Run the container once, on the volumes as the last run left them."""
         self.log.unlink(missing_ok=True)
         return run(*self.arguments, env={**self.env, **env}, prefix=prefix)

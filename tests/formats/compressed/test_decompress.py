@@ -39,7 +39,7 @@ every_kind = pytest.mark.parametrize("kind", COMPRESS)
 
 
 def plain(kind, data, **options):
-    return reading.drained(decompress.open(kind, readers.Bytes(data), **options))
+    return reading.read_all(decompress.open(kind, readers.Bytes(data), **options))
 
 
 @every_kind
@@ -79,8 +79,8 @@ def test_bytes_after_the_end_are_garbage(kind, extra):
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 100])
 def test_input_in_small_pieces_is_decompressed(kind, step):
     data = COMPRESS[kind](PLAIN) + COMPRESS[kind](b"") + COMPRESS[kind](PLAIN)
-    reader = decompress.open(kind, reading.Portions(data, step))
-    assert reading.drained(reader, step) == PLAIN * 2
+    reader = decompress.open(kind, reading.ShortReads(data, step))
+    assert reading.read_all(reader, step) == PLAIN * 2
 
 
 @every_kind
@@ -129,7 +129,7 @@ def test_every_flipped_bit_is_detected(kind):
 
 @every_kind
 def test_close_closes_the_source(kind):
-    source = reading.Portions(b"", 1)
+    source = reading.ShortReads(b"", 1)
     decompress.open(kind, source, limit=1).close()
     assert source.closed
 
@@ -172,7 +172,7 @@ def test_gz_header_with_all_fields_is_read(step):
     header = b"\x1f\x8b\x08\x1e" + bytes(6) + struct.pack("<H", 3) + b"abc" + b"name\0" + b"comment\0"
     header += struct.pack("<H", zlib.crc32(header) & 0xFFFF)
     data = header + gzip.compress(PLAIN, mtime=0)[10:]
-    assert reading.drained(decompress.open("gz", reading.Portions(data, step))) == PLAIN
+    assert reading.read_all(decompress.open("gz", reading.ShortReads(data, step))) == PLAIN
 
 
 @every_kind
@@ -255,10 +255,10 @@ def test_xz_tool_reads_several_blocks(xz_multi_block):
     inputs = []
 
     def tool(reader):
-        inputs.append(reading.drained(reader))
+        inputs.append(reading.read_all(reader))
         return readers.Bytes(PLAIN)
 
-    assert reading.drained(decompress.open("xz", readers.Bytes(xz_multi_block), tool=tool)) == PLAIN
+    assert reading.read_all(decompress.open("xz", readers.Bytes(xz_multi_block), tool=tool)) == PLAIN
     assert inputs == [xz_multi_block]
 
 
@@ -280,8 +280,8 @@ def test_mutated_data_raises_only_our_errors(kind, data):
         good[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
         good = good or bytearray(1)
     with contextlib.suppress(errors.Error):
-        reading.drained(
+        reading.read_all(
             decompress.open(
-                kind, reading.Portions(bytes(good), data.draw(st.integers(1, 5000))), limit=1 << 24
+                kind, reading.ShortReads(bytes(good), data.draw(st.integers(1, 5000))), limit=1 << 24
             )
         )

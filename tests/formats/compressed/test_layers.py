@@ -26,7 +26,7 @@ QCOW2 = b"QFI\xfb\0\0\0\x03" + NOISE
 def test_peek_keeps_all_bytes(size, data):
     reader = readers.Peek(readers.Bytes(data), size)
     assert reader.head == data[:size]
-    assert reading.drained(reader, 3) == data
+    assert reading.read_all(reader, 3) == data
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_peek_keeps_all_bytes(size, data):
 def test_stream_is_unpacked_to_its_content(data, compressions):
     content, reader = layers.open(readers.Bytes(data))
     assert content == layers.Content(compressions, "qcow2", QCOW2[: detect.HEAD])
-    assert reading.drained(reader) == QCOW2
+    assert reading.read_all(reader) == QCOW2
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
@@ -70,7 +70,7 @@ def test_sample_output_is_bounded():
 
 def test_compressed_empty_file_is_empty():
     content, reader = layers.open(readers.Bytes(gzip.compress(b"")))
-    assert (content.format, reading.drained(reader)) == ("empty", b"")
+    assert (content.format, reading.read_all(reader)) == ("empty", b"")
 
 
 @pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.Bytes(data))])
@@ -108,4 +108,4 @@ def test_limit_applies_to_every_layer():
     data = gzip.compress(gzip.compress(bytes(2 << 20)))
     _, reader = layers.open(readers.Bytes(data), limit=1 << 20)
     with pytest.raises(errors.TooLarge):
-        reading.drained(reader)
+        reading.read_all(reader)

@@ -46,7 +46,7 @@ def literal(data: bytes) -> bytes:
 
 
 def decompress(data: bytes, *, step: int = 1 << 20, size: int = 1 << 20) -> bytes:
-    return reading.drained(snappy.Reader(reading.Portions(data, step)), size)
+    return reading.read_all(snappy.Reader(reading.ShortReads(data, step)), size)
 
 
 def test_chunks_are_joined() -> None:

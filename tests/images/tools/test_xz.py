@@ -39,7 +39,7 @@ class Source:
 def unpack(source: Source, **keywords: int) -> bytes:
     reader = xz.Reader(source, cancelling.Cancel(), **keywords)
     try:
-        return reading.drained(reader)
+        return reading.read_all(reader)
     finally:
         reader.close()
         assert source.closed

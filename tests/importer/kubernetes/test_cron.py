@@ -96,7 +96,7 @@ def pushed_disk(
         yield registry, registry.push("fedora", image)
 
 
-def poll(cluster: Cluster, registry: registries.Registry, **env: str) -> worker.Done:
+def poll(cluster: Cluster, registry: registries.Registry, **env: str) -> worker.Completed:
     assert registry.authority
     certificates = cluster.account.parent / "certs"
     certificates.mkdir(exist_ok=True)
@@ -130,13 +130,13 @@ def test_missing_permission_is_reported(
 ) -> None:
     (cluster.account / "token").write_text("another")
     done = poll(cluster, pushed_disk[0])
-    assert (done.status, "403" in done.complaint) == (3, True)
+    assert (done.status, "403" in done.error_message) == (3, True)
     assert "another" not in done.errors
 
 
 def test_missing_cluster_is_reported(cluster: Cluster, pushed_disk: tuple[registries.Registry, str]) -> None:
     done = poll(cluster, pushed_disk[0], KUBERNETES_SERVICE_HOST="")
-    assert (done.status, "KUBERNETES_SERVICE_HOST" in done.complaint) == (2, True)
+    assert (done.status, "KUBERNETES_SERVICE_HOST" in done.error_message) == (2, True)
 
 
 def test_size_of_disk_is_reported(tmp_path: Path) -> None:
@@ -154,4 +154,4 @@ def test_size_of_disk_is_reported(tmp_path: Path) -> None:
 
 def test_size_of_other_file_is_an_error(tmp_path: Path) -> None:
     done = worker.run("cdi-image-size-detection", "-image-path", tmp_path / "none")
-    assert (done.status, "no such file" in done.complaint) == (6, True)
+    assert (done.status, "no such file" in done.error_message) == (6, True)

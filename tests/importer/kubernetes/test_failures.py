@@ -12,12 +12,12 @@ from tests.support import manifests, oracle, servers
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> manifests.Place:
-    return manifests.Place(tmp_path)
+def workspace(tmp_path: Path) -> manifests.Workspace:
+    return manifests.Workspace(tmp_path)
 
 
 def test_failed_import_reports_the_reason(
-    workspace: manifests.Place, web: servers.Web, disks: disks_module.Disks
+    workspace: manifests.Workspace, web: servers.Web, disks: disks_module.Disks
 ) -> None:
     """The last phase has the reason, as do the last line and the exit status."""
     url = web.url(disks.raw())
@@ -25,31 +25,31 @@ def test_failed_import_reports_the_reason(
     done = workspace.run()
     assert (done.status, manifests.phases(done)[-1]) == (5, "Failed")
     assert "checksum mismatch" in done.output.splitlines()[-1]
-    assert "checksum mismatch" in done.complaint
+    assert "checksum mismatch" in done.error_message
     oracle.unusable(workspace.target)
 
 
-def test_unreachable_source_is_reported(workspace: manifests.Place) -> None:
+def test_unreachable_source_is_reported(workspace: manifests.Workspace) -> None:
     workspace.volume({"http": {"url": "http://127.0.0.1:1/disk"}})
     done = workspace.run("--stall-timeout=1")
     assert (done.status, manifests.phases(done)) == (3, ["Pending", "ImportScheduled", "Failed"])
 
 
-def test_blank_disk_without_space_is_refused(workspace: manifests.Place) -> None:
+def test_blank_disk_without_space_is_refused(workspace: manifests.Workspace) -> None:
     workspace.volume({"blank": {}}, size="1Ei")
     done = workspace.run()
     assert (done.status, manifests.phases(done)) == (6, ["Pending", "Failed"])
     assert not workspace.target.exists()
 
 
-def test_all_missing_objects_are_reported_at_once(workspace: manifests.Place) -> None:
+def test_all_missing_objects_are_reported_at_once(workspace: manifests.Workspace) -> None:
     http = {"url": "http://x.invalid/", "secretRef": "keys", "certConfigMap": "ca"}
     workspace.volume({"http": {**http, "secretExtraHeaders": ["more", "bad"]}}, contentType="tar")
     workspace.secret("keys", accessKeyId="me")
     workspace.secret("bad", header="no header, a s3cret")
     done = workspace.run()
     assert done.status == 2
-    assert done.complaint.split("; ") == [
+    assert done.error_message.split("; ") == [
         "spec.contentType: 'tar' is not one of kubevirt, archive",
         "spec.source.http.secretRef: Secret keys has no key secretKey",
         "spec.source.http.secretExtraHeaders[0]: no Secret more in the manifest or below --secrets",
@@ -77,15 +77,15 @@ def test_all_missing_objects_are_reported_at_once(workspace: manifests.Place) ->
     ],
 )
 def test_unsupported_source_is_reported(
-    workspace: manifests.Place, source: dict[str, Any], arguments: tuple[str, ...], fault: str
+    workspace: manifests.Workspace, source: dict[str, Any], arguments: tuple[str, ...], fault: str
 ) -> None:
     workspace.volume(source)
     done = workspace.run(*arguments)
     assert done.status == 2
-    assert done.complaint.startswith(fault)
+    assert done.error_message.startswith(fault)
 
 
-def test_malformed_secrets_are_reported(workspace: manifests.Place) -> None:
+def test_malformed_secrets_are_reported(workspace: manifests.Workspace) -> None:
     workspace.volume({"http": {"url": "http://x.invalid/", "secretRef": "keys"}})
     workspace.documents.append(
         {"kind": "Secret", "metadata": {"name": "keys"}, "data": {"secretKey": "pa$$"}}
@@ -93,12 +93,12 @@ def test_malformed_secrets_are_reported(workspace: manifests.Place) -> None:
     workspace.documents.append({"kind": "Secret", "metadata": {"name": "n"}, "stringData": {"a": 12345}})
     done = workspace.run()
     assert done.status == 2
-    assert done.complaint == (
+    assert done.error_message == (
         "Secret keys: data.secretKey: is not base64; "
         "Secret n: stringData.a: is not a string; put it in quotes"
     )
 
 
-def test_target_is_required(workspace: manifests.Place) -> None:
+def test_target_is_required(workspace: manifests.Workspace) -> None:
     workspace.volume({"blank": {}})
-    assert workspace.run("--target=").complaint.startswith("no target given: ")
+    assert workspace.run("--target=").error_message.startswith("no target given: ")

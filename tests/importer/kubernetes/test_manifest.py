@@ -236,7 +236,7 @@ def test_missing_library_is_named(tmp_path: Path) -> None:
     path = f"{tmp_path}:{repository.ROOT}"
     done = worker.run("manifest", EXAMPLES[0], env={"PYTHONPATH": path})
     assert done.status == 2
-    assert done.complaint == (
+    assert done.error_message == (
         "reading manifests needs the Python package PyYAML: pip install 'cdi-worker[kubernetes]'"
     )
 
@@ -247,4 +247,4 @@ def test_unsupported_features_are_reported(tmp_path: Path) -> None:
     path.write_text(example.replace("  name: pvc\n", "  name: pvc\n  namespace: other\n"))
     done = worker.run("manifest", path)
     assert done.status == 2
-    assert done.complaint.startswith("spec.source.pvc.namespace: ")
+    assert done.error_message.startswith("spec.source.pvc.namespace: ")

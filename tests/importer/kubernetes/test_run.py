@@ -27,8 +27,8 @@ EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> manifests.Place:
-    return manifests.Place(tmp_path)
+def workspace(tmp_path: Path) -> manifests.Workspace:
+    return manifests.Workspace(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_documented_examples_make_requests(example: Path, tmp_path: Path) -> Non
 
 
 def test_http_source_is_imported(
-    workspace: manifests.Place, web: servers.Web, disks: disks_module.Disks
+    workspace: manifests.Workspace, web: servers.Web, disks: disks_module.Disks
 ) -> None:
     """The disk has the requested size, as on a volume with overhead added."""
     workspace.volume({"http": {"url": web.url(disks.image("qcow2"))}})
@@ -79,7 +79,7 @@ def test_http_source_is_imported(
 
 
 def test_status_is_printed_as_json(
-    workspace: manifests.Place, web: servers.Web, disks: disks_module.Disks
+    workspace: manifests.Workspace, web: servers.Web, disks: disks_module.Disks
 ) -> None:
     workspace.volume({"http": {"url": web.url(disks.raw())}})
     lines = [json.loads(line) for line in workspace.run("--json").output.splitlines()]
@@ -95,7 +95,7 @@ def test_status_is_printed_as_json(
 
 
 def test_disk_is_imported_to_a_device(
-    workspace: manifests.Place, web: servers.Web, disks: disks_module.Disks, device: Path
+    workspace: manifests.Workspace, web: servers.Web, disks: disks_module.Disks, device: Path
 ) -> None:
     storage = {"volumeMode": "Block", "resources": {"requests": {"storage": "16Mi"}}}
     workspace.volume({"http": {"url": web.url(disks.image("qcow2"))}}, storage=storage)
@@ -105,7 +105,7 @@ def test_disk_is_imported_to_a_device(
 
 
 def test_https_source_uses_certificates_password_and_checksum(
-    workspace: manifests.Place, disks: disks_module.Disks, authority: tls.Authority
+    workspace: manifests.Workspace, disks: disks_module.Disks, authority: tls.Authority
 ) -> None:
     settings = servers.Settings(pair=authority.issue(), password=("me", "s3cret"))
     digest = disks_module.digest(disks.raw(), "sha256")
@@ -122,7 +122,7 @@ def test_https_source_uses_certificates_password_and_checksum(
 
 
 def test_headers_of_manifest_and_secrets_are_sent(
-    workspace: manifests.Place, server: Any, disks: disks_module.Disks
+    workspace: manifests.Workspace, server: Any, disks: disks_module.Disks
 ) -> None:
     from tests.support import misbehave
 
@@ -137,7 +137,9 @@ def test_headers_of_manifest_and_secrets_are_sent(
         assert (request.headers["x-one"], request.headers["x-two"]) == ("1", "s3cret")
 
 
-def test_archive_is_unpacked(workspace: manifests.Place, web: servers.Web, disks: disks_module.Disks) -> None:
+def test_archive_is_unpacked(
+    workspace: manifests.Workspace, web: servers.Web, disks: disks_module.Disks
+) -> None:
     workspace.volume({"http": {"url": web.url(disks.tar("gz"))}}, contentType="archive", size="64Mi")
     target = workspace.directory / "volume"
     target.mkdir()
@@ -147,7 +149,7 @@ def test_archive_is_unpacked(workspace: manifests.Place, web: servers.Web, disks
     assert {path.name for path in target.iterdir()} == {path.name for path in disks.tree().iterdir()}
 
 
-def test_blank_disk_is_preallocated(workspace: manifests.Place) -> None:
+def test_blank_disk_is_preallocated(workspace: manifests.Workspace) -> None:
     workspace.volume({"blank": {}}, preallocation=True)
     assert workspace.plan()["route"] == "blank"
     done = workspace.run()
@@ -157,7 +159,7 @@ def test_blank_disk_is_preallocated(workspace: manifests.Place) -> None:
     assert workspace.target.stat().st_blocks * 512 >= manifests.SIZE
 
 
-def test_uploaded_file_is_imported(workspace: manifests.Place, disks: disks_module.Disks) -> None:
+def test_uploaded_file_is_imported(workspace: manifests.Workspace, disks: disks_module.Disks) -> None:
     workspace.volume({"upload": {}})
     done = workspace.run("--from", disks.image("vmdk"))
     assert done.status == 0, done.errors
@@ -165,7 +167,7 @@ def test_uploaded_file_is_imported(workspace: manifests.Place, disks: disks_modu
     oracle.same(workspace.target, disks.expected("vmdk"))
 
 
-def test_cloned_volume_is_always_raw(workspace: manifests.Place, disks: disks_module.Disks) -> None:
+def test_cloned_volume_is_always_raw(workspace: manifests.Workspace, disks: disks_module.Disks) -> None:
     """The guest's first sectors may look like an image that names other files."""
     volume = workspace.directory / "other"
     volume.mkdir()
@@ -180,7 +182,7 @@ def test_cloned_volume_is_always_raw(workspace: manifests.Place, disks: disks_mo
     oracle.same(workspace.target, disk)
 
 
-def test_s3_source_is_imported(workspace: manifests.Place, disks: disks_module.Disks) -> None:
+def test_s3_source_is_imported(workspace: manifests.Workspace, disks: disks_module.Disks) -> None:
     (workspace.directory / "s3").mkdir()
     with objectservers.seaweed(workspace.directory / "s3") as store:
         store.put("disk", disks.image("qcow2").read_bytes())
@@ -189,7 +191,7 @@ def test_s3_source_is_imported(workspace: manifests.Place, disks: disks_module.D
         assert workspace.plan()["format"] == "qcow2"
 
 
-def test_gcs_source_is_planned(workspace: manifests.Place, disks: disks_module.Disks) -> None:
+def test_gcs_source_is_planned(workspace: manifests.Workspace, disks: disks_module.Disks) -> None:
     with objectservers.emulator(workspace.directory) as emulator:
         emulator.put("disk", disks.image("qcow2").read_bytes())
         workspace.volume({"gcs": {"url": f"gs://{objectservers.BUCKET}/disk"}})
@@ -197,7 +199,7 @@ def test_gcs_source_is_planned(workspace: manifests.Place, disks: disks_module.D
 
 
 def test_registry_source_is_planned(
-    workspace: manifests.Place, disks: disks_module.Disks, authority: tls.Authority
+    workspace: manifests.Workspace, disks: disks_module.Disks, authority: tls.Authority
 ) -> None:
     with registries.registry(workspace.directory / "r", authority=authority, password=True) as registry:
         layer = containers.layer(*containers.disk(disks.image("qcow2").read_bytes()))

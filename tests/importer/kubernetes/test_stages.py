@@ -12,11 +12,11 @@ from tests.support import imageiod, manifests, oracle, ovirt_stages, vmware
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> manifests.Place:
-    return manifests.Place(tmp_path)
+def workspace(tmp_path: Path) -> manifests.Workspace:
+    return manifests.Workspace(tmp_path)
 
 
-def migration(workspace: manifests.Place, ovirt: ovirt_stages.Place, *, final: bool) -> imageiod.Chain:
+def migration(workspace: manifests.Workspace, ovirt: ovirt_stages.Setup, *, final: bool) -> imageiod.Chain:
     """Make a disk with two checkpoints and a manifest that imports both."""
     engine, authority = ovirt.engine, ovirt.authority
     raw = workspace.directory / "raw"
@@ -33,7 +33,7 @@ def migration(workspace: manifests.Place, ovirt: ovirt_stages.Place, *, final: b
     return chain
 
 
-def test_stages_run_in_order_and_pause(workspace: manifests.Place, ovirt: ovirt_stages.Place) -> None:
+def test_stages_run_in_order_and_pause(workspace: manifests.Workspace, ovirt: ovirt_stages.Setup) -> None:
     """Stages run one after the other; the result is paused unless the last checkpoint is final."""
     chain = migration(workspace, ovirt, final=False)
     scratch = f"--scratch={workspace.directory / 'scratch'}"
@@ -55,30 +55,32 @@ def test_stages_run_in_order_and_pause(workspace: manifests.Place, ovirt: ovirt_
     oracle.same(workspace.target, chain.content(chain.active.id, workspace.directory / "last"))
 
 
-def test_final_stage_completes_the_migration(workspace: manifests.Place, ovirt: ovirt_stages.Place) -> None:
+def test_final_stage_completes_the_migration(
+    workspace: manifests.Workspace, ovirt: ovirt_stages.Setup
+) -> None:
     migration(workspace, ovirt, final=True)
     done = workspace.run(f"--scratch={workspace.directory / 'scratch'}")
     assert done.status == 0, done.errors
     assert manifests.phases(done)[-1] == "Succeeded"
 
 
-def test_stages_from_vmware_run(workspace: manifests.Place) -> None:
+def test_stages_from_vmware_run(workspace: manifests.Workspace) -> None:
     pytest.importorskip("pyVmomi")
-    estate = vmware.Estate(workspace.directory / "vmware", 8 * manifests.MIB)
-    estate.take((0, os.urandom(manifests.MIB)), (5 * manifests.MIB, b"first" * 999))
-    estate.take((manifests.MIB, os.urandom(70_000)), (5 * manifests.MIB, bytes(4096)))
-    location = estate.location()
+    vcsim = vmware.Vcsim(workspace.directory / "vmware", 8 * manifests.MIB)
+    vcsim.take_snapshot((0, os.urandom(manifests.MIB)), (5 * manifests.MIB, b"first" * 999))
+    vcsim.take_snapshot((manifests.MIB, os.urandom(70_000)), (5 * manifests.MIB, bytes(4096)))
+    location = vcsim.location()
     source = {"url": location.endpoint, "uuid": location.uuid, "backingFile": location.backing_file}
     source |= {"thumbprint": location.thumbprint, "secretRef": "keys", "extraArgs": "more"}
-    checkpoints = [estate.stage(0), estate.stage(1)]
+    checkpoints = [vcsim.stage(0), vcsim.stage(1)]
     workspace.volume({"vddk": source}, checkpoints=checkpoints, finalCheckpoint=True, size="8Mi")
     workspace.secret("keys", accessKeyId=vmware.USER, secretKey=vmware.PASSWORD)
     workspace.config_map("more", **{"vddk-config-file": "VixDiskLib.nfcAio.Session.BufCount=4\n"})
-    library = f"--vddk-libdir={estate.libdir}"
-    with estate.running():
+    library = f"--vddk-libdir={vcsim.libdir}"
+    with vcsim.running():
         assert workspace.plan(library)["route"] == "extents"
         done = workspace.run(library)
     assert done.status == 0, done.errors
     stage = ["ImportScheduled", "ImportInProgress"]
     assert manifests.phases(done) == ["Pending", *stage, "Paused", *stage, "Succeeded"]
-    oracle.same(workspace.target, estate.content(1))
+    oracle.same(workspace.target, vcsim.content(1))

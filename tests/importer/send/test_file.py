@@ -26,7 +26,7 @@ MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
 DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)
 TUS = uploads.TUS
-MORE = uploads.MORE
+MORE = uploads.PATCH_HEADERS
 server = uploads.server
 
 
@@ -80,12 +80,12 @@ def test_message_of_the_server_is_reported(server: uploads.Server, image: Path) 
 
 def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
     """Such a server is CDI's upload proxy, which requires a token."""
-    with uploads.OneRequest.serving() as port:
+    with uploads.MinimalServer.serving() as port:
         url = f"http://127.0.0.1:{port}"
         file.send(
             file.Settings(str(image), url, token="secret"), progress.NullProgress(), cancelling.Cancel()
         )
-    received = uploads.OneRequest.received
+    received = uploads.MinimalServer.requests
     assert [(method, path) for method, path, _, _ in received] == [
         ("HEAD", PLACE),
         ("POST", PLACE),
@@ -109,7 +109,7 @@ def test_cancel_ends_waiting_for_a_silent_handshake(image: Path) -> None:
 def test_checksum_is_verified_for_servers_without_checksums(image: Path) -> None:
     """The end of the upload is withheld from a server without checksums unless the checksum matches."""
     right = f"SHA256:{hashlib.sha256(DATA).hexdigest()}"
-    with uploads.OneRequest.serving() as port:
+    with uploads.MinimalServer.serving() as port:
         made = file.Settings(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
         with pytest.raises(errors.ChecksumMismatch):
             file.send(made, progress.NullProgress(), cancelling.Cancel())
@@ -120,7 +120,7 @@ def test_checksum_is_verified_for_servers_without_checksums(image: Path) -> None
             file.send(made, progress.NullProgress(), cancelling.Cancel())
     bodies = [
         body
-        for method, path, _, body in uploads.OneRequest.received
+        for method, path, _, body in uploads.MinimalServer.requests
         if (method, path) == ("POST", uploads.SYNC)
     ]
     assert DATA in bodies
@@ -130,7 +130,7 @@ def test_checksum_is_verified_for_servers_without_checksums(image: Path) -> None
 @pytest.mark.parametrize("tells", [False, True])
 def test_upload_resumes_after_cuts(server: uploads.Server, image: Path, disk: Path, tells: bool) -> None:
     """It continues even if a proxy returns the server's response to a request that was cut."""
-    with upload_relay.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, tells=tells) as relay:
+    with upload_relay.Relay(server.port, None, None, 2 * MIB, 2000, MIB, 1, relays_response=tells) as relay:
         meter = progress.Meter()
         url = f"https://localhost:{relay.port}"
         file.send(upload_request(server, image, url=url), meter, cancelling.Cancel())
@@ -160,7 +160,6 @@ def test_second_run_resumes_the_upload(server: uploads.Server, image: Path, disk
 
 def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Path, disk: Path) -> None:
     """An upload started without a checksum is not resumed by one that must be verified."""
-    """What was begun without a checksum is no part of an upload that is to be verified."""
     cancel = cancelling.Cancel()
 
     class Stop(progress.NullProgress):
@@ -196,7 +195,7 @@ def test_restarted_server_gets_the_upload_again(
 
         argv = [sys.executable, "-m", "cdi_worker", "-v=3", "--termination-log=/dev/null"]
         log = tmp_path / "log"
-        ready = functools.partial(processes.answers, first.port)
+        ready = functools.partial(processes.is_listening, first.port)
         with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
             client = threading.Thread(target=send)
             client.start()

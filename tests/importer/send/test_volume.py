@@ -55,12 +55,12 @@ def test_device_is_cloned_to_device(
         devices.loop(tmp_path, SIZE, sector=sector) as source,
         devices.loop(tmp_path, SIZE + MIB, sector=4608 - sector) as target,
     ):
-        clones.content(source)
+        clones.write_disk(source)
         env = {"DESTINATION": str(target), "PREALLOCATION": preallocation}
         with uploads.Server(certificates, env, paths) as server:
             clones.run(clones.environment(server, "block", source, PREALLOCATION=preallocation))
             assert server.result().status == 0
-        oracle.same(target, clones.content(tmp_path / "expected"), beyond=devices.DIRT)
+        oracle.same(target, clones.write_disk(tmp_path / "expected"), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])
@@ -82,11 +82,11 @@ def test_device_is_cloned_to_file_system(
     target = Path(paths.data, "disk.img")
     target.write_bytes(b"an older disk")
     with devices.loop(tmp_path, SIZE) as source:
-        clones.content(source)
+        clones.write_disk(source)
         with uploads.Server(certificates, env, paths) as server:
             clones.run(clones.environment(server, "block", source, PREALLOCATION=preallocation))
             assert server.result().message == DONE.replace("false", preallocation)
-    oracle.same(target, clones.content(tmp_path / "expected"))
+    oracle.same(target, clones.write_disk(tmp_path / "expected"))
     found = target.stat()
     assert found.st_size == 32 * MIB
     if preallocation == "true":

@@ -26,7 +26,7 @@ def test_clone_runs_as_a_process(
     server: uploads.Server, folder: Path, paths: contract.Paths, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with clones.cloner(clones.environment(server, "filesystem", folder), log) as process:
+    with clones.start_source(clones.environment(server, "filesystem", folder), log) as process:
         assert process.wait(30) == 0
     assert log.read_text() == "Clone Complete"
     clones.same_tree(folder, paths.data)
@@ -43,7 +43,7 @@ def test_restarted_source_completes_the_clone(
         source.write_bytes(random.Random(1).randbytes(SIZE))
         server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
         env = clones.environment(server, "block", source)
-        with clones.cloner(env, log) as process:
+        with clones.start_source(env, log) as process:
             processes.wait_for(lambda: server.received > MIB, "the first bytes")
             process.send_signal(number)
             assert process.wait(20)
@@ -51,7 +51,7 @@ def test_restarted_source_completes_the_clone(
             assert log.read_text() == "Unable to process data: cancelled"
 
         def again() -> bool:
-            with clones.cloner(env, log) as process:
+            with clones.start_source(env, log) as process:
                 return process.wait(30) == 0
 
         # As the kubelet does: the target may not have noticed the kill yet.
@@ -73,10 +73,10 @@ def test_restarted_target_receives_the_clone(
         second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
         second.port = first.port
         argv = [sys.executable, "-m", "cdi_worker", "--termination-log=/dev/null"]
-        ready = functools.partial(processes.answers, first.port)
+        ready = functools.partial(processes.is_listening, first.port)
         log = tmp_path / "log"
         with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
-            sender = clones.cloner(clones.environment(first, "block", source), tmp_path / "message")
+            sender = clones.start_source(clones.environment(first, "block", source), tmp_path / "message")
             processes.wait_for(lambda: "transfer" in log.read_text(), "the clone to begin")
             pod.kill()
         with second, sender:

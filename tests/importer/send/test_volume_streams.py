@@ -31,12 +31,12 @@ server = uploads.server
 
 
 def test_server_without_extensions_gets_snappy_frames(original: Path, server: uploads.Server) -> None:
-    with uploads.OneRequest.serving() as port:
+    with uploads.MinimalServer.serving() as port:
         env = clones.environment(
             server, "block", original, UPLOAD_URL=f"http://127.0.0.1:{port}/v1beta1/upload"
         )
         assert clones.run(env) == "Clone Complete"
-    (probe, _, _, _), (method, path, headers, body) = uploads.OneRequest.seen
+    (probe, _, _, _), (method, path, headers, body) = uploads.MinimalServer.requests
     assert (probe, method, path) == ("HEAD", "POST", SYNC)
     assert headers["x-cdi-content-type"] == "blockdevice-clone"
     # Read the whole stream by the library itself.
@@ -50,12 +50,12 @@ def test_server_without_extensions_gets_a_tar(
     folder: Path, server: uploads.Server, tmp_path: Path, sparse: bool
 ) -> None:
     preallocation = str(not sparse).lower()
-    with uploads.OneRequest.serving() as port:
+    with uploads.MinimalServer.serving() as port:
         url = f"http://127.0.0.1:{port}/v1beta1/upload"
         clones.run(
             clones.environment(server, "filesystem", folder, UPLOAD_URL=url, PREALLOCATION=preallocation)
         )
-    (*_, (_, _, headers, body)) = uploads.OneRequest.seen
+    (*_, (_, _, headers, body)) = uploads.MinimalServer.requests
     assert headers["x-cdi-content-type"] == "filesystem-clone"
     archive = tmp_path / "archive"
     archive.write_bytes(cramjam.snappy.decompress(body))

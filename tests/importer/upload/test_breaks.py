@@ -22,12 +22,12 @@ DATA = random.Random(9).randbytes(2 * MIB) + bytes(MIB) + random.Random(8).randb
 server = uploads.server
 
 
-def create(server: uploads.Server, length: int = len(DATA), **headers: str) -> uploads.Answer:
+def create(server: uploads.Server, length: int = len(DATA), **headers: str) -> uploads.Response:
     return server.ask("POST", PLACE, b"", {**uploads.TUS, "Upload-Length": str(length), **headers})
 
 
 def head(offset: int, more: str) -> str:
-    metadata = "".join(f"{name}: {value}\r\n" for name, value in uploads.MORE.items())
+    metadata = "".join(f"{name}: {value}\r\n" for name, value in uploads.PATCH_HEADERS.items())
     return f"PATCH {PLACE} HTTP/1.1\r\nHost: x\r\nUpload-Offset: {offset}\r\n{metadata}{more}\r\n\r\n"
 
 
@@ -35,8 +35,8 @@ def sized(offset: int) -> str:
     return head(offset, f"Content-Length: {len(DATA) - offset}")
 
 
-def patch(server: uploads.Server, offset: int, data: bytes = DATA) -> uploads.Answer:
-    return server.ask("PATCH", PLACE, data[offset:], {**uploads.MORE, "Upload-Offset": str(offset)})
+def patch(server: uploads.Server, offset: int, data: bytes = DATA) -> uploads.Response:
+    return server.ask("PATCH", PLACE, data[offset:], {**uploads.PATCH_HEADERS, "Upload-Offset": str(offset)})
 
 
 def reset(wire: upload_wire.Wire) -> None:
@@ -69,7 +69,7 @@ def test_offset_is_exact_after_a_cut(
 ) -> None:
     made = uploads.Server(certificates, {}, paths)
     silence = fault == "silence"
-    with made.impatient(1.5) if silence else made as server:
+    with made.with_short_timeouts(1.5) if silence else made as server:
         assert create(server).status == 201
         offset = 0
         for count in (1, 300_000) if silence else (1, 300_000, 77, 1_500_000):
@@ -107,7 +107,7 @@ def test_concurrent_clients_complete_one_upload(server: uploads.Server, disk: Pa
                 part = DATA[: offset + dice.randint(1, 900_000)]
                 with server.connect() as connection:
                     connection.putrequest("PATCH", PLACE)
-                    for name, value in {**uploads.MORE, "Upload-Offset": str(offset)}.items():
+                    for name, value in {**uploads.PATCH_HEADERS, "Upload-Offset": str(offset)}.items():
                         connection.putheader(name, value)
                     connection.putheader("Content-Length", str(len(part) - offset))
                     connection.endheaders()
@@ -179,7 +179,7 @@ def test_complete_upload_cannot_be_deleted(
         assert create(server, size).status == 201
         with server.connect() as connection:
             data = random.Random(1).randbytes(size)
-            connection.request("PATCH", PLACE, data, {**uploads.MORE, "Upload-Offset": "0"})
+            connection.request("PATCH", PLACE, data, {**uploads.PATCH_HEADERS, "Upload-Offset": "0"})
             processes.wait_for(lambda: server.received == size, "all bytes")
             assert server.ask("DELETE", PLACE).status == 503
             assert connection.getresponse().status == 204
@@ -197,7 +197,7 @@ def test_second_request_at_the_last_byte_is_answered(
 ) -> None:
     """All bytes have arrived, and the client that sent them reconnects before its response."""
     made = {"Upload-Length": str(len(DATA))} if length_given else {"Upload-Defer-Length": "1"}
-    last = {**uploads.MORE, "Upload-Offset": str(len(DATA)), "Upload-Length": str(len(DATA))}
+    last = {**uploads.PATCH_HEADERS, "Upload-Offset": str(len(DATA)), "Upload-Length": str(len(DATA))}
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(DATA)}"
     with (
         devices.slow(tmp_path, len(DATA), bytes_per_second=3 * MIB) as target,
@@ -222,7 +222,7 @@ def test_second_request_at_the_last_byte_is_answered(
 def test_new_upload_is_possible_while_a_connection_hangs(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, kind: str
 ) -> None:
-    with uploads.Server(certificates, {}, paths).impatient(2) as server:
+    with uploads.Server(certificates, {}, paths).with_short_timeouts(2) as server:
         assert create(server).status == 201
         with upload_wire.connected(server) as dead:
             dead.send(sized(0), DATA[:1000])
@@ -250,4 +250,4 @@ def test_malformed_length_is_refused(server: uploads.Server, length: str) -> Non
     with upload_wire.connected(server) as wire:
         request = f"POST {PLACE} HTTP/1.1\r\nHost: x\r\nUpload-Length: {length}\r\n\r\n"
         assert wire.ask(request).status == 400
-        assert wire.is_in_step()
+        assert wire.is_in_sync()

@@ -23,7 +23,7 @@ def test_server_survives_a_client_that_disconnects(server: uploads.Server, disk:
     with server.connect() as connection:
         server.begin(connection, SYNC, len(DATA))
         connection.send(DATA[:sent])
-    uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
+    uploads.wait_until(lambda: server.ask("POST", SYNC, DATA).status == 200)
     assert disk.read_bytes() == DATA
 
 
@@ -33,7 +33,7 @@ def test_cut_chunked_body_leaves_nothing(server: uploads.Server, disk: Path) -> 
         connection.putheader("Transfer-Encoding", "chunked")
         connection.endheaders()
         connection.send(b"100000\r\n" + DATA[:MIB] + b"\r\n200000\r\n" + DATA[:1000])
-    uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
+    uploads.wait_until(lambda: server.ask("POST", SYNC, DATA).status == 200)
     assert disk.read_bytes() == DATA
 
 
@@ -42,7 +42,7 @@ def test_stalled_body_times_out(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, fault: str
 ) -> None:
     with (
-        uploads.Server(certificates, {}, paths).impatient() as server,
+        uploads.Server(certificates, {}, paths).with_short_timeouts() as server,
         server.connect() as connection,
     ):
         connection.putrequest("POST", SYNC)
@@ -51,12 +51,12 @@ def test_stalled_body_times_out(
         connection.send(b"100000\r\n" + DATA[:MIB] + b"\r\n" + b"zzz\r\nzz" * (fault == "malformed"))
         assert connection.sock.recv(12) == b"HTTP/1.1 500"
         oracle.unusable(disk)
-        uploads.soon(lambda: server.ask("POST", SYNC, DATA).status == 200)
+        uploads.wait_until(lambda: server.ask("POST", SYNC, DATA).status == 200)
 
 
 def test_endless_headers_time_out(certificates: uploads.Certificates, paths: contract.Paths) -> None:
     with (
-        uploads.Server(certificates, {}, paths).impatient() as server,
+        uploads.Server(certificates, {}, paths).with_short_timeouts() as server,
         server.connect(None) as connection,
     ):
         connection.connect()

@@ -73,7 +73,7 @@ def test_failing_device_is_reported_to_a_silent_client(
             target.fail()
             with silent(server, body, KINDS[kind]) as connection:
                 begun = time.monotonic()
-                answer = uploads.Answer(connection.getresponse())
+                answer = uploads.Response(connection.getresponse())
                 assert (answer.status, "input/output error" in answer.text) == (500, True), answer.text
                 assert time.monotonic() - begun < 5
             target.mend()
@@ -87,7 +87,7 @@ def test_too_large_disk_is_reported_to_a_silent_client(
 ) -> None:
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "2Mi"}, paths) as server:
         with silent(server, stream(kind, tmp_path), KINDS[kind]) as connection:
-            answer = uploads.Answer(connection.getresponse())
+            answer = uploads.Response(connection.getresponse())
             assert (answer.status, "effective image size" in answer.text) == (400, True), answer.text
         oracle.unusable(Path(paths.data, "disk.img"))
         assert server.ask("POST", SYNC, NOISE[:MIB]).status == 200
@@ -107,7 +107,7 @@ def test_too_large_disk_is_reported_to_a_sending_client(
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 for _ in range(1 << 10):
                     connection.send(b"100000\r\n" * chunked + NOISE[:MIB] + b"\r\n" * chunked)
-            answer = uploads.Answer(connection.getresponse())
+            answer = uploads.Response(connection.getresponse())
             assert (answer.status, "effective image size" in answer.text) == (400, True)
         assert server.ask("POST", SYNC, NOISE[:MIB]).status == 200
 
@@ -139,7 +139,7 @@ def test_clone_to_a_too_small_volume_is_refused_early(
     headers = {**KINDS["blockdevice-clone"], upload_headers.CHOICE: upload_headers.EXTENTS}
     with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "2Mi"}, paths) as server:
         with silent(server, NOISE[:100], headers) as connection:
-            assert uploads.Answer(connection.getresponse()).status in {400, 500}
+            assert uploads.Response(connection.getresponse()).status in {400, 500}
         assert server.ask("POST", SYNC, NOISE[:MIB]).status == 200
 
 

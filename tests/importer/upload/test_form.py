@@ -96,7 +96,7 @@ def test_form_may_be_split_anywhere(server: uploads.Server) -> None:
     """Around the boundaries, in TLS records and chunks of their own."""
     file = b"ab" + LURE
     form = part("x", b"y") + part("file", file) + part("z", b"") + END
-    head = f"POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\n{upload_wire.WRONG}"
+    head = f"POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\n{upload_wire.WRONG_CHECKSUM}"
     head += f"Content-Type: {FORM['Content-Type']}\r\n"
     with upload_wire.connected(server) as wire:
         for at in range(1, len(form), 5):

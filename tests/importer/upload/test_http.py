@@ -11,7 +11,7 @@ import pytest
 
 from cdi_worker import contract
 from tests.support import upload_wire, uploads
-from tests.support.upload_wire import WRONG
+from tests.support.upload_wire import WRONG_CHECKSUM
 
 SYNC = uploads.SYNC
 GET = "GET /healthz HTTP/1.1\r\nHost: x\r\n"
@@ -26,7 +26,7 @@ def server(
     """Share one server: no test may succeed with an upload, or make it unusable."""
     data = tmp_path_factory.mktemp("data")
     paths = contract.Paths(data=str(data), block="/no", scratch="/no", termination_log="/no")
-    with uploads.Server(certificates, {}, paths).impatient(5) as running:
+    with uploads.Server(certificates, {}, paths).with_short_timeouts(5) as running:
         yield running
         with upload_wire.connected(running) as wire:
             body = random.Random(5).randbytes(300_032)
@@ -78,7 +78,7 @@ def test_malformed_request_is_refused(server: uploads.Server, fault: str) -> Non
         wire.send(request + GET + "\r\n")
         response = wire.answer()
         assert (response.status, response.headers["Connection"]) == (status, "close")
-        assert wire.has_ended()
+        assert wire.is_closed_by_server()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ TAKEN = {
 def test_unusual_request_is_accepted(server: uploads.Server, name: str) -> None:
     with upload_wire.connected(server, None) as wire:
         assert wire.ask(TAKEN[name])[::2] == (200, "OK")
-        assert wire.is_in_step()
+        assert wire.is_in_sync()
         assert wire.ask(TAKEN[name])[::2] == (200, "OK")
 
 
@@ -115,9 +115,9 @@ def test_http_1_0_is_supported(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         response = wire.ask("GET /healthz HTTP/1.0\r\n\r\n")
         assert (response.status, response.text, response.headers["Connection"]) == (200, "OK", "close")
-        assert wire.has_ended()
+        assert wire.is_closed_by_server()
     with upload_wire.connected(server) as wire:
-        head = f"POST {SYNC} HTTP/1.0\r\n{WRONG}Content-Length: 3\r\n\r\n"
+        head = f"POST {SYNC} HTTP/1.0\r\n{WRONG_CHECKSUM}Content-Length: 3\r\n\r\n"
         assert wire.digest(head + "abc") == hashlib.sha256(b"abc").hexdigest()
 
 
@@ -165,16 +165,16 @@ def test_connection_stays_in_sync_after_every_response(
         assert (response.headers["Content-Length"] is None) is (response.status == 204)
         if body == "none":
             assert response.headers["Connection"] is None
-            assert wire.is_in_step()
+            assert wire.is_in_sync()
         else:
             assert response.headers["Connection"] == "close"
-            assert wire.has_ended()
+            assert wire.is_closed_by_server()
 
 
 def test_pipelined_requests_are_answered(server: uploads.Server) -> None:
     body = b"what comes with its head"
-    upload = f"{POST}{WRONG}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    chunks = f"{POST}{WRONG}{CHUNKED}\r\n{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    upload = f"{POST}{WRONG_CHECKSUM}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    chunks = f"{POST}{WRONG_CHECKSUM}{CHUNKED}\r\n{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
     with upload_wire.connected(server) as wire:
         wire.send(
             f"{GET}\r\n".encode()
@@ -190,15 +190,15 @@ def test_pipelined_requests_are_answered(server: uploads.Server) -> None:
         assert hashlib.sha256(body).hexdigest() in wire.answer().text
         assert hashlib.sha256(body).hexdigest() in wire.answer().text
         assert wire.answer().text == "OK"
-        assert wire.has_ended()
+        assert wire.is_closed_by_server()
 
 
 def test_continue_comes_before_the_body(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
-        head = f"{POST}{WRONG}Content-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+        head = f"{POST}{WRONG_CHECKSUM}Content-Length: 3\r\nExpect: 100-continue\r\n\r\n"
         assert wire.ask(head).status == 100
         assert wire.digest("abc") == hashlib.sha256(b"abc").hexdigest()
-        assert wire.is_in_step()
+        assert wire.is_in_sync()
 
 
 def test_length_of_20_digits_is_too_large(server: uploads.Server) -> None:
@@ -212,7 +212,7 @@ def test_length_of_20_digits_is_too_large(server: uploads.Server) -> None:
 
 BODY = b"0123456789abcdef01234567"
 PARTS = (
-    f"{POST}{WRONG}{CHUNKED}\r\n".encode(),
+    f"{POST}{WRONG_CHECKSUM}{CHUNKED}\r\n".encode(),
     b"1\r\n" + BODY[:1] + b"\r\n",
     b'00F;name=value;x="y"\r\n' + BODY[1:16] + b"\r\n",
     b"8 \t\r\n" + BODY[16:] + b"\r\n",
@@ -228,14 +228,14 @@ def test_chunks_may_be_split_anywhere(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         for at in (*range(1, HEAD, 40), *range(HEAD - 4, len(STREAM))):
             assert wire.digest(STREAM[:at], STREAM[at:]) == DIGEST
-        assert wire.is_in_step()
+        assert wire.is_in_sync()
 
 
 def test_every_byte_may_be_a_tls_record(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         for _ in range(2):
             assert wire.digest(*(STREAM[at : at + 1] for at in range(len(STREAM)))) == DIGEST
-        assert wire.is_in_step()
+        assert wire.is_in_sync()
 
 
 @pytest.mark.parametrize(("length", "longest"), [(1, 1), (5000, 7), (262_144, 900), (700_000, 30_000)])
@@ -253,7 +253,7 @@ def test_chunks_and_records_may_have_any_length(server: uploads.Server, length: 
             cuts = sorted(dice.sample(range(len(stream) + 1), 5))
             parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
             assert wire.digest(*parts) == hashlib.sha256(body).hexdigest()
-        assert wire.is_in_step()
+        assert wire.is_in_sync()
 
 
 NO_CHUNKS = {
@@ -289,11 +289,11 @@ def test_malformed_chunk_is_refused(server: uploads.Server, fault: str) -> None:
         response = wire.answer()
         assert (response.status, response.headers["Connection"]) == (500, "close"), response.text
         assert response.text.startswith("Saving stream failed: ")
-        assert wire.has_ended()
+        assert wire.is_closed_by_server()
 
 
 def test_64_trailers_are_accepted(server: uploads.Server) -> None:
     with upload_wire.connected(server) as wire:
         end = b"5\r\nhello\r\n0\r\n" + b"X: y\r\n" * 63 + b"\r\n"
         assert wire.digest(PARTS[0], end) == hashlib.sha256(b"hello").hexdigest()
-        assert wire.is_in_step()
+        assert wire.is_in_sync()

@@ -96,7 +96,10 @@ def test_upload_at_the_deadline_is_consistent(
             else:
                 made = {**uploads.TUS, "Upload-Length": str(len(DATA))}
                 server.ask("POST", path, b"", made)
-                good = server.ask("PATCH", path, DATA, {**uploads.MORE, "Upload-Offset": "0"}).status == 204
+                good = (
+                    server.ask("PATCH", path, DATA, {**uploads.PATCH_HEADERS, "Upload-Offset": "0"}).status
+                    == 204
+                )
         check_agreement(server, disk, good)
 
 
@@ -183,7 +186,7 @@ def test_slow_volume_slows_the_client_down(
     with devices.slow(tmp_path, size, bytes_per_second=24 * MIB) as target:
         made = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
         argv = [sys.executable, "-m", "cdi_worker", f"--termination-log={paths.termination_log}"]
-        ready = functools.partial(processes.answers, made.port)
+        ready = functools.partial(processes.is_listening, made.port)
         with processes.running(
             argv, log=tmp_path / "log", ready=ready, env={**os.environ, **made.env}
         ) as pod:
@@ -223,7 +226,7 @@ def test_server_runs_as_a_process(
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--data-dir={paths.data}"]
     argv += [f"--block-device={paths.block}", f"--termination-log={paths.termination_log}"]
     with subprocess.Popen(argv, env={**os.environ, **server.env}) as process:
-        processes.wait_for(lambda: processes.answers(server.port), "the pod")
+        processes.wait_for(lambda: processes.is_listening(server.port), "the pod")
         if end == "success":
             assert server.ask("POST", SYNC, DATA).status == 200
         else:

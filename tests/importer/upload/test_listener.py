@@ -91,7 +91,7 @@ def test_running_out_of_descriptors_is_survived(
     log = tmp_path / "log"
     argv = ["prlimit", "--nofile=48", sys.executable, "-m", "cdi_worker", f"--data-dir={paths.data}"]
     argv += [f"--block-device={paths.block}", f"--termination-log={tmp_path / 'message'}", "-v=3"]
-    ready = functools.partial(processes.answers, made.port)
+    ready = functools.partial(processes.is_listening, made.port)
     with processes.running(argv, log=log, ready=ready, env={**os.environ, **made.env}) as pod:
         with contextlib.ExitStack() as stack:
             for _ in range(60):
@@ -105,7 +105,7 @@ def test_running_out_of_descriptors_is_survived(
 
 def test_slow_clients_are_disconnected(certificates: uploads.Certificates, paths: contract.Paths) -> None:
     """In the handshake or in the head: each is disconnected, however often it sends a byte."""
-    with uploads.Server(certificates, {}, paths).impatient(0.25) as server:
+    with uploads.Server(certificates, {}, paths).with_short_timeouts(0.25) as server:
         with upload_wire.connected(server) as wire:
             begun = time.monotonic()
             with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def test_slow_clients_are_disconnected(certificates: uploads.Certificates, paths
 def test_slow_chunk_line_is_limited(certificates: uploads.Certificates, paths: contract.Paths) -> None:
     """Each byte is progress, but no chunk line may have 4 KiB."""
     with (
-        uploads.Server(certificates, {}, paths).impatient(3) as server,
+        uploads.Server(certificates, {}, paths).with_short_timeouts(3) as server,
         upload_wire.connected(server) as wire,
     ):
         wire.send(f"POST {SYNC} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;")
@@ -198,7 +198,7 @@ def test_server_stops_despite_waiting_client(server: uploads.Server, disk: Path,
             server.result()
         assert time.monotonic() - begun < 6
     assert not [*disk.parent.iterdir()]
-    assert not processes.answers(server.port)
+    assert not processes.is_listening(server.port)
 
 
 def test_server_ends_despite_silent_clients(server: uploads.Server) -> None:
@@ -208,7 +208,7 @@ def test_server_ends_despite_silent_clients(server: uploads.Server) -> None:
         upload_wire.secure(server),
         upload_wire.connected(server) as wire,
     ):
-        assert wire.is_in_step()
+        assert wire.is_in_sync()
         request = f"POST {SYNC} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(DATA)}\r\n\r\n".encode()
         begun = time.monotonic()
         assert wire.ask(request + DATA).status == 200

@@ -12,7 +12,7 @@ MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
 DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).randbytes(MIB)
 TUS = uploads.TUS
-MORE = uploads.MORE
+MORE = uploads.PATCH_HEADERS
 server = uploads.server
 
 
@@ -24,7 +24,9 @@ def create(server: uploads.Server, length: int = len(DATA), **headers: str) -> s
     return location
 
 
-def patch(server: uploads.Server, location: str, offset: int, data: bytes, **headers: str) -> uploads.Answer:
+def patch(
+    server: uploads.Server, location: str, offset: int, data: bytes, **headers: str
+) -> uploads.Response:
     return server.ask("PATCH", location, data, {**MORE, "Upload-Offset": str(offset), **headers})
 
 
@@ -66,7 +68,7 @@ def test_every_response_has_the_protocol_version(server: uploads.Server) -> None
 
 
 def test_method_may_be_overridden(server: uploads.Server, disk: Path) -> None:
-    def ask(method: str, location: str, body: bytes = b"", **headers: str) -> uploads.Answer:
+    def ask(method: str, location: str, body: bytes = b"", **headers: str) -> uploads.Response:
         return server.ask("POST", location, body, {**MORE, **headers, "X-HTTP-Method-Override": method})
 
     location = create(server)
@@ -197,7 +199,7 @@ def test_abandoned_upload_is_replaced(server: uploads.Server, disk: Path) -> Non
 def test_abandoned_upload_ends_the_server(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path
 ) -> None:
-    with uploads.Server(certificates, {}, paths).impatient() as server:
+    with uploads.Server(certificates, {}, paths).with_short_timeouts() as server:
         location = create(server)
         patch(server, location, 0, DATA[:MIB])
         processes.wait_for(lambda: server.ask("HEAD", location, None, TUS).status == 404, "impatience")

@@ -31,14 +31,14 @@ def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) ->
         assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: 256 * 1024])
         assert source.identity is not None
         assert source.identity.startswith("generation 1")
-        assert reading.part(source, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
-        assert reading.part(source, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
-        assert reading.streamed(source) == gcs_objects.DATA
+        assert reading.read_range(source, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
+        assert reading.read_range(source, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
+        assert reading.read_through_engine(source) == gcs_objects.DATA
         source.verify()
     with gcs_objects.opened(store.url("disk.img")) as source:
-        assert reading.drained(source.stream()) == gcs_objects.DATA
+        assert reading.read_all(source.stream()) == gcs_objects.DATA
         source.verify()
-        assert reading.drained(source.stream(1000)) == gcs_objects.DATA[1000:]
+        assert reading.read_all(source.stream(1000)) == gcs_objects.DATA[1000:]
 
 
 @pytest.mark.parametrize("name", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"])
@@ -53,7 +53,7 @@ def test_compressed_object_is_read_as_stored(store: objectservers.Emulator) -> N
     store.put("packed", packed, encoding="gzip")
     with gcs_objects.opened(store.url("packed")) as source:
         assert source.size == len(packed)
-        assert reading.streamed(source) == packed
+        assert reading.read_through_engine(source) == packed
         source.verify()
 
 
@@ -62,7 +62,7 @@ def test_gzip_encoding_is_accepted_and_not_decoded(server: misbehave.Server) -> 
     page = gcs_objects.media(packed)
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "gzip"})
     with gcs_objects.opened(gcs_objects.serve(server, page, data=packed, contentEncoding="gzip")) as source:
-        assert reading.streamed(source) == packed
+        assert reading.read_through_engine(source) == packed
         source.verify()
     assert {request.headers["accept-encoding"] for request in server.gets(gcs_objects.MEDIA)} == {"gzip"}
 
@@ -70,7 +70,7 @@ def test_gzip_encoding_is_accepted_and_not_decoded(server: misbehave.Server) -> 
 def test_empty_object_is_read(store: objectservers.Emulator) -> None:
     store.put("empty", b"")
     with gcs_objects.opened(store.url("empty")) as source:
-        assert (source.size, source.head, reading.drained(source.stream())) == (0, b"", b"")
+        assert (source.size, source.head, reading.read_all(source.stream())) == (0, b"", b"")
         source.verify()
 
 
@@ -79,15 +79,15 @@ def test_only_the_first_generation_is_read(server: misbehave.Server) -> None:
     with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 2), gone)) as source:
         assert source.identity is not None
         assert source.identity.startswith("generation 7 crc32c ")
-        assert reading.part(source, 5, 10) == gcs_objects.DATA[5:15]
+        assert reading.read_range(source, 5, 10) == gcs_objects.DATA[5:15]
         with pytest.raises(errors.SourceChanged, match="generation was 7, now replaced or deleted"):
-            reading.part(source, 5, 10)
+            reading.read_range(source, 5, 10)
 
 
 def test_changed_metadata_is_not_a_changed_object(server: misbehave.Server) -> None:
     touched = gcs_objects.media(etag='"two"', modified="Wed, 04 Nov 2026 10:00:00 GMT")
     with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), touched)) as source:
-        assert reading.streamed(source) == gcs_objects.DATA
+        assert reading.read_through_engine(source) == gcs_objects.DATA
 
 
 def test_other_generation_in_the_response_is_detected(server: misbehave.Server) -> None:
@@ -96,7 +96,7 @@ def test_other_generation_in_the_response_is_detected(server: misbehave.Server) 
         gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), other)) as source,
         pytest.raises(errors.SourceChanged),
     ):
-        reading.part(source, 0, 10)
+        reading.read_range(source, 0, 10)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -107,7 +107,7 @@ def test_corrupted_bytes_are_detected(server: misbehave.Server, ordered: bool) -
     with gcs_objects.opened(url) as source:
         assert source.size is not None
         source.verify()  # not everything was read: no error
-        reading.drained(source.stream()) if ordered else reading.streamed(source)
+        reading.read_all(source.stream()) if ordered else reading.read_through_engine(source)
         with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected crc32c:"):
             source.verify()
 
@@ -116,8 +116,8 @@ def test_second_read_is_verified_again(server: misbehave.Server) -> None:
     """The fallback to one stream reads the ranges again, and writes what it reads."""
     url = gcs_objects.serve(server, (gcs_objects.media(), 2), gcs_objects.media(b"?" + gcs_objects.DATA[1:]))
     with gcs_objects.opened(url) as source:
-        reading.part(source, 0, 1000)
-        reading.drained(source.stream())
+        reading.read_range(source, 0, 1000)
+        reading.read_all(source.stream())
         with pytest.raises(errors.ChecksumMismatch):
             source.verify()
 
@@ -136,7 +136,7 @@ def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
         gcs_objects.media(),
     )
     with gcs_objects.opened(url) as source:
-        assert reading.streamed(source) == gcs_objects.DATA
+        assert reading.read_through_engine(source) == gcs_objects.DATA
         source.verify()
 
 
@@ -210,7 +210,7 @@ def test_google_is_reached_through_proxy_and_custom_ca(server: misbehave.Server,
         gcs_objects.serve(server, gcs_objects.media())
         with gcs_objects.opened("gs://b/o", access) as source:
             assert source.name == "gs://b/o"
-            assert reading.streamed(source) == gcs_objects.DATA
+            assert reading.read_through_engine(source) == gcs_objects.DATA
     assert between.requests[0].target == "storage.googleapis.com:443"
 
 
@@ -231,11 +231,11 @@ def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None
     started = time.monotonic()
     with gcs_objects.opened(url, access) as source:
         assert source.head == data
-        assert reading.drained(source.stream()) == data
+        assert reading.read_all(source.stream()) == data
         source.verify()
         assert time.monotonic() - started > 6 * access.patience
         with pytest.raises(errors.Transient, match="timed out"):
-            reading.drained(source.stream())
+            reading.read_all(source.stream())
     assert {request.headers["user-agent"] for request in server.gets(gcs_objects.MEDIA)} == {
         session.USER_AGENT
     }

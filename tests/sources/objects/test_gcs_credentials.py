@@ -26,7 +26,7 @@ TOKEN = "ya29.a-token-of-the-tests"
 @pytest.fixture
 def guard(emulator: objectservers.Emulator) -> Iterator[objectservers.Service]:
     emulator.put("disk.img", gcs_objects.DATA)
-    with objectservers.guarded(emulator, TOKEN) as running:
+    with objectservers.with_bearer_token(emulator, TOKEN) as running:
         yield running
 
 
@@ -60,10 +60,10 @@ def external_account(directory: Path, token_url: str) -> Path:
 def test_service_account_gets_a_token(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
     with gcs_objects.opened(f"{guard.url}/images/disk.img", None, file) as source:
-        assert reading.streamed(source) == gcs_objects.DATA
+        assert reading.read_through_engine(source) == gcs_objects.DATA
         source.verify()
-    assert len(guard.asked) == 1
-    assert "assertion=" in guard.asked[0]
+    assert len(guard.bodies) == 1
+    assert "assertion=" in guard.bodies[0]
 
 
 def test_external_account_exchanges_its_token(guard: objectservers.Service, tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_external_account_exchanges_its_token(guard: objectservers.Service, tmp_
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
         access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
         with gcs_objects.opened(f"{guard.url}/images/disk.img", access, file) as source:
-            assert reading.streamed(source) == gcs_objects.DATA
-    assert "subject_token=a-token-of-the-cluster" in guard.asked[0]
+            assert reading.read_through_engine(source) == gcs_objects.DATA
+    assert "subject_token=a-token-of-the-cluster" in guard.bodies[0]
     assert between.requests[0].target == "sts.googleapis.com:443"
 
 
@@ -96,7 +96,7 @@ def test_credentials_file_cannot_send_other_tokens(tmp_path: Path, field: str, u
 
 def test_rejected_token_is_renewed(server: misbehave.Server, tmp_path: Path) -> None:
     answer = {"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600}
-    with objectservers.answering(json.dumps(answer), "application/json") as service:
+    with objectservers.post_service(json.dumps(answer), "application/json") as service:
         file = service_account(tmp_path, service.url)
         url = gcs_objects.serve(
             server,
@@ -105,8 +105,8 @@ def test_rejected_token_is_renewed(server: misbehave.Server, tmp_path: Path) -> 
             gcs_objects.media(),
         )
         with gcs_objects.opened(url, None, file) as source:
-            assert reading.streamed(source) == gcs_objects.DATA
-    assert len(service.asked) == 2
+            assert reading.read_through_engine(source) == gcs_objects.DATA
+    assert len(service.bodies) == 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
 
 
 def test_rejected_credentials_are_reported(guard: objectservers.Service, tmp_path: Path) -> None:
-    with objectservers.answering('{"error": "invalid_grant"}', "application/json", status=400) as service:
+    with objectservers.post_service('{"error": "invalid_grant"}', "application/json", status=400) as service:
         message = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
     assert "Google credentials: invalid_grant" in message
 
@@ -208,7 +208,7 @@ def test_ambient_credentials_are_not_sent_to_other_servers(
     file = service_account(tmp_path, f"{guard.url}/token")
     done = processes.script(READ, f"{guard.url}/images/disk.img", GOOGLE_APPLICATION_CREDENTIALS=str(file))
     assert "access denied without credentials" in done.stderr
-    assert not guard.asked
+    assert not guard.bodies
 
 
 def test_missing_library_is_named() -> None:

@@ -44,9 +44,9 @@ def test_object_is_read_by_ranges_in_parallel(
         assert source.head == s3_objects.DATA[: 256 * 1024]
         assert source.identity is not None
         assert hashlib.md5(s3_objects.DATA).hexdigest() in source.identity
-        assert reading.part(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
-        assert reading.part(source, len(s3_objects.DATA) - 5, 100) == s3_objects.DATA[-5:]
-        assert reading.streamed(source) == s3_objects.DATA
+        assert reading.read_range(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
+        assert reading.read_range(source, len(s3_objects.DATA) - 5, 100) == s3_objects.DATA[-5:]
+        assert reading.read_through_engine(source) == s3_objects.DATA
 
 
 def test_certificates_are_verified_unless_insecure(store: objectservers.Store) -> None:
@@ -58,7 +58,7 @@ def test_certificates_are_verified_unless_insecure(store: objectservers.Store) -
 
 def test_reading_needs_only_the_read_permission(store: objectservers.Store) -> None:
     with s3_objects.opened(store.url("disk.img"), s3_objects.READER) as source:
-        assert reading.part(source, 0, 100) == s3_objects.DATA[:100]
+        assert reading.read_range(source, 0, 100) == s3_objects.DATA[:100]
 
 
 @pytest.mark.parametrize("key", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z.img", "(a)!'*.img"])
@@ -114,7 +114,7 @@ def test_refusal_names_its_cause(
 
 def test_public_object_needs_no_keys(store: objectservers.Store) -> None:
     with s3_objects.opened(store.url("disk.img", bucket="public"), base.Access()) as source:
-        assert reading.streamed(source) == s3_objects.DATA
+        assert reading.read_through_engine(source) == s3_objects.DATA
 
 
 @pytest.mark.parametrize("kind", ["store", "rclone_store"])
@@ -122,17 +122,17 @@ def test_changed_object_is_detected(kind: str, request: pytest.FixtureRequest) -
     server: objectservers.Store = request.getfixturevalue(kind)
     server.put("fickle", s3_objects.DATA)
     with s3_objects.opened(server.url("fickle")) as source:
-        assert reading.part(source, 0, 10) == s3_objects.DATA[:10]
+        assert reading.read_range(source, 0, 10) == s3_objects.DATA[:10]
         server.put("fickle", s3_objects.DATA[::-1])
         with pytest.raises(errors.SourceChanged):
-            reading.part(source, 0, 10)
+            reading.read_range(source, 0, 10)
 
 
 def test_server_answering_ranges_with_200_is_supported(rclone_store: objectservers.Store) -> None:
     with s3_objects.opened(rclone_store.url("disk.img")) as source:
         assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: 256 * 1024])
-        assert reading.streamed(source) == s3_objects.DATA
-        assert reading.part(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
+        assert reading.read_through_engine(source) == s3_objects.DATA
+        assert reading.read_range(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
     assert "no such key" in s3_objects.refusal(rclone_store.url("nothing"))
     assert "no such bucket" in s3_objects.refusal(rclone_store.url("nothing", bucket="nowhere"))
     assert "wrong signature" in s3_objects.refusal(
@@ -172,7 +172,7 @@ def test_temporary_error_is_transient(server: misbehave.Server, status: int, cod
     busy = misbehave.Page(s3_objects.document(code), status=status, headers={"Retry-After": "7"})
     url = server.serve("/b/k", (misbehave.Page(s3_objects.DATA), 1), busy)
     with s3_objects.opened(url) as source, pytest.raises(errors.Transient, match=code) as caught:
-        reading.part(source, 0, 10)
+        reading.read_range(source, 0, 10)
     assert caught.value.retry_after == (None if status == 400 else 7.0)
 
 
@@ -182,7 +182,7 @@ def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
     torn = dataclasses.replace(good, cut=100_000)
     url = server.serve("/b/k", (good, 1), (busy, 3), (torn, 5), (busy, 2), (torn, 3), good)
     with s3_objects.opened(url) as source:
-        assert reading.streamed(source) == s3_objects.DATA
+        assert reading.read_through_engine(source) == s3_objects.DATA
 
 
 def test_compressed_error_document_is_bounded(server: misbehave.Server) -> None:
@@ -211,7 +211,7 @@ def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None
 
     def read() -> None:
         with contextlib.suppress(errors.Error):
-            reading.part(source, 0, 1_000_000)
+            reading.read_range(source, 0, 1_000_000)
 
     thread = threading.Thread(target=read)
     thread.start()

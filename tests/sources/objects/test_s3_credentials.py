@@ -55,7 +55,7 @@ def test_credentials_of_a_web_identity_are_used(server: misbehave.Server, tmp_pa
             AWS_ENDPOINT_URL_STS=service.url,
             AWS_REGION="us-east-1",
         )
-    assert "WebIdentityToken=a-service-account-token" in service.asked[0]
+    assert "WebIdentityToken=a-service-account-token" in service.bodies[0]
     anonymous, signed = server.gets("/b/k")
     assert "authorization" not in anonymous.headers
     assert f"Credential={objectservers.READER[0]}/" in signed.headers["authorization"]

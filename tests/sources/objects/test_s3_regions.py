@@ -33,7 +33,7 @@ def test_requests_are_signed_for_the_region_and_with_the_session_token(server: m
     with s3_objects.opened(
         url, dataclasses.replace(s3_objects.ADMIN, session_token="token-1", headers=payer)
     ) as source:
-        reading.part(source, 0, 10)
+        reading.read_range(source, 0, 10)
     with s3_objects.opened(url, region="eu-central-1"):
         pass
     first, second, third = server.gets("/b/k")
@@ -92,7 +92,7 @@ def test_s3_url_is_followed_to_its_region_through_the_proxy(
         )
         with s3_objects.opened("s3://b/k", access, region="eu-west-1") as source:
             assert source.name == "s3://b/k"
-            assert reading.streamed(source) == s3_objects.DATA
+            assert reading.read_through_engine(source) == s3_objects.DATA
     hosts = [request.target for request in between.requests if request.method == "CONNECT"]
     assert hosts[:2] == ["s3.eu-west-1.amazonaws.com:443", "s3.eu-west-3.amazonaws.com:443"]
     assert s3_objects.scope(server.gets("/b/k")[-1]) == "eu-west-3/s3/aws4_request"

@@ -222,7 +222,6 @@ def test_interrupt_may_coincide_with_the_end_of_reads(
     server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
 ) -> None:
     """Whatever a connection is doing at that moment, even closing."""
-    """Whatever a connection is doing at that moment, also closing."""
     pool.connect([server.url])
     server.cut = 500
     stop = threading.Event()

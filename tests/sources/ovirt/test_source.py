@@ -17,7 +17,7 @@ from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes
 
 
-def test_current_disk_is_read(ovirt_disk: ovirt_disks.Place) -> None:
+def test_current_disk_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
     with ovirt_disk.source() as source:
         assert (source.size, source.format, source.identity) == (ovirt_disks.SIZE, "raw", None)
         assert source.head == ovirt_disk.now.read_bytes()[: len(source.head)]
@@ -30,19 +30,19 @@ def test_current_disk_is_read(ovirt_disk: ovirt_disks.Place) -> None:
                 piece = ovirt_disk.now.read_bytes()[extent.offset : extent.offset + extent.length]
                 assert not any(piece)
         source.verify()
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
 def test_local_host_is_read_by_unix_socket(tmp_path: Path) -> None:
-    with ovirt_disks.placed(tmp_path, local=True) as setup:
+    with ovirt_disks.running(tmp_path, local=True) as setup:
         with setup.source() as source:
             assert ovirt_disks.read(source) == setup.now.read_bytes()
             source.verify()
         assert "[local" in setup.engine.daemon.log()
-        setup.ended("finished_success")
+        setup.check_ended("finished_success")
 
 
-def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Place, tmp_path: Path) -> None:
+def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Setup, tmp_path: Path) -> None:
     ovirt_disk.engine.flat = True
     target = tmp_path / "disk.img"
     result = cdi_worker.run(
@@ -51,7 +51,7 @@ def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Place, tmp_path: P
     assert result.plan.route is cdi_worker.Route.STREAM
     processes.run("cmp", target, ovirt_disk.now)
     assert target.stat().st_blocks * 512 < ovirt_disks.SIZE
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Place, tmp_path: P
     ids=["4M", "1M"],
 )
 def test_requests_are_not_longer_than_a_chunk(
-    ovirt_disk: ovirt_disks.Place, tmp_path: Path, options: fetch.Options, longest: int
+    ovirt_disk: ovirt_disks.Setup, tmp_path: Path, options: fetch.Options, longest: int
 ) -> None:
     """A broken connection must not cost more than one chunk, however long the run of data is."""
     ovirt_disk.engine.flat = True
@@ -76,7 +76,7 @@ def test_requests_are_not_longer_than_a_chunk(
 
 
 def test_transfer_is_cancelled_if_the_disk_does_not_fit(
-    ovirt_disk: ovirt_disks.Place, tmp_path: Path
+    ovirt_disk: ovirt_disks.Setup, tmp_path: Path
 ) -> None:
     request = cdi_worker.Request(
         source="imageio",
@@ -86,39 +86,39 @@ def test_transfer_is_cancelled_if_the_disk_does_not_fit(
     )
     with pytest.raises(errors.TooLarge):
         cdi_worker.run(request)
-    ovirt_disk.ended("finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup")
     cdi_worker.inspect(dataclasses.replace(request, image_size=None))
-    ovirt_disk.ended("finished_cleanup", "finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup", "finished_cleanup")
 
 
-def test_disk_at_a_snapshot_is_read(ovirt_disk: ovirt_disks.Place) -> None:
+def test_disk_at_a_snapshot_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
     with ovirt_disk.source("disk-0") as source:
         assert source.identity is not None
         assert ovirt_disks.read(source) == ovirt_disk.before.read_bytes()
         source.verify()
         source.verify()
     source.close()
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
     assert ovirt_disk.engine.last.form == "raw"
 
 
-def test_active_disk_is_read_as_a_checkpoint(ovirt_disk: ovirt_disks.Place) -> None:
+def test_active_disk_is_read_as_a_checkpoint(ovirt_disk: ovirt_disks.Setup) -> None:
     with ovirt_disk.source("disk-1", "disk-0") as source:
         assert (source.format, source.identity) == ("qcow2", None)
         assert source.head.startswith(b"QFI\xfb")
         assert ovirt_disks.read(source) == ovirt_disk.engine.chains["disk"].active.path.read_bytes()
         assert source.extents() is None
         source.verify()
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
     assert ovirt_disk.engine.last.form == "cow"
 
 
-def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Setup) -> None:
     with ovirt_disk.source() as source:
         source.close()
     with pytest.raises(ZeroDivisionError), ovirt_disk.source():
         1 / 0  # noqa: B018
-    ovirt_disk.ended("finished_cleanup", "finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup", "finished_cleanup")
 
 
 @pytest.mark.parametrize(
@@ -131,20 +131,20 @@ def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Place) -> 
     ],
 )
 def test_invalid_request_is_refused(
-    ovirt_disk: ovirt_disks.Place, changes: dict[str, object], message: str
+    ovirt_disk: ovirt_disks.Setup, changes: dict[str, object], message: str
 ) -> None:
     location = dataclasses.replace(ovirt_disk.location(), **changes)  # type: ignore[arg-type]
     with pytest.raises(errors.Unreachable, match=message) as caught:
         imageio.ImageioSource(location, cancelling.Cancel()).__enter__()
     assert "secret" not in str(caught.value)
-    ovirt_disk.ended()
+    ovirt_disk.check_ended()
 
 
 def test_disk_id_is_required() -> None:
     assert any("IMPORTER_DISK_ID" in fault for fault in locations.Imageio("https://x/").faults())
 
 
-def test_insecure_access_needs_no_certificates(ovirt_disk: ovirt_disks.Place) -> None:
+def test_insecure_access_needs_no_certificates(ovirt_disk: ovirt_disks.Setup) -> None:
     access = dataclasses.replace(ovirt_disk.location().access, ca_files=(), insecure=True)
     location = dataclasses.replace(ovirt_disk.location(), access=access)
     with imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK) as source:

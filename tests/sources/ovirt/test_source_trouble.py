@@ -18,20 +18,20 @@ from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes, reading
 
 
-def test_slow_initialization_is_waited_for(ovirt_disk: ovirt_disks.Place) -> None:
+def test_slow_initialization_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 1.0
     with ovirt_disk.source() as source:
         assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
 
 
-def test_transfer_that_is_never_ready_fails(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_that_is_never_ready_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 60.0
     with pytest.raises(errors.Unreachable, match=r"not ready \(phase initializing\)"):
         ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, ready=0.5)).__enter__()
-    ovirt_disk.ended("finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup")
 
 
-def test_transfer_paused_before_it_is_ready_is_resumed(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_paused_before_it_is_ready_is_resumed(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 0.5
 
     def pause() -> None:
@@ -44,39 +44,39 @@ def test_transfer_paused_before_it_is_ready_is_resumed(ovirt_disk: ovirt_disks.P
     assert "resuming" in ovirt_disk.engine.last.log
 
 
-def test_unreachable_host_is_read_through_the_proxy(ovirt_disk: ovirt_disks.Place) -> None:
+def test_unreachable_host_is_read_through_the_proxy(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.host = False
     with ovirt_disk.source() as source:
         assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
 
 
-def test_locked_disk_is_waited_for(ovirt_disk: ovirt_disks.Place) -> None:
+def test_locked_disk_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.locked.add("disk")
     threading.Timer(1.0, ovirt_disk.engine.locked.discard, ["disk"]).start()
     with ovirt_disk.source() as source:
         assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
 
 
-def test_disk_that_stays_locked_fails(ovirt_disk: ovirt_disks.Place) -> None:
+def test_disk_that_stays_locked_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.locked.add("disk")
     try:
         with pytest.raises(errors.Unreachable, match="Disk is locked"):
             ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, locked=0)).__enter__()
     finally:
         ovirt_disk.engine.locked.clear()
-    ovirt_disk.ended()
+    ovirt_disk.check_ended()
 
 
-def test_cancel_ends_waiting_for_the_disk(ovirt_disk: ovirt_disks.Place) -> None:
+def test_cancel_ends_waiting_for_the_disk(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 60.0
     cancel = cancelling.Cancel()
     threading.Timer(0.5, cancel.set).start()
     with pytest.raises(errors.Cancelled):
         imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
-    ovirt_disk.ended("finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup")
 
 
-def test_unreachable_engine_is_reported(ovirt_disk: ovirt_disks.Place) -> None:
+def test_unreachable_engine_is_reported(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.mute = True
     cancel = cancelling.Cancel()
     threading.Timer(0.5, cancel.set).start()
@@ -87,9 +87,8 @@ def test_unreachable_engine_is_reported(ovirt_disk: ovirt_disks.Place) -> None:
     ovirt_disk.engine.mute = False
 
 
-def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Place) -> None:
+def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> None:
     """A stopped pod has 30 s in all; the engine ends an unused transfer by itself."""
-    """A pod that is stopped has 30 s for everything; the engine ends by itself what nobody uses."""
     cancel = cancelling.Cancel()
     ovirt_disk.engine.inactivity = 2
     source = imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
@@ -104,7 +103,7 @@ def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Place) -> 
     processes.wait_for(lambda: not left_behind(), "what was asked is answered")
 
 
-def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Place) -> None:
+def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.broken = 2
     with pytest.raises(errors.Transient, match=r"503|makes no sense|content type"):
         ovirt_disk.source().__enter__()
@@ -113,7 +112,7 @@ def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Place) -> None:
     processes.run("cmp", target, ovirt_disk.now)
 
 
-def test_unused_ticket_is_renewed(ovirt_disk: ovirt_disks.Place) -> None:
+def test_unused_ticket_is_renewed(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.inactivity = 4  # the daemon counts whole seconds
     with ovirt_disk.source() as source:
         time.sleep(5.5)
@@ -121,12 +120,12 @@ def test_unused_ticket_is_renewed(ovirt_disk: ovirt_disks.Place) -> None:
         assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
 
 
-def test_engine_unreachable_at_the_end_is_an_error(ovirt_disk: ovirt_disks.Place) -> None:
+def test_engine_unreachable_at_the_end_is_an_error(ovirt_disk: ovirt_disks.Setup) -> None:
     with ovirt_disk.source() as source:
         ovirt_disk.engine.stop()
         threading.Timer(1.0, ovirt_disk.engine.start).start()
         source.verify()
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
 # -- during the transfer -----------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class ActHalfWay(progress.NullProgress):
 
 
 def run(
-    ovirt_disk: ovirt_disks.Place, act: Callable[[], object], current: str = "", connections: int = 2
+    ovirt_disk: ovirt_disks.Setup, act: Callable[[], object], current: str = "", connections: int = 2
 ) -> Path:
     """Import, with ``act`` called half-way; return the target."""
     target = ovirt_disk.before.parent / "target"
@@ -166,41 +165,41 @@ def run(
     return target
 
 
-def test_expired_ticket_is_extended(ovirt_disk: ovirt_disks.Place) -> None:
+def test_expired_ticket_is_extended(ovirt_disk: ovirt_disks.Setup) -> None:
     target = run(ovirt_disk, lambda: ovirt_disk.engine.expire(ovirt_disk.engine.last))
     processes.run("cmp", target, ovirt_disk.now)
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
-def test_expired_ticket_is_extended_once_for_all_connections(ovirt_disk: ovirt_disks.Place) -> None:
+def test_expired_ticket_is_extended_once_for_all_connections(ovirt_disk: ovirt_disks.Setup) -> None:
     target = run(ovirt_disk, lambda: ovirt_disk.engine.expire(ovirt_disk.engine.last), connections=6)
     processes.run("cmp", target, ovirt_disk.now)
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
     assert sum(call.endswith("/extend") for call in ovirt_disk.engine.calls) == 1
 
 
-def test_new_transfer_replaces_lost_ticket_of_a_snapshot(ovirt_disk: ovirt_disks.Place) -> None:
+def test_new_transfer_replaces_lost_ticket_of_a_snapshot(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.extends = False
     target = run(ovirt_disk, lambda: ovirt_disk.engine.expire(ovirt_disk.engine.last), "disk-0")
     processes.run("cmp", target, ovirt_disk.before)
-    ovirt_disk.ended("finished_cleanup", "finished_success")
+    ovirt_disk.check_ended("finished_cleanup", "finished_success")
 
 
-def test_lost_ticket_of_the_active_disk_fails(ovirt_disk: ovirt_disks.Place) -> None:
+def test_lost_ticket_of_the_active_disk_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.extends = False
     with pytest.raises(errors.TransferFailed, match=r"ticket of image transfer transfer-.* is gone"):
         run(ovirt_disk, lambda: ovirt_disk.engine.expire(ovirt_disk.engine.last))
-    ovirt_disk.ended("finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup")
 
 
-def test_transfer_paused_by_the_engine_is_resumed(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_paused_by_the_engine_is_resumed(ovirt_disk: ovirt_disks.Setup) -> None:
     target = run(ovirt_disk, lambda: ovirt_disk.engine.enter(ovirt_disk.engine.last, "paused_system"))
     processes.run("cmp", target, ovirt_disk.now)
     assert ovirt_disk.engine.last.log.count("resuming") == 1
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
-def test_transfer_paused_by_an_administrator_is_resumed(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_paused_by_an_administrator_is_resumed(ovirt_disk: ovirt_disks.Setup) -> None:
     def pause() -> None:
         transfer = ovirt_disk.engine.last
         ovirt_disk.engine.enter(transfer, "paused_user")
@@ -209,24 +208,24 @@ def test_transfer_paused_by_an_administrator_is_resumed(ovirt_disk: ovirt_disks.
     target = run(ovirt_disk, pause)
     processes.run("cmp", target, ovirt_disk.now)
     assert ovirt_disk.engine.last.log.count("resuming") == 1
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
-def test_transfer_cancelled_by_an_administrator_fails(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_cancelled_by_an_administrator_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     with pytest.raises(errors.TransferFailed, match="was cancelled in the engine"):
         run(ovirt_disk, lambda: ovirt_disk.engine.enter(ovirt_disk.engine.last, "cancelled_user"), "disk-0")
-    ovirt_disk.ended("finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup")
 
 
-def test_transfer_cancelled_by_the_engine_fails(ovirt_disk: ovirt_disks.Place) -> None:
+def test_transfer_cancelled_by_the_engine_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     target = run(
         ovirt_disk, lambda: ovirt_disk.engine.enter(ovirt_disk.engine.last, "cancelled_system"), "disk-0"
     )
     processes.run("cmp", target, ovirt_disk.before)
-    ovirt_disk.ended("finished_failure", "finished_success")
+    ovirt_disk.check_ended("finished_failure", "finished_success")
 
 
-def test_restart_of_engine_and_host_is_survived(ovirt_disk: ovirt_disks.Place) -> None:
+def test_restart_of_engine_and_host_is_survived(ovirt_disk: ovirt_disks.Setup) -> None:
     def restart() -> None:
         ovirt_disk.engine.stop()
         ovirt_disk.engine.expire(ovirt_disk.engine.last)
@@ -234,16 +233,16 @@ def test_restart_of_engine_and_host_is_survived(ovirt_disk: ovirt_disks.Place) -
 
     target = run(ovirt_disk, restart)
     processes.run("cmp", target, ovirt_disk.now)
-    ovirt_disk.ended("finished_success")
+    ovirt_disk.check_ended("finished_success")
 
 
-def test_interrupted_read_returns_only_data(ovirt_disk: ovirt_disks.Place) -> None:
+def test_interrupted_read_returns_only_data(ovirt_disk: ovirt_disks.Setup) -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     with ovirt_disk.source(cancel=reads) as source:
-        reading.interrupted(source, reads, ovirt_disk.now.read_bytes())
+        reading.check_interrupted_reads(source, reads, ovirt_disk.now.read_bytes())
 
 
-def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Place) -> None:
+def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
     cancel = cancelling.Cancel()
     request = cdi_worker.Request(
         source="imageio", location=ovirt_disk.location(), target=str(ovirt_disk.before.parent / "target"),
@@ -253,6 +252,6 @@ def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Place) -> None:
     with pytest.raises(errors.Cancelled):
         cdi_worker.run(request, ActHalfWay(cancel.set), cancel)
     assert time.monotonic() - started < 10
-    ovirt_disk.ended("finished_cleanup")
+    ovirt_disk.check_ended("finished_cleanup")
     with contextlib.suppress(FileNotFoundError):
         (ovirt_disk.before.parent / "target").unlink()

@@ -31,7 +31,7 @@ broken = cdi_worker_pattern.nothing:KIND
     return folder
 
 
-def run(site: Path, *arguments: str | Path, **env: str) -> worker.Done:
+def run(site: Path, *arguments: str | Path, **env: str) -> worker.Completed:
     """Run the command with the plug-in installed."""
     path = f"{worker.ENVIRONMENT['PYTHONPATH']}:{site}"
     return worker.run(*arguments, env={"PYTHONPATH": path, **env})
@@ -102,4 +102,4 @@ def test_a_plugin_that_cannot_be_loaded_is_named_and_stops_no_other(site: Path, 
     assert (done.status, "--pattern-byte" in done.output, words in done.errors) == (0, True, True)
     done = run(site, "import", "x", tmp_path / "disk.img", "--source=broken")
     assert done.status == REQUEST
-    assert done.complaint.startswith(words)
+    assert done.error_message.startswith(words)

@@ -22,12 +22,12 @@ from tests.support.containers import Entry, Image
 DISK = random.Random(1).randbytes(2 << 20)
 OTHER = b"other" * 1000
 IMAGE = Image((containers.layer(*containers.disk(DISK)),))
-SECOND = Image((containers.titled(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
+SECOND = Image((containers.titled_layer(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
 
 
 def read(endpoint: str, **more: str) -> bytes:
     with pulled.source(locations.Registry(endpoint, **more)) as source:
-        data = reading.drained(source.ordered(cancelling.Cancel()))
+        data = reading.read_all(source.ordered(cancelling.Cancel()))
         source.verify()
         return data
 
@@ -76,7 +76,9 @@ def test_image_is_chosen_by_platform(tmp_path: Path) -> None:
         images[architecture] = Image(
             (containers.layer(*containers.disk(data)),), containers.config(architecture)
         )
-    index = containers.index(*(containers.on(image.manifest, name) for name, image in images.items()))
+    index = containers.index(
+        *(containers.for_platform(image.manifest, name) for name, image in images.items())
+    )
     entries = [Entry("index.json", index.data)]
     for image in images.values():
         entries += [
@@ -163,10 +165,10 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 def test_titles_are_printed_without_control_characters(tmp_path: Path) -> None:
     """A title may be any string of JSON, even terminal control sequences."""
     title = "disk\x1b[2J\ud800\nroute  none"
-    one = containers.titled(OTHER, title)
-    for number, layers in enumerate([(one,), (one, containers.titled(DISK, "b"))]):
+    one = containers.titled_layer(OTHER, title)
+    for number, layers in enumerate([(one,), (one, containers.titled_layer(DISK, "b"))]):
         archive = containers.archive(tmp_path / f"{number}.tar", {"": containers.Image(layers)})
         done = worker.run("inspect", f"oci-archive:{archive}")
         assert done.status == (4 if number else 0), done.errors
-        assert "disk\ufffd[2J\ufffd route  none" in (done.complaint if number else done.output)
+        assert "disk\ufffd[2J\ufffd route  none" in (done.error_message if number else done.output)
         assert "\x1b" not in done.output + done.errors

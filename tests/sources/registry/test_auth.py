@@ -172,7 +172,7 @@ def by_token(
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
     with pulled.source(locations.Registry(endpoint, access, **more)) as source:
-        data = reading.drained(source.ordered(cancelling.Cancel()))
+        data = reading.read_all(source.ordered(cancelling.Cancel()))
         source.verify()
     return len(data)
 

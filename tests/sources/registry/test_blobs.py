@@ -54,7 +54,7 @@ def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "s
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
 def test_blob_is_verified(size: int, algorithm: str) -> None:
     reader = verified(DATA[:size], DATA[:size], algorithm=algorithm)
-    assert reading.drained(reader) == DATA[:size]
+    assert reading.read_all(reader) == DATA[:size]
     assert reader.readinto(memoryview(bytearray(1))) == 0
     reader.close()
     reader.close()
@@ -67,7 +67,7 @@ def test_wrong_digest_is_refused(size: int, change: str) -> None:
     served = {"short": good[:-1], "long": good + b"+", "other": good[:-1] + bytes([good[-1] ^ 1])}[change]
     reader = verified(good, served)
     with pytest.raises(errors.DigestMismatch, match="digest mismatch"):
-        reading.drained(reader)
+        reading.read_all(reader)
     reader.close()
 
 
@@ -124,7 +124,7 @@ def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified
 def test_blob_is_read_in_order(ranges: bool) -> None:
     with misbehave.Server() as server:
         reader = blob_at(server.serve("/blob", misbehave.Page(DATA, ranges=ranges)))
-        assert reading.drained(reader) == DATA
+        assert reading.read_all(reader) == DATA
         reader.close()
         assert (len(server.gets("/blob")) > 3) == ranges
         assert server.sent("/blob") == len(DATA)
@@ -136,7 +136,7 @@ def test_resets_are_survived(ranges: bool) -> None:
     torn = misbehave.Page(DATA, ranges=ranges, cut=1_000_000 if not ranges else 200_000)
     with misbehave.Server() as server:
         reader = blob_at(server.serve("/blob", (good, 1), (torn, 3), good))
-        assert reading.drained(reader) == DATA
+        assert reading.read_all(reader) == DATA
         reader.close()
 
 
@@ -148,7 +148,7 @@ def test_closing_ends_a_stalled_read(ranges: bool) -> None:
         if not ranges:
             reader = blob_at(server.url("/blob"))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            read = pool.submit(reading.drained, reader)
+            read = pool.submit(reading.read_all, reader)
             time.sleep(0.3)
             began = time.monotonic()
             reader.close()
@@ -165,5 +165,5 @@ def test_cancel_ends_reading(ranges: bool) -> None:
         assert content_of(reader, len(reader.head) + 10)
         cancel.set()
         with pytest.raises(errors.Cancelled):
-            reading.drained(reader)
+            reading.read_all(reader)
         reader.close()

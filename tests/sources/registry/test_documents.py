@@ -29,7 +29,9 @@ def test_manifests_of_oci_and_docker_are_parsed() -> None:
 @pytest.mark.parametrize("docker", [False, True])
 def test_indexes_of_oci_and_docker_are_parsed(docker: bool) -> None:
     both = containers.index(
-        containers.on(IMAGE.manifest, "amd64"), containers.on(IMAGE.manifest, "arm64"), docker=docker
+        containers.for_platform(IMAGE.manifest, "amd64"),
+        containers.for_platform(IMAGE.manifest, "arm64"),
+        docker=docker,
     )
     parsed = documents.parse(both.data, "x")
     assert isinstance(parsed, documents.Index)
@@ -148,8 +150,8 @@ def test_platform_of_a_plain_image_is_checked(stated: object, architecture: str,
 
 KUBEVIRT = containers.Blob(b"1", "application/vnd.kubevirt.disk.raw+gzip")
 QCOW2 = containers.Blob(b"2", "application/vnd.kubevirt.disk.qcow2")
-FIRST = containers.titled(b"3", "first.img")
-SECOND = containers.titled(b"4", "second.img", "application/x-qemu-disk")
+FIRST = containers.titled_layer(b"3", "first.img")
+SECOND = containers.titled_layer(b"4", "second.img", "application/x-qemu-disk")
 LAYER = containers.layer(containers.Entry("a"))
 UNTYPED = containers.Blob(LAYER.data, "")
 FOLDER = containers.Blob(LAYER.data, LAYER.media_type, {documents.TITLE: "disk", documents.UNPACK: "true"})

@@ -20,14 +20,14 @@ DIRECTORY, LINK, HARD_LINK = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
 def opened(data: bytes, hidden: layer.Hidden | None = None, step: int = 10_000) -> layer.Layer:
-    return layer.Layer(layer.plain(reading.Portions(data, step), data), hidden or layer.Hidden(), "layer")
+    return layer.Layer(layer.plain(reading.ShortReads(data, step), data), hidden or layer.Hidden(), "layer")
 
 
 def read_all(data: bytes) -> None:
     """Read a layer as an import does."""
     found = opened(data)
     if found.find():
-        reading.drained(found)
+        reading.read_all(found)
         found.finish()
 
 
@@ -50,7 +50,7 @@ def test_disk_is_found(compression: str, step: int) -> None:
     found = opened(blob.data, step=step)
     assert found.find()
     assert (found.path, found.size) == ("/disk/disk.img", len(DATA))
-    assert reading.drained(found) == DATA
+    assert reading.read_all(found) == DATA
     found.finish()
 
 
@@ -58,7 +58,7 @@ def test_disk_is_found(compression: str, step: int) -> None:
 def test_disk_of_any_size_is_read(size: int) -> None:
     found = opened(containers.tar(containers.disk(b"x" * size)))
     assert found.find()
-    assert reading.drained(found, 1 << 20) == b"x" * size
+    assert reading.read_all(found, 1 << 20) == b"x" * size
     found.finish()
 
 
@@ -75,7 +75,7 @@ def test_tar_format_is_read(form: int) -> None:
     found = opened(containers.tar([Entry("q" * 99), Entry(name, DATA)], form))
     assert found.find()
     assert found.path == f"/{name}"
-    assert reading.drained(found) == DATA
+    assert reading.read_all(found) == DATA
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_invalid_disk_is_refused(entries: list[Entry], rule: str, named: str) ->
 def test_second_file_in_the_layer_is_refused(rest: list[Entry]) -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), *rest]))
     assert found.find()
-    assert reading.drained(found) == DATA
+    assert reading.read_all(found) == DATA
     with pytest.raises(errors.Refused, match="2 files in /disk, one is expected: /disk/a, /disk/b"):
         found.finish()
 

@@ -120,17 +120,17 @@ def test_image_is_chosen_by_platform(guarded: registries.Registry, docker: bool)
             (containers.layer(*containers.disk(data)),), containers.config(architecture), docker=docker
         )
         guarded.push("multi", image, architecture)
-        manifests.append(containers.on(image.manifest, architecture))
+        manifests.append(containers.for_platform(image.manifest, architecture))
     index = containers.index(*manifests, docker=docker)
     guarded.push_manifest("multi", index, "all")
     for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER), ("aarch64", pulled.OTHER)):
         with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=architecture) as source:
             assert pulled.read(source) == data
             assert source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
-    with pytest.raises(errors.WrongPlatform, match="s390x; there is linux/amd64, linux/arm64"):
+    with pytest.raises(errors.WrongPlatform, match="s390x; available: linux/amd64, linux/arm64"):
         pulled.opened(guarded, guarded.reference("multi", ":all"), architecture="s390x").__enter__()
     # The platform of a plain image is checked as well.
-    with pytest.raises(errors.WrongPlatform, match="amd64; there is linux/arm64"):
+    with pytest.raises(errors.WrongPlatform, match="amd64; available: linux/arm64"):
         pulled.opened(guarded, guarded.reference("multi", ":arm64"), architecture="amd64").__enter__()
 
 
@@ -139,7 +139,7 @@ def test_nested_index_is_followed(guarded: registries.Registry) -> None:
     guarded.push("nested", image)
     document = image.manifest
     for depth in range(1, 5):
-        document = containers.index(containers.on(document, containers.MACHINE))
+        document = containers.index(containers.for_platform(document, containers.MACHINE))
         guarded.push_manifest("nested", document, f"depth{depth}")
     with pulled.opened(
         guarded, guarded.reference("nested", ":depth3"), architecture=containers.MACHINE
@@ -194,8 +194,8 @@ def test_unusual_configuration_is_accepted(guarded: registries.Registry, part: d
 KUBEVIRT = containers.Blob(gzip.compress(pulled.LARGE, 1), "application/vnd.kubevirt.disk.raw+gzip")
 ARTIFACT = (
     KUBEVIRT,
-    containers.titled(pulled.DISK, "first.img"),
-    containers.titled(pulled.OTHER, "second.img", "text/plain"),
+    containers.titled_layer(pulled.DISK, "first.img"),
+    containers.titled_layer(pulled.OTHER, "second.img", "text/plain"),
 )
 
 
@@ -220,8 +220,8 @@ def test_artifact_is_pulled(guarded: registries.Registry, choice: str, data: byt
 def test_artifact_is_chosen_by_platform(guarded: registries.Registry) -> None:
     manifests = []
     for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER)):
-        image = Image((containers.titled(data, "disk.img"),), containers.EMPTY_CONFIG)
-        manifests.append(containers.on(image.manifest, architecture))
+        image = Image((containers.titled_layer(data, "disk.img"),), containers.EMPTY_CONFIG)
+        manifests.append(containers.for_platform(image.manifest, architecture))
         guarded.push("artifacts", image, architecture)
     guarded.push_manifest("artifacts", containers.index(*manifests), "all")
     with pulled.opened(guarded, guarded.reference("artifacts", ":all")) as source:
@@ -230,6 +230,7 @@ def test_artifact_is_chosen_by_platform(guarded: registries.Registry) -> None:
 
 def test_artifact_configuration_may_be_any_blob(guarded: registries.Registry) -> None:
     image = Image(
-        (containers.titled(pulled.DISK, "disk.img"),), containers.Blob(b"\x00\x01", "application/x-mine")
+        (containers.titled_layer(pulled.DISK, "disk.img"),),
+        containers.Blob(b"\x00\x01", "application/x-mine"),
     )
     assert pulled.pull(guarded, image) == pulled.DISK

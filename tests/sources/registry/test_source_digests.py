@@ -18,7 +18,7 @@ from tests.support.containers import Entry, Image
 def test_image_is_verified_by_its_digest(guarded: registries.Registry) -> None:
     image = Image((containers.layer(*containers.disk(pulled.DISK)),))
     expected = guarded.push("digest", image)
-    index = containers.index(containers.on(image.manifest, "s390x"))
+    index = containers.index(containers.for_platform(image.manifest, "s390x"))
     guarded.push_manifest("digest", index, "index")
     for target, digest in ((":latest", expected), (f"@{expected}", expected), (":index", index.digest)):
         location = locations.Registry(guarded.reference("digest", target), guarded.access())

@@ -52,7 +52,7 @@ def endpoint(server: misbehave.Server, target: str = "") -> str:
 def pull(server: misbehave.Server, access: base.Access | None = None, target: str = "") -> bytes:
     location = locations.Registry(endpoint(server, target), access or base.Access(insecure=True))
     with pulled.source(location) as source:
-        data = reading.drained(source.ordered(cancelling.Cancel()))
+        data = reading.read_all(source.ordered(cancelling.Cancel()))
         source.verify()
     return data
 
@@ -200,7 +200,7 @@ def test_document_with_another_digest_is_refused(server: misbehave.Server) -> No
         server.serve(f"/v2/r/manifests/{digest}", page(other))
         with pytest.raises(errors.DigestMismatch, match=digest):
             pull(server, target=f"@{digest}")
-        index = containers.index(containers.on(IMAGE.manifest, documents.normal_architecture("")))
+        index = containers.index(containers.for_platform(IMAGE.manifest, documents.normal_architecture("")))
         server.serve(MANIFEST, page(index))
         with pytest.raises(errors.DigestMismatch, match=digest):
             pull(server)

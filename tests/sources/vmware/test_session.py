@@ -20,23 +20,23 @@ from tests.support import processes, vmware
 MiB = 1 << 20
 
 
-def estate_of(directory: Path, *, stages: int = 3) -> vmware.Estate:
-    estate = vmware.Estate(directory, 16 * MiB)
+def vcsim_with_snapshots(directory: Path, *, stages: int = 3) -> vmware.Vcsim:
+    vcsim = vmware.Vcsim(directory, 16 * MiB)
     for number in range(stages):
-        estate.take((number * MiB, b"x" * vmware.BLOCK))
-    return estate
+        vcsim.take_snapshot((number * MiB, b"x" * vmware.BLOCK))
+    return vcsim
 
 
 @pytest.fixture(scope="module")
-def estate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Estate]:
-    made = estate_of(tmp_path_factory.mktemp("vsphere"))
+def vcsim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Vcsim]:
+    made = vcsim_with_snapshots(tmp_path_factory.mktemp("vsphere"))
     with made.running():
         yield made
 
 
-def logins(estate: vmware.Estate) -> list[Any]:
+def logins(vcsim: vmware.Vcsim) -> list[Any]:
     """Return the open sessions, without the one that lists them."""
-    with session.Session(estate.location()) as opened:
+    with session.Session(vcsim.location()) as opened:
         manager = opened._content.sessionManager
         return [each for each in manager.sessionList if each.key != manager.currentSession.key]
 
@@ -48,27 +48,27 @@ def look(location: base.Location) -> vsphere_machine.Disk:
         return machine.at(location.current, disk) if location.current else disk
 
 
-def test_session_ends_with_its_block(estate: vmware.Estate) -> None:
-    look(estate.location())
-    with session.Session(estate.location()):
-        assert len(logins(estate)) == 1
-    assert not logins(estate)
+def test_session_ends_with_its_block(vcsim: vmware.Vcsim) -> None:
+    look(vcsim.location())
+    with session.Session(vcsim.location()):
+        assert len(logins(vcsim)) == 1
+    assert not logins(vcsim)
 
 
 @pytest.mark.parametrize("uuid", [vmware.INSTANCE_UUID, vmware.UUID])
-def test_machine_is_found_by_either_uuid(estate: vmware.Estate, uuid: str) -> None:
-    assert look(estate.location(uuid=uuid)).key == 2000
+def test_machine_is_found_by_either_uuid(vcsim: vmware.Vcsim, uuid: str) -> None:
+    assert look(vcsim.location(uuid=uuid)).key == 2000
 
 
 @pytest.mark.parametrize("number", [0, 2, 3])
-def test_disk_is_found_by_any_of_its_files(estate: vmware.Estate, number: int) -> None:
-    found = look(estate.location(backing_file=estate.file(number), current="snapshot-12"))
-    assert (found.file, found.snapshot, found.size) == (estate.file(1), "snapshot-12", 16 * MiB)
-    assert found.change_id == estate.change_id(1)
+def test_disk_is_found_by_any_of_its_files(vcsim: vmware.Vcsim, number: int) -> None:
+    found = look(vcsim.location(backing_file=vcsim.file(number), current="snapshot-12"))
+    assert (found.file, found.snapshot, found.size) == (vcsim.file(1), "snapshot-12", 16 * MiB)
+    assert found.change_id == vcsim.change_id(1)
 
 
-def test_snapshot_is_found_by_its_name(estate: vmware.Estate) -> None:
-    assert look(estate.location(current="stage 2")).snapshot == "snapshot-13"
+def test_snapshot_is_found_by_its_name(vcsim: vmware.Vcsim) -> None:
+    assert look(vcsim.location(current="stage 2")).snapshot == "snapshot-13"
 
 
 @pytest.mark.parametrize(
@@ -82,29 +82,29 @@ def test_snapshot_is_found_by_its_name(estate: vmware.Estate) -> None:
         ({"thumbprint": ""}, "not trusted: .*; give its authority or thumbprint"),
     ],
 )
-def test_wrong_location_is_explained(estate: vmware.Estate, changes: dict[str, Any], reason: str) -> None:
+def test_wrong_location_is_explained(vcsim: vmware.Vcsim, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(errors.Unreachable, match=reason) as caught:
-        look(estate.location(**changes))
+        look(vcsim.location(**changes))
     assert "wrong'" not in str(caught.value)
-    assert not logins(estate)
+    assert not logins(vcsim)
 
 
-def test_malformed_thumbprint_is_refused(estate: vmware.Estate) -> None:
+def test_malformed_thumbprint_is_refused(vcsim: vmware.Vcsim) -> None:
     with pytest.raises(errors.RequestError, match="20 bytes in hex"):
-        look(estate.location(thumbprint="AB:CD"))
+        look(vcsim.location(thumbprint="AB:CD"))
 
 
-def test_certificate_authority_or_insecure_is_accepted(estate: vmware.Estate) -> None:
-    access = base.Access(vmware.USER, vmware.PASSWORD, ca_files=(str(estate.authority),))
+def test_certificate_authority_or_insecure_is_accepted(vcsim: vmware.Vcsim) -> None:
+    access = base.Access(vmware.USER, vmware.PASSWORD, ca_files=(str(vcsim.authority),))
     for trusting in (access, dataclasses.replace(access, ca_files=(), insecure=True)):
-        with session.Session(estate.location(thumbprint="", access=trusting)) as opened:
-            assert opened.server == session.Server("localhost", estate.port, estate.thumbprint)
+        with session.Session(vcsim.location(thumbprint="", access=trusting)) as opened:
+            assert opened.server == session.Server("localhost", vcsim.port, vcsim.thumbprint)
 
 
-def test_thumbprint_is_accepted_in_any_form(estate: vmware.Estate) -> None:
-    plain = estate.thumbprint.replace(":", "").lower()
-    with session.Session(estate.location(thumbprint=plain)) as opened:
-        assert opened.server.thumbprint == estate.thumbprint
+def test_thumbprint_is_accepted_in_any_form(vcsim: vmware.Vcsim) -> None:
+    plain = vcsim.thumbprint.replace(":", "").lower()
+    with session.Session(vcsim.location(thumbprint=plain)) as opened:
+        assert opened.server.thumbprint == vcsim.thumbprint
         assert opened.is_vcenter
 
 
@@ -115,33 +115,33 @@ def test_unreachable_server_is_reported() -> None:
 
 
 def test_esxi_host_is_recognised(tmp_path: Path) -> None:
-    estate = estate_of(tmp_path)
-    with estate.running("-esx"), session.Session(estate.location()) as opened:
+    vcsim = vcsim_with_snapshots(tmp_path)
+    with vcsim.running("-esx"), session.Session(vcsim.location()) as opened:
         assert not opened.is_vcenter
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        assert machine.at("snapshot-11", machine.disk(estate.file(3))).file == estate.file(0)
+        assert machine.at("snapshot-11", machine.disk(vcsim.file(3))).file == vcsim.file(0)
 
 
 # -- what has changed ----------------------------------------------------------------------------
 
 
 def test_changed_areas_are_read_through_lost_sessions(tmp_path: Path) -> None:
-    estate = vmware.Estate(tmp_path, 5 << 30)
-    estate.take()
+    vcsim = vmware.Vcsim(tmp_path, 5 << 30)
+    vcsim.take_snapshot()
     offsets = [number * 2 * vmware.BLOCK for number in range(5003)] + [(5 << 30) - vmware.BLOCK]
-    estate.take()
-    estate._changes[1] = [(offset, vmware.BLOCK) for offset in offsets]
-    estate.answers = 1
-    with estate.running(), session.Session(estate.location()) as opened:
+    vcsim.take_snapshot()
+    vcsim._changes[1] = [(offset, vmware.BLOCK) for offset in offsets]
+    vcsim.answers = 1
+    with vcsim.running(), session.Session(vcsim.location()) as opened:
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(estate.file(0)))
-        assert machine.changed(disk, estate.change_id(0)) == estate._changes[1]
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        assert machine.changed(disk, vcsim.change_id(0)) == vcsim._changes[1]
 
 
-def test_missing_change_tracking_is_reported(estate: vmware.Estate) -> None:
-    with session.Session(estate.location()) as opened:
+def test_missing_change_tracking_is_reported(vcsim: vmware.Vcsim) -> None:
+    with session.Session(vcsim.location()) as opened:
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(estate.file(0)))
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
         with pytest.raises(errors.Unreachable, match="changed block tracking is off or was reset"):
             machine.changed(disk, "52 de/9")
 

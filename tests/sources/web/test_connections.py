@@ -57,7 +57,6 @@ def unresponsive_server(pair: tls.KeyPair | None = None) -> Iterator[int]:
 
 def check_cancel(request: cdi_worker.Request) -> None:
     """Import and cancel soon; the import must end soon."""
-    """Import, cancel soon; that has to end it soon."""
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.5, cancel.set).start()
     with pytest.raises(errors.Cancelled):
@@ -286,4 +285,4 @@ def test_interrupted_read_returns_only_data(tmp_path: Path, secure: bool) -> Non
     ):
         reader = source.ranges()
         assert reader is not None
-        reading.interrupted(reader, reads, data)
+        reading.check_interrupted_reads(reader, reads, data)

@@ -24,7 +24,7 @@ def test_nginx_is_read_in_order_and_by_ranges(tmp_path: Path) -> None:
         assert source.ranges() is source
         assert http_disk.whole(source) == http_disk.DATA
         assert http_disk.whole(source, 1000) == http_disk.DATA[1000:]
-        assert reading.part(source, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
+        assert reading.read_range(source, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
 
 
 @pytest.mark.parametrize(

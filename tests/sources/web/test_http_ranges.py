@@ -33,26 +33,26 @@ def test_response_of_another_range_is_refused(
         http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**later))) as source,
         pytest.raises(kind),
     ):
-        reading.part(source, 1000, 5000)
+        reading.read_range(source, 1000, 5000)
 
 
 @pytest.mark.parametrize("fault", [{"cut": 777}, {"missing": 0, "cut_at": 1777}])
 def test_bytes_before_a_cut_are_kept(server: misbehave.Server, fault: dict[str, Any]) -> None:
     with http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**fault))) as source:
-        assert reading.part(source, 1000, 5000) == http_disk.DATA[1000:1777]
+        assert reading.read_range(source, 1000, 5000) == http_disk.DATA[1000:1777]
 
 
 def test_consecutive_reads_share_one_request(server: misbehave.Server) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.GOOD)) as source:
         source.expect(1000, 400_000)
-        assert reading.part(source, 1000, 100_000) == http_disk.DATA[1000:101_000]
-        assert reading.part(source, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
+        assert reading.read_range(source, 1000, 100_000) == http_disk.DATA[1000:101_000]
+        assert reading.read_range(source, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
         # A small gap is read and discarded; the last read ends the response.
-        assert reading.part(source, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
+        assert reading.read_range(source, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
         assert [request.headers["range"] for request in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
         # A read backwards, or far ahead, needs a new request.
-        assert reading.part(source, 1000, 10) == http_disk.DATA[1000:1010]
-        assert reading.part(source, 500_000, 10) == http_disk.DATA[500_000:500_010]
+        assert reading.read_range(source, 1000, 10) == http_disk.DATA[1000:1010]
+        assert reading.read_range(source, 500_000, 10) == http_disk.DATA[500_000:500_010]
         assert len(server.gets("/disk")) == 4
 
 
@@ -61,9 +61,9 @@ def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
         server.serve("/disk", (http_disk.GOOD, 1), (http_disk.changed(cut=150_000), 1), http_disk.GOOD)
     ) as source:
         source.expect(0, 400_000)
-        assert reading.part(source, 0, 100_000) == http_disk.DATA[:100_000]
-        assert reading.part(source, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
-        assert reading.part(source, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
-        assert reading.part(source, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
+        assert reading.read_range(source, 0, 100_000) == http_disk.DATA[:100_000]
+        assert reading.read_range(source, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
+        assert reading.read_range(source, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
+        assert reading.read_range(source, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
         ranges = [request.headers["range"] for request in server.gets("/disk")[1:]]
         assert ranges == ["bytes=0-399999", "bytes=150000-399999"]

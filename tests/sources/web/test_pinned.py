@@ -25,7 +25,7 @@ def test_incomplete_response_is_closed(ranges: bool) -> None:
         with source:
             if ranges:
                 source.expect(0, len(DATA))
-                assert reading.part(source, 0, 1000) == DATA[:1000]
+                assert reading.read_range(source, 0, 1000) == DATA[:1000]
     processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "the connections are closed")
 
 
