@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from tests.support import (
     ovirt_stages,
     pods,
     registries,
+    repository,
     servers,
     uploads,
     worker,
@@ -54,9 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Collect the tests of the container image only with ``--image``."""
-    of_image = re.fullmatch(r"test_image(_\w+)?\.py", collection_path.name)
-    is_left_out = of_image and not config.getoption("--image")
-    return True if is_left_out else None
+    is_of_image = collection_path == repository.ROOT / "tests/image"
+    return True if is_of_image and not config.getoption("--image") else None
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
