@@ -46,5 +46,5 @@ def test_read_through_a_tls_proxy_can_be_interrupted(tmp_path: Path, silence: di
             cancel.set()
             reading.join()
             assert time.monotonic() - began < SOON
-            # What has come of it may be written by now, but it is not told as read.
+            # Received bytes may have been written to the buffer, but are not reported as read.
             assert not outcome

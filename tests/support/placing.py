@@ -143,6 +143,13 @@ def streamed(data: bytes, scratch: space.Spill | None = None, form: str = "qcow2
     return bytes(target.data)
 
 
+def read_vmdk(data: bytes) -> bytes:
+    """Return the disk of a VMDK image, and check that both readers return the same."""
+    disk = read_disk(data, "vmdk")
+    assert streamed(data, form="vmdk") == disk
+    return disk
+
+
 def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
     """Return the disk of an image, read in chunks.
 

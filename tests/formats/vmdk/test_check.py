@@ -60,13 +60,6 @@ def packed(grain: bytes, sector: int = 0, size: int | None = None) -> bytes:
     return marked.ljust(-(-len(marked) // SECTOR) * SECTOR, b"\0")
 
 
-def read_disk(data: bytes) -> bytes:
-    """Return the disk, which both readers must read alike."""
-    disk = placing.read_disk(data, "vmdk")
-    assert placing.streamed(data, form="vmdk") == disk
-    return disk
-
-
 NOISE = random.Random(1).randbytes(3 * GRAIN)
 
 
@@ -75,9 +68,9 @@ def test_grains_may_be_in_any_order() -> None:
     data = image({0: DATA + 128, 1: DATA + 256, 512: DATA}, NOISE)
     disk = bytearray(2 * REACH)
     disk[: 2 * GRAIN], disk[REACH : REACH + GRAIN] = NOISE[GRAIN:], NOISE[:GRAIN]
-    assert read_disk(data) == disk
+    assert placing.read_vmdk(data) == disk
     moved = image({0: DATA + 129, 1: DATA + 257, 512: DATA + 1}, bytes(SECTOR) + NOISE)
-    assert read_disk(moved) == disk
+    assert placing.read_vmdk(moved) == disk
 
 
 @pytest.mark.parametrize("first", [128, 129])
@@ -87,14 +80,14 @@ def test_grain_after_a_hole_is_not_merged_with_it(first: int) -> None:
     data = image(grains, NOISE, flags=1 | ZERO_GRAINS)
     disk = bytearray(2 * REACH)
     disk[4 * GRAIN : 6 * GRAIN] = data[first * SECTOR :][: 2 * GRAIN]
-    assert read_disk(data) == disk
+    assert placing.read_vmdk(data) == disk
 
 
 def test_last_grain_may_end_with_the_disk() -> None:
     data = image({512: DATA}, NOISE[:1024], tables=TABLES, size=REACH + 1024)
-    assert read_disk(data) == bytes(REACH) + NOISE[:1024]
+    assert placing.read_vmdk(data) == bytes(REACH) + NOISE[:1024]
     with pytest.raises(errors.Truncated):
-        read_disk(data[:-1])
+        placing.read_vmdk(data[:-1])
 
 
 @pytest.mark.parametrize(
@@ -187,14 +180,14 @@ def compressed(*grains: bytes, size: int = REACH) -> bytes:
 
 def test_compressed_grains_are_read() -> None:
     data = compressed(packed(NOISE[:GRAIN]), packed(b"a" * GRAIN, 128), packed(NOISE[-GRAIN:], 256))
-    assert read_disk(data) == (NOISE[:GRAIN] + b"a" * GRAIN + NOISE[-GRAIN:]).ljust(REACH, b"\0")
+    assert placing.read_vmdk(data) == (NOISE[:GRAIN] + b"a" * GRAIN + NOISE[-GRAIN:]).ljust(REACH, b"\0")
 
 
 @pytest.mark.parametrize("stored", [1024, GRAIN])
 def test_last_compressed_grain_may_be_short(stored: int) -> None:
     """Some programs compress only the bytes within the disk, others a whole grain."""
     data = compressed(packed(bytes(GRAIN)), packed(NOISE[:stored], 128), size=GRAIN + 1024)
-    assert read_disk(data) == bytes(GRAIN) + NOISE[:1024]
+    assert placing.read_vmdk(data) == bytes(GRAIN) + NOISE[:1024]
 
 
 GOOD = packed(b"b" * GRAIN)
@@ -228,7 +221,7 @@ def test_overlapping_compressed_grains_are_corrupt() -> None:
     fields = {"flags": 1 | PACKED, "compression": 1}
     for grains in ({0: DATA, 1: DATA}, {0: DATA, 1: DATA + 3}, {0: DATA, 512: DATA}):
         with pytest.raises(errors.Corrupt):
-            read_disk(image(grains, first * 2, **fields))
+            placing.read_vmdk(image(grains, first * 2, **fields))
 
 
 def test_large_empty_disk_needs_no_memory() -> None:

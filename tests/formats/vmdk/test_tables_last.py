@@ -17,13 +17,6 @@ GRAIN = vmdk_stream.GRAIN
 REACH = vmdk_stream.REACH
 
 
-def read_disk(data: bytes) -> bytes:
-    """Return the disk, which both readers must read alike."""
-    disk = placing.read_disk(data, "vmdk")
-    assert placing.streamed(data, form="vmdk") == disk
-    return disk
-
-
 NOISE = random.Random(1).randbytes(3 * GRAIN)
 
 
@@ -32,8 +25,8 @@ DISK = NOISE + bytes(REACH) + b"x" * GRAIN + NOISE[:512]
 
 def test_disk_is_read_with_tables_last() -> None:
     for zeros in (False, True):
-        assert read_disk(vmdk_stream.streamed(DISK, zeros=zeros)) == DISK
-    assert read_disk(vmdk_stream.streamed(bytes(REACH + 512))) == bytes(REACH + 512)
+        assert placing.read_vmdk(vmdk_stream.streamed(DISK, zeros=zeros)) == DISK
+    assert placing.read_vmdk(vmdk_stream.streamed(bytes(REACH + 512))) == bytes(REACH + 512)
 
 
 def read_stream(data: bytes) -> bytes:
