@@ -30,7 +30,7 @@ class Remembered:
 
         return reading
 
-    def run(self, offset: int, length: int) -> int:
+    def known_length(self, offset: int, length: int) -> int:
         """Return how many of these bytes are remembered, from ``offset`` to the first gap."""
         at, end = offset, offset + length
         while at < end:

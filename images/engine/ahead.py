@@ -1,4 +1,4 @@
-"""Reads ahead of whoever uses what was read, in a thread of its own."""
+"""Read ahead in a separate thread."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cdi_worker.formats import readers
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 
-#: Measured onto ext4 and a loop device: 1 MiB costs more calls, 4 MiB leave the processor's cache.
+#: Measured on ext4 and a loop device: 1 MiB needs more calls, 4 MiB does not fit into the CPU cache.
 CHUNK: Final = 2 << 20
-#: Items that wait between one being made and one being used, for the moments when one side stalls.
+#: Queued items, so that short stalls of one side do not stop the other.
 DEPTH: Final = 2
 
 T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Yields what ``items`` does, which runs in a thread from the beginning of the ``with`` block.
+    """Iterate over ``items`` in a thread, from the start of the ``with`` block, and yield them to the caller.
 
-    Leaving the block before the end sets ``scope``, which ends the read that is under way in ``items``. An
-    error of ``items`` is raised where it would have gone on.
+    Leaving the block before the end sets ``scope``, which must end the read in progress in ``items``. An
+    error of ``items`` is raised after the items before it.
     """
 
     def __init__(self, items: Iterator[T], scope: cancelling.Cancel) -> None:
@@ -37,7 +37,7 @@ class Ahead(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
 
     def __enter__(self) -> Self:
-        self._waking = self._scope.on_set(self._wake)
+        self._registration = self._scope.on_set(self._wake)
         self._thread.start()
         return self
 
@@ -46,7 +46,7 @@ class Ahead(Generic[T]):
             ended = self._ended
         if not ended:
             self._scope.set("left before the end")
-        self._waking.close()
+        self._registration.close()
         self._thread.join()
 
     def __iter__(self) -> Iterator[T]:
@@ -69,7 +69,7 @@ class Ahead(Generic[T]):
                     self._changed.wait_for(lambda: len(self._made) < DEPTH or self._scope.is_set())
                     self._made.append(item)
                     self._changed.notify()
-        except BaseException as err:  # noqa: BLE001 - whatever it is belongs to the caller's thread
+        except BaseException as err:  # noqa: BLE001 - raised again in the caller's thread
             self._failure = err
         with self._changed:
             self._ended = True
@@ -81,12 +81,12 @@ class Ahead(Generic[T]):
 
 
 def buffers(size: int = CHUNK) -> Iterator[memoryview]:
-    """Yield aligned memory for the items of an ``Ahead``, each for the next: what was used is used again."""
+    """Yield aligned buffers for the items of an ``Ahead``; a buffer is reused when its item has been used."""
     return itertools.cycle([directio.Buffer(size).view for _ in range(DEPTH + 2)])
 
 
 def pieces(reader: readers.Reader, scope: cancelling.Cancel) -> Iterator[memoryview]:
-    """Yield all that a reader brings, CHUNK bytes at a time, for an ``Ahead``."""
+    """Yield all bytes of a reader, CHUNK bytes at a time, for an ``Ahead``."""
     for buffer in buffers():
         filled = 0
         while filled < len(buffer):
@@ -102,7 +102,7 @@ def pieces(reader: readers.Reader, scope: cancelling.Cancel) -> Iterator[memoryv
 
 
 class Reader:
-    """What another reader brings, read ahead until ``close``, which closes that one too."""
+    """Read another reader ahead until ``close``, which closes that reader too."""
 
     def __init__(self, reader: readers.Reader, scope: cancelling.Cancel) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""Ending waits: a ``Cancel`` wakes whatever waits; a thread of its own is left behind where nothing can."""
+"""Cancel an import: a ``Cancel`` ends waits; calls that cannot be ended are abandoned in their own thread."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds between two looks at what has no way to wake a thread. Every use says what that is.
+#: Poll interval in seconds, for events that cannot wake a thread. Every use says why.
 TURN: Final = 0.2
 
 
 class Registration:
-    """A callback of ``Cancel.on_set``, until ``close`` or the end of the ``with`` block.
+    """A callback registered with ``Cancel.on_set``, until ``close`` or the end of the ``with`` block.
 
-    Once ``close`` has returned, the callback is neither running in another thread nor will it run: what it
-    wakes, such as a socket, may then be closed. Do not close it while holding a lock that the callback takes.
+    After ``close`` the callback is not running and will not be called, so the object that it uses, such as a
+    socket, may be closed. Do not call ``close`` while holding a lock that the callback takes.
     """
 
     __slots__ = ("_callback", "_caller", "_cancel", "was_called")
@@ -44,15 +44,15 @@ class Registration:
         self.close()
 
     def close(self) -> None:
-        """Unregister, waiting for the callback if another thread is in it. Safe to call twice."""
-        self._cancel._forget(self)  # noqa: SLF001  (two halves of one thing)
+        """Unregister; wait for the callback if it is running in another thread. Idempotent."""
+        self._cancel._forget(self)  # noqa: SLF001  (same module)
 
     def call(self) -> None:
-        """Call the callback. Its failure is logged: others have to be woken all the same."""
+        """Call the callback. A failure is logged, so that the other callbacks are still called."""
         try:
             self._callback()
         except Exception:
-            log.exception("a wait could not be ended")
+            log.exception("cancel callback failed")
 
 
 class Ending(Registration):
@@ -67,7 +67,8 @@ class Ending(Registration):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
-        # It may be set without a call so far: what another callback has closed may have ended this wait.
+        # The callback may not have been called yet: another callback may have ended this wait, for example by
+        # closing its socket.
         if self.was_called or self._cancel.is_set():
             raise errors.Cancelled from error
 
@@ -76,12 +77,12 @@ Made = TypeVar("Made", bound=Registration)
 
 
 class Cancel:
-    """Asks to stop: set at most once, for good, with a reason.
+    """A request to stop: set at most once, with a reason, and never cleared. Thread-safe.
 
-    Threads do not look at it in turns: they register how they are woken. Callbacks run in the thread that
-    calls ``set``, in the order of registration and with no lock of ours held. They must be short and must not
-    wait. A signal handler must not call ``set``, because the thread that it interrupts may hold a lock that a
-    callback takes; ``cdi_worker.cli`` hands signals over to a thread.
+    Threads do not poll it: they register a callback that wakes them. Callbacks run in the thread that calls
+    ``set``, in the order of registration, and without a lock of this class. They must be short and must not
+    wait. A signal handler must not call ``set``, because the interrupted thread may hold a lock that a
+    callback takes; ``cdi_worker.cli`` handles signals in a thread.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Cancel:
 
     @property
     def reason(self) -> str:
-        """Why it was set; empty before."""
+        """Why it was set; empty if it is not set."""
         return self._reason
 
     def is_set(self) -> bool:
@@ -105,7 +106,7 @@ class Cancel:
             raise errors.Cancelled
 
     def set(self, reason: str = "cancelled") -> None:
-        """Set it and call all callbacks. Only the first call counts."""
+        """Set it and call all callbacks. Later calls have no effect."""
         with self._changed:
             if self._is_set:
                 return
@@ -119,19 +120,19 @@ class Cancel:
             return self._changed.wait_for(self.is_set, timeout)
 
     def pause(self, seconds: float) -> None:
-        """Sleep. Raises ``errors.Cancelled`` as soon as it is set."""
+        """Sleep. Raises ``errors.Cancelled`` when it is set."""
         if self.wait(seconds):
             raise errors.Cancelled
 
     def on_set(self, callback: Callable[[], object]) -> Registration:
-        """Have ``callback`` called once it is set: here and now if it is already."""
+        """Call ``callback`` when it is set, or immediately if it is already set."""
         return self._register(Registration(self, callback))
 
     def ending(self, wake: Callable[[], object]) -> Ending:
-        """Have ``wake`` end the wait of a ``with`` block, which then raises ``errors.Cancelled``.
+        """Let ``wake`` end a wait in a ``with`` block, which then raises ``errors.Cancelled``.
 
-        Whatever a wait that was ended returns or raises is not to be trusted: a socket that was shut down
-        looks like one whose other end has sent everything. The block is not entered if it is set already.
+        The result or error of the ended wait is ignored: a socket after shutdown looks like one that has
+        received everything. If it is already set, entering the block raises ``errors.Cancelled``.
         """
         made = Ending(self, wake)
         if self.is_set():
@@ -140,7 +141,7 @@ class Cancel:
         return self._register(made)
 
     def child(self) -> Child:
-        """Return a cancel that is set together with this one, and alone without this one."""
+        """Return a cancel that is set with this one. Setting the child does not set this one."""
         return Child(self)
 
     def _register(self, made: Made) -> Made:
@@ -177,7 +178,7 @@ class Cancel:
 
 
 class Child(Cancel):
-    """A part of something larger. Its failure ends the part: leaving the ``with`` block by one sets it."""
+    """A cancel for a part of the work: it is set with its parent, or if its ``with`` block raises."""
 
     def __init__(self, parent: Cancel) -> None:
         super().__init__()
@@ -192,16 +193,16 @@ class Child(Cancel):
         self.close()
 
     def close(self) -> None:
-        """Let go of the parent, which then no longer sets it."""
+        """Detach from the parent, which no longer sets it."""
         self._above.close()
 
 
 class Reads(Cancel):
-    """The cancel of a source: it ends the reads of the import, or of the attempt that has failed.
+    """The cancel of a source: it is set by the import's cancel, and by the ``scope`` of a failed attempt.
 
-    A source outlives an attempt to import it: where ranges fail, it is read once more in order. So a source
-    gets this cancel when it is made, and an attempt that fails sets its own ``scope``. Until that block ends,
-    this one is set too; for the next attempt it is not.
+    A source is used for several attempts: if ranges fail, it is read again in order. A failed attempt sets
+    its own ``scope``, and with it this cancel, until the block of the scope ends. For the next attempt it is
+    not set.
     """
 
     def __init__(self, cancel: Cancel) -> None:
@@ -220,11 +221,11 @@ class Reads(Cancel):
         return self._innermost.reason
 
     def is_set(self) -> bool:
-        # A scope is set with the one around it, and that with the parent.
+        # Setting the import's cancel or an outer scope also sets the innermost scope.
         return self._innermost.is_set()
 
     def set(self, reason: str = "cancelled") -> None:
-        """Refuse: that is for the caller, who sets the cancel above, and for a scope."""
+        """Not supported: set the import's cancel or a scope instead."""
         raise AssertionError(reason)
 
     @contextlib.contextmanager
@@ -236,7 +237,7 @@ class Reads(Cancel):
             try:
                 yield scope
             except BaseException as err:
-                # While this is still the cancel of all reads.
+                # Before ``finally`` makes the outer cancel the innermost one again.
                 scope.set(type(err).__name__)
                 raise
             finally:
@@ -248,21 +249,21 @@ class _Never(Cancel):
         raise AssertionError(reason)
 
 
-#: A cancel that nobody sets.
+#: A cancel that is never set.
 NEVER: Final[Cancel] = _Never()
 
 
 class Event(Protocol):
-    """The part of ``threading.Event`` that library callers need to provide."""
+    """The part of ``threading.Event`` that a library caller must provide."""
 
     def is_set(self) -> bool: ...
 
 
 @contextlib.contextmanager
 def adapted(given: Cancel | Event | None) -> Iterator[Cancel]:
-    """Yield what a library caller gave to ``run`` or ``inspect`` as a ``Cancel``.
+    """Adapt the ``cancel`` argument of ``run`` and ``inspect`` to a ``Cancel``.
 
-    An event wakes only those who wait for it and calls nothing back: a thread looks at it every ``TURN``.
+    ``threading.Event`` has no callbacks, so a thread polls it every ``TURN`` seconds.
     """
     if isinstance(given, Cancel):
         yield given
@@ -290,7 +291,7 @@ def adapted(given: Cancel | Event | None) -> Iterator[Cancel]:
 
 @contextlib.contextmanager
 def woken(cancel: Cancel) -> Iterator[int]:
-    """Yield a descriptor for ``poll``: it can be read once ``cancel`` is set."""
+    """Yield a descriptor for ``poll`` that is readable when ``cancel`` is set."""
     wake = os.eventfd(0, os.EFD_CLOEXEC)
     try:
         with cancel.on_set(lambda: os.eventfd_write(wake, 1)):
@@ -307,12 +308,12 @@ def apart(
     limit: float | None = None,
     late: Callable[[], object] = lambda: None,
 ) -> T:
-    """Return the result of ``call``, made in a thread of its own, which may be left behind.
+    """Return the result of ``call``, which runs in its own thread and may be abandoned.
 
-    For what nothing can wake: name resolution, and libraries that connect and wait by themselves. A call that
-    has not ended ``grace`` seconds after a cancel is left behind with ``errors.Cancelled``, one that takes
-    longer than ``limit`` seconds with ``TimeoutError``. When it ends at last, well or not, ``late`` is called
-    in its thread, to close what it has opened.
+    For calls that cannot be ended: name resolution, and libraries that connect by themselves. A call that has
+    not returned ``grace`` seconds after a cancel is abandoned and raises ``errors.Cancelled``; one that takes
+    longer than ``limit`` seconds raises ``TimeoutError``. When an abandoned call returns or fails, its thread
+    calls ``late``, to close what it has opened.
     """
     outcome: futures.Future[T] = futures.Future()
     turn = threading.Event()
@@ -321,7 +322,7 @@ def apart(
     def work() -> None:
         try:
             settle = functools.partial(outcome.set_result, call())
-        except BaseException as err:  # noqa: BLE001  (raised again in the thread that waits)
+        except BaseException as err:  # noqa: BLE001  (raised again in the waiting thread)
             settle = functools.partial(outcome.set_exception, err)
         try:
             settle()
@@ -333,7 +334,7 @@ def apart(
         turn.wait(limit)
     if cancel.is_set():
         futures.wait([outcome], grace)
-    # Refused once there is an outcome; else there will be none any more, and the thread learns of it.
+    # cancel() fails if there is an outcome. Otherwise the thread gets InvalidStateError when it sets one.
     if not outcome.cancel():
         return outcome.result()
     cancel.check()

@@ -1,4 +1,4 @@
-"""Threads with one job: the first failure ends all of them."""
+"""A group of threads with the same job, which the first failure ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cdi_worker.images.engine import cancelling
 
-#: Seconds for threads to end once their reads have been.
+#: Maximum seconds to wait for threads after their reads were ended.
 LAST_WAIT = 1.0
 
 
 def join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads whose cancel is set.
+    """Wait at most LAST_WAIT seconds for threads whose cancel is set.
 
-    One that waits for what nothing ends can do no harm any more, and ends with its time-out.
+    A thread in a call that cannot be ended is left running: it no longer delivers, and ends with its timeout.
     """
     deadline = time.monotonic() + LAST_WAIT
     for thread in threads:
@@ -25,16 +25,15 @@ def join(threads: Sequence[threading.Thread]) -> None:
 
 
 class Crew:
-    """Some threads with one job: the first failure stops all, and after the end none delivers.
+    """Threads with the same job. The first failure ends all; after ``close`` no thread delivers.
 
-    ``scope``: of the attempt that the job is a part of. A failure sets it, and with it ends the reads that
-    other threads wait in.
+    ``scope``: the cancel of the attempt. A failure sets it, which ends the reads of the other threads.
     """
 
     def __init__(self, scope: cancelling.Cancel) -> None:
         self._scope = scope
         self._threads: list[threading.Thread] = []
-        #: Whether a thread has ended; False: something else is to be looked at.
+        #: True: a thread has ended. False: the scope is set.
         self._ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._delivering = 0
@@ -47,7 +46,7 @@ class Crew:
         self.close(None if kind is None else kind.__name__)
 
     def close(self, reason: str | None) -> None:
-        """End the threads, with a ``reason`` where there is more to do."""
+        """Wait for the threads to end; set the scope with ``reason`` first if there is one."""
         if reason is not None:
             self._scope.set(reason)
         with self._idle:
@@ -56,7 +55,7 @@ class Crew:
 
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:
-        """Hold the end back while a range is delivered; none is after the end has begun."""
+        """Let ``close`` wait for the delivery in this block. Raises ``errors.Cancelled`` after ``close``."""
         with self._idle:
             self._scope.check()
             self._delivering += 1
@@ -74,13 +73,13 @@ class Crew:
             thread.start()
 
     def check(self) -> None:
-        """Raise the first failure, or ``Cancelled``."""
+        """Raise the first failure, or ``errors.Cancelled`` if the scope is set."""
         if self._failure is not None:
             raise self._failure
         self._scope.check()
 
     def wait(self) -> None:
-        """Return when every thread has ended well."""
+        """Wait until all threads have ended. Raises the first failure."""
         left = len(self._threads)
         with self._scope.on_set(lambda: self._ended.put(False)):
             while left:
@@ -90,7 +89,7 @@ class Crew:
     def _run(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except BaseException as err:  # noqa: BLE001  (carried to the thread that waits)
+        except BaseException as err:  # noqa: BLE001  (raised again in the waiting thread)
             if self._failure is None:
                 self._failure = err
             self._scope.set(type(err).__name__)

@@ -1,8 +1,7 @@
-"""The fetch engine: ranges of a random-access source, in parallel, in order or as they come.
+"""The fetch engine: fetch ranges of a random-access source in parallel; deliver them in order or on arrival.
 
-It owns retry, back-off and the no-progress limit, so that sources own none of it. Memory is bounded
-by construction: one buffer for each connection when ranges are delivered as they come, a fixed ring
-of them when they are delivered in order.
+Retries, back-off and the no-progress limit are implemented here, not in the sources. Memory is bounded: one
+buffer per connection for delivery on arrival, a fixed ring of buffers for delivery in order.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling, crew, retry
 
 MIB = 1 << 20
-#: What is delivered at once where a source reads on: memory of this size stays in a processor's cache. By six
-#: bare connections 2 GiB took 0.8 s and 0.9 s of CPU in such pieces, 1.2 s and 1.4 s in pieces of 4 MiB.
+#: Bytes delivered at once for a ``Continuing`` source: they stay in the CPU cache. With six plain
+#: connections, 2 GiB took 0.8 s and 0.9 s of CPU in such pieces, 1.2 s and 1.4 s in pieces of 4 MiB.
 PIECE = 1 * MIB
-#: Bytes between two ranges that are cheaper read than skipped with another request.
+#: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
 
 
 @runtime_checkable
 class Continuing(readers.RandomReader, Protocol):
-    """A source for which several reads, one after the other, are one request."""
+    """A source that serves several consecutive reads with one request."""
 
     def expect(self, offset: int, length: int, /) -> None:
-        """Be told what this thread will read: all of it in order, but for gaps up to GAP."""
+        """Announce the bytes that this thread will read next, in order, with gaps of at most GAP bytes."""
 
 
 class Range(NamedTuple):
-    """Bytes of the source, ``offset`` to ``offset + length``."""
+    """The bytes of the source from ``offset`` to ``offset + length``."""
 
     offset: int
     length: int
@@ -46,10 +45,10 @@ Deliver = Callable[[int, memoryview], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """How hard to fetch. Sizes in bytes, times in seconds.
+    """Options of the fetch engine. Sizes in bytes, times in seconds.
 
-    ``chunk``: what one request asks for, 4 MiB being where the cost of a request no longer shows
-    (virt-v2v measured the same). ``window``: chunks held when delivering in order.
+    ``chunk``: bytes of one request; from 4 MiB on the cost of a request no longer matters (virt-v2v measured
+    the same). ``window``: chunks in memory for delivery in order.
     """
 
     connections: int = 6
@@ -59,7 +58,7 @@ class Options:
 
 
 def split(start: int, end: int, chunk: int) -> Iterator[Range]:
-    """Cut ``start`` to ``end`` at multiples of ``chunk``, so that a later run cuts alike."""
+    """Split ``start`` to ``end`` at multiples of ``chunk``, so that a later attempt has the same ranges."""
     while start < end:
         stop = min(end, (start // chunk + 1) * chunk)
         yield Range(start, stop - start)
@@ -67,7 +66,7 @@ def split(start: int, end: int, chunk: int) -> Iterator[Range]:
 
 
 def _together(ranges: Iterable[Range], most: int) -> Iterator[list[Range]]:
-    """Gather ranges near each other for requests of at most ``most`` bytes; a longer range is alone."""
+    """Group nearby ranges for requests of at most ``most`` bytes. A longer range is a group of its own."""
     group: list[Range] = []
     start = end = 0
     for item in ranges:
@@ -84,12 +83,12 @@ def _together(ranges: Iterable[Range], most: int) -> Iterator[list[Range]]:
 
 
 class Fetcher:
-    """Fetches from one source of ``size`` bytes.
+    """Fetch ranges from one source of ``size`` bytes.
 
-    ``scope``: of the attempt that the fetches are for. The source's reads end with it (``cancelling.Reads``),
-    and a failure of one thread sets it for the others.
-    ``known``: what was read of it before, which is not fetched again. ``advance`` is called with the number
-    of bytes as they arrive, known ones included, ``retried`` with what failed and is tried again.
+    ``scope``: the cancel of the attempt. It ends the source's reads (``cancelling.Reads``), and a failure of
+    one thread sets it for the others. ``known``: bytes that were read before and are not fetched again.
+    ``advance`` gets the number of bytes as they arrive, including known ones; ``retried`` gets each failure
+    that is retried.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Fetcher:
     ) -> None:
         self.size = size
         self.options = options
-        #: How long the ranges of ``each`` are best, where the caller may choose.
+        #: The best length for the ranges of ``each``.
         self.step = min(PIECE, options.chunk) if isinstance(reader, Continuing) else options.chunk
         self._reader = reader
         self._scope = scope
@@ -114,19 +113,20 @@ class Fetcher:
         self._retried = retried
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes: for headers and tables."""
+        """Return exactly these bytes, for headers and tables. Raises ``errors.Truncated`` past the end."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise errors.Truncated(
-                format="image", reason=f"bytes {offset}+{length} of a file of {self.size} bytes"
+                format="image",
+                reason=f"{length} bytes at byte {offset} needed, the file has {self.size} bytes",
             )
         data = bytearray(length)
         self.fill(offset, memoryview(data))
         return bytes(data)
 
     def fill(self, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from ``offset``, trying again as long as there is progress."""
+        """Fill ``into`` from ``offset``, retrying as long as there is progress."""
         patience = retry.Patience(self.options.no_progress, self._scope)
-        done = self._known.run(offset, len(into))
+        done = self._known.known_length(offset, len(into))
         if done:
             self._advance(done)
         while done < len(into):
@@ -145,10 +145,10 @@ class Fetcher:
         self._known.lay_over(offset, into)
 
     def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
-        """Fetch all ``ranges`` and deliver each as it comes; what is near each other with one request.
+        """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.
 
-        The first failure, of a read or of ``deliver``, ends the others and is raised here; no call
-        of ``deliver`` is running or will come when this returns.
+        Raises the first failure of a read or of ``deliver``, after ending the others. When this returns, no
+        thread is in ``deliver`` or will call it.
         """
         most = self.options.chunk if isinstance(self._reader, Continuing) else 0
         pending = _together(ranges, most)
@@ -181,15 +181,14 @@ class Fetcher:
             self._reader.expect(start, last.offset + last.length - start)
 
     def stream(self, start: int = 0) -> OrderedStream:
-        """Return ``start`` to the end as an ordered reader that fetches ahead in parallel."""
+        """Return a reader from ``start`` to the end that fetches ahead in parallel."""
         return OrderedStream(self, self._scope, start)
 
 
 class OrderedStream:
-    """Parallel ranges, read in order. A ring of ``options.window`` buffers bounds the memory.
+    """Fetch ranges in parallel and read them in order, with a ring of ``options.window`` buffers.
 
-    A range is taken together with its place in the ring, so the one that the consumer waits for
-    always has a buffer and the ring cannot block itself.
+    Ranges get their buffers in order, so the range that the reader waits for always has one: no deadlock.
     """
 
     def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, start: int) -> None:

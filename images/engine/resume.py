@@ -1,4 +1,4 @@
-"""One ordered stream made of as many connections as it takes."""
+"""Read a stream in order, with a new connection after each failure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, retry
 
 SKIP_SIZE = 1 << 20
-#: Readings from the beginning that break before anything new came, until the stream is given up.
+#: Maximum restarts from the beginning without any new byte.
 FRUITLESS_RESTARTS = 5
 
 
 class Resuming:
-    """Reads ``open_at(0)`` to the end, opened again where it broke.
+    """Read a stream to its end; after a failure reopen it at the current position with ``open_at``.
 
-    Where the server cannot go to an offset (``errors.NoRanges``) the stream is read again from its
-    beginning and what was already delivered is skipped. A running CRC of the delivered bytes tells
-    whether the second reading is of the same bytes: without an identity nothing else does.
-    ``size``: the expected length in bytes, None if unknown. ``delivered``: the beginning, which the caller
-    has already; it gets what follows.
+    If the server cannot start at an offset (``errors.NoRanges``), the stream is read from the beginning and
+    the delivered bytes are skipped. Their CRC is compared, because without an identity nothing else shows a
+    change. ``size``: the expected length in bytes, None if unknown. ``delivered``: the first bytes, which the
+    caller already has.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Resuming:
         return 0
 
     def close(self) -> None:
-        """Let go of the connection: what is read from now on is the end, not the beginning again."""
+        """Close the connection. Later reads return 0 instead of reopening the stream."""
         self._closed = True
         self._drop()
 
@@ -83,7 +82,8 @@ class Resuming:
 
     def _check_end(self, count: int) -> None:
         if not count and self._size is not None and self.position < self._size:
-            raise errors.Transient(url=self._name, reason=f"ended at byte {self.position} of {self._size}")
+            reason = f"the connection ended at byte {self.position} of {self._size}"
+            raise errors.Transient(url=self._name, reason=reason)
 
     def _reopen(self) -> readers.Reader:
         try:
@@ -91,9 +91,8 @@ class Resuming:
         except errors.NoRanges as err:
             self._fruitless += 1
             if self._fruitless > FRUITLESS_RESTARTS:
-                raise errors.TransferFailed(
-                    url=self._name, offset=self.position, reason="breaks before this byte each time"
-                ) from err
+                reason = f"no byte range support, and {FRUITLESS_RESTARTS} restarts failed before this byte"
+                raise errors.TransferFailed(url=self._name, offset=self.position, reason=reason) from err
             reader = self._open_at(0)
             try:
                 self._skip(reader)
@@ -109,7 +108,8 @@ class Resuming:
             self._cancel.check()
             count = reader.readinto(buffer[:left])
             if not count:
-                raise errors.Transient(url=self._name, reason="ended before the byte it broke at")
+                reason = f"the connection ended before byte {self.position}, where the last one ended"
+                raise errors.Transient(url=self._name, reason=reason)
             crc = isal_zlib.crc32(buffer[:count], crc)
             left -= count
             self._patience.progress()

@@ -1,4 +1,4 @@
-"""How long to keep trying: exponential back-off with jitter under a no-progress limit."""
+"""Retry with exponential back-off, jitter and a no-progress limit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 20.0
-#: A server may ask for more patience than the no-progress limit, but not for ever.
+#: Maximum of a server's Retry-After, in seconds. It may be longer than the no-progress limit.
 LONGEST_RETRY_AFTER = 300.0
 
 
 class Patience:
-    """Decides after each failure whether, and when, to try again.
+    """Decide after each failure whether to retry, and when.
 
-    There is no limit on attempts or on time as long as bytes arrive: only ``limit`` seconds
-    without any progress end it. Each piece of work has a Patience of its own.
+    The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
+    retries. Not thread-safe: each piece of work has its own.
     """
 
     def __init__(self, limit: float, cancel: cancelling.Cancel) -> None:
@@ -34,23 +34,23 @@ class Patience:
         self.progress()
 
     def progress(self) -> None:
-        """Something moved: start counting anew."""
+        """Report progress: restart the limit and the back-off."""
         self._deadline = time.monotonic() + self._limit
         self._delay = FIRST_DELAY
 
     def wait(self, failure: errors.Transient, offset: int) -> None:
-        """Sleep before the next attempt, or raise ``TransferFailed`` when the limit is reached."""
+        """Sleep before the next attempt. Raises ``errors.TransferFailed`` when the limit is reached."""
         delay = self._delay * random.uniform(0.5, 1.0)  # noqa: S311  (jitter, not a secret)
         self._delay = min(self._delay * 2, LONGEST_DELAY)
         if failure.retry_after is not None:
-            asked = min(failure.retry_after, LONGEST_RETRY_AFTER)
-            delay = max(delay, asked)
-            self._deadline = max(self._deadline, time.monotonic() + asked + self._limit / 2)
+            requested = min(failure.retry_after, LONGEST_RETRY_AFTER)
+            delay = max(delay, requested)
+            self._deadline = max(self._deadline, time.monotonic() + requested + self._limit / 2)
         if time.monotonic() + delay > self._deadline:
             raise errors.TransferFailed(
                 url=failure.fields["url"], offset=offset, reason=failure.fields["reason"]
             ) from failure
-        log.debug("try again offset=%d delay=%.1f reason=%s", offset, delay, failure)
+        log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
             raise errors.Cancelled from failure
 
@@ -61,7 +61,7 @@ def patiently(
     cancel: cancelling.Cancel,
     retried: Callable[[errors.Transient], None] = lambda _: None,
 ) -> T:
-    """Return the result of ``call``, tried again after each ``Transient`` for ``limit`` seconds."""
+    """Return the result of ``call``; retry after each ``errors.Transient``, for ``limit`` seconds."""
     patience = Patience(limit, cancel)
     while True:
         try:

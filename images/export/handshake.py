@@ -1,4 +1,4 @@
-"""The server's half of the NBD handshake (fixed newstyle) for one read-only export without a name.
+"""The server side of the NBD handshake (fixed newstyle) for one read-only export with an empty name.
 
 https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
 """
@@ -25,17 +25,17 @@ _INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
 _OPTION = struct.Struct(">8sII")
 _REPLY = struct.Struct(">QIII")
 
-# A name has at most 4096 bytes; an option carries little else.
+# An export name has at most 4096 bytes, the rest of an option is short.
 _LONGEST_OPTION = 8 << 10
 _MOST_OPTIONS = 64
 
 
 class Gone(Exception):
-    """The client left, or broke the protocol so that nothing it says can be understood."""
+    """The client closed the connection or violated the protocol."""
 
 
 class Connection:
-    """Both sides of a connection: one thread receives, any sends whole messages."""
+    """A connection to a client: one thread receives, any thread sends whole messages."""
 
     def __init__(self, accepted: socket.socket) -> None:
         self._socket = accepted
@@ -43,14 +43,14 @@ class Connection:
         self._lock = threading.Lock()
 
     def receive(self, length: int) -> bytes:
-        """Return so many bytes. Raises ``Gone`` when fewer come."""
+        """Return exactly ``length`` bytes. Raises ``Gone`` at the end of the connection."""
         data: bytes = self._requests.read(length)
         if len(data) < length:
             raise Gone
         return data
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send all parts, with nothing of another thread between them."""
+        """Send all parts as one message. Thread-safe."""
         left = [memoryview(part) for part in parts if len(part)]
         with self._lock:
             while left:
@@ -61,20 +61,20 @@ class Connection:
                     left[0] = left[0][sent:]
 
     def shutdown(self) -> None:
-        """Make the thread that waits for requests, and whoever sends, stop."""
+        """End ``receive`` and ``send`` in all threads."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.shutdown()
-        # The number of the descriptor may not be used anew while another thread sends to it.
+        # The descriptor must not be closed, and its number reused, while another thread sends to it.
         with self._lock:
             self._requests.close()
             self._socket.close()
 
 
 def negotiate(connection: Connection, size: int, longest: int) -> None:
-    """Agree on the export of ``size`` bytes with reads of up to ``longest``; raise ``Gone`` if not."""
+    """Negotiate the export of ``size`` bytes with reads of up to ``longest`` bytes. Raises ``Gone``."""
     connection.send(_INIT_MAGIC, _OPTION_MAGIC, struct.pack(">H", _FIXED_NEWSTYLE | _NO_ZEROES))
     (flags,) = struct.unpack(">I", connection.receive(4))
     if flags & ~(_FIXED_NEWSTYLE | _NO_ZEROES):
@@ -93,14 +93,14 @@ def negotiate(connection: Connection, size: int, longest: int) -> None:
 
 
 def _export_name(connection: Connection, name: bytes, size: int, *, zeroes: bool) -> None:
-    # The old way into transmission has no answer for an unknown name but to hang up.
+    # NBD_OPT_EXPORT_NAME has no error reply: for an unknown name the server must disconnect.
     if name:
         raise Gone
     connection.send(struct.pack(">QH", size, _flags()), bytes(124 if zeroes else 0))
 
 
 def _answer(connection: Connection, option: int, data: bytes, export: tuple[int, int]) -> bool:
-    """Answer one option; True: transmission begins."""
+    """Answer one option; return whether the transmission phase begins."""
     if option == _ABORT:
         _reply(connection, option, _ACK)
         raise Gone
@@ -120,14 +120,14 @@ def _answer(connection: Connection, option: int, data: bytes, export: tuple[int,
         return False
     size, longest = export
     _reply(connection, option, _REPLY_INFO, struct.pack(">HQH", _INFO_EXPORT, size, _flags()))
-    # Any alignment is served: formats have tables and ends anywhere.
+    # Minimum block size 1: formats have tables at any offset.
     _reply(connection, option, _REPLY_INFO, struct.pack(">HIII", _INFO_BLOCK_SIZE, 1, 4096, longest))
     _reply(connection, option, _ACK)
     return option == _GO
 
 
 def _name(data: bytes) -> bytes | None:
-    """Return the name in NBD_OPT_INFO and NBD_OPT_GO; None: malformed."""
+    """Return the export name in NBD_OPT_INFO or NBD_OPT_GO, None if the option is malformed."""
     if len(data) < 6:
         return None
     (length,) = struct.unpack_from(">I", data)

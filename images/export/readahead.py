@@ -1,8 +1,8 @@
-"""Recent and coming parts of a source in memory, for clients that read in small pieces.
+"""Cache and read-ahead for clients that read a source in small pieces.
 
-qemu-img walks tables of 64 KiB and reads some formats piece by piece; over HTTP each piece would cost a round
-trip. A lone read fetches one block. A read that goes on where a kept one ended fetches twice as much as that
-one, and, when first touched, what follows it, several fetches at a time: as the kernel does for files.
+qemu-img reads tables of 64 KiB and some formats in small pieces; over HTTP each would cost a round trip. A
+random read fetches one block. A read that follows a cached one fetches twice its length and, when first used,
+the bytes after it with several parallel fetches: like the kernel's read-ahead for files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cdi_worker.images.engine import cancelling, crew
 
-#: Fills all of the memory with what is at the offset, or raises. Called from several threads at once.
+#: Fills the whole buffer from the offset, or raises. Several threads call it.
 Read = Callable[[int, memoryview], None]
 
 _BLOCK = 256 << 10
@@ -24,15 +24,15 @@ _LONGEST = 4 << 20
 
 
 class Fetch:
-    """One read of the source, of the bytes from ``start`` to ``end``, that has begun or soon will."""
+    """One read of the source, from ``start`` to ``end``: queued, running or finished."""
 
     def __init__(self, start: int, memory: _Memory, *, follows: bool) -> None:
         self.start = start
         self.end = start + len(memory.view)
         self.memory = memory
-        #: Whether it goes on where another one ended.
+        #: Whether it begins where another cached fetch ended.
         self.follows = follows
-        #: How many requests use the bytes now, and how many bytes all requests have used.
+        #: Number of requests that use the bytes now, and number of bytes used by all requests.
         self.users = 0
         self.used = 0
         self.done = False
@@ -53,7 +53,7 @@ class Fetch:
             act()
 
     def when_done(self, act: Callable[[], None]) -> None:
-        """Call ``act`` here if the bytes have come, else from the thread that brings them."""
+        """Call ``act`` when the fetch is done: now, or from the thread that runs it."""
         with self._lock:
             if not self.done:
                 self._waiting.append(act)
@@ -61,16 +61,17 @@ class Fetch:
         act()
 
     def part(self, start: int, end: int) -> memoryview:
-        """Return what it holds of ``start`` to ``end``, or raise what the read raised."""
+        """Return the bytes from ``start`` to ``end`` in this fetch, or raise the error of its read."""
         if self.failure is not None:
             raise self.failure
         return self.memory.view[max(0, start - self.start) : min(end, self.end) - self.start]
 
 
 class Cache:
-    """Read ``size`` bytes through ``read``, ``parallel`` at a time, keeping ``capacity`` bytes.
+    """Cache a source of ``size`` bytes, which ``parallel`` threads fetch with ``read``.
 
-    More is held only while more is in use. ``scope`` has to end the calls of ``read``; ``close`` sets it.
+    ``capacity`` bytes are cached; more only while they are in use. ``scope`` must end the calls of ``read``;
+    ``close`` sets it.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Cache:
             worker.start()
 
     def take(self, offset: int, length: int) -> list[Fetch]:
-        """Return the fetches that hold the bytes, in order, to be given back; each has been started."""
+        """Return the fetches with these bytes, in order, starting missing ones. Call ``give`` after use."""
         found: list[Fetch] = []
         end = offset + length
         with self._lock:
@@ -118,17 +119,17 @@ class Cache:
         return found
 
     def give(self, fetches: Sequence[Fetch], offset: int, length: int) -> None:
-        """Tell that the bytes that were taken are no longer used."""
+        """Return the fetches of ``take``: the bytes are no longer used."""
         with self._lock:
             for fetch in fetches:
                 fetch.users -= 1
                 fetch.used += min(fetch.end, offset + length) - max(fetch.start, offset)
                 if fetch.used >= fetch.end - fetch.start and fetch in self._recent:
-                    # Read to its end: the first to go, so that the memory is used again while it is warm.
+                    # Completely used: evict it first, so that its memory is reused while in the CPU cache.
                     self._recent.move_to_end(fetch, last=False)
 
     def close(self) -> None:
-        """End the reads under way, and fail what has not begun with ``errors.Cancelled``."""
+        """End running fetches; queued ones fail with ``errors.Cancelled``."""
         self._scope.set("closed")
         for _ in self._workers:
             self._queue.put(None)
@@ -140,13 +141,13 @@ class Cache:
 
     def _read_ahead(self, offset: int) -> None:
         end = min(offset + self._ahead, self._size)
-        # More than the workers have to do at once would only stand before what is wanted next.
+        # A longer queue would delay the next request of the client.
         while offset < end and self._queue.qsize() < len(self._workers):
             fetch = self._by_block.get(offset // _BLOCK)
             offset = (fetch or self._start(offset // _BLOCK, offset)).end
 
     def _start(self, block: int, wanted: int) -> Fetch:
-        """Fetch from ``block`` on: what is wanted, or twice what came before, but nothing twice."""
+        """Fetch from ``block`` to ``wanted``, or twice the length of the fetch before it; no cached block."""
         before = self._by_block.get(block - 1)
         blocks = max(1, -(-wanted // _BLOCK) - block)
         if before is not None:
@@ -167,7 +168,7 @@ class Cache:
         return fetch
 
     def _room(self, length: int) -> _Memory:
-        """Find memory, forgetting what was not used for longest."""
+        """Return memory, evicting the least recently used fetches if necessary."""
         while (memory := self._arena.take(length)) is None:
             oldest = next((fetch for fetch in self._recent if fetch.done and not fetch.users), None)
             if oldest is None:
@@ -182,7 +183,7 @@ class Cache:
 
 
 class _Memory(NamedTuple):
-    """Bytes, and which ``blocks`` of the arena from ``first`` on they are; 0: not from there."""
+    """Memory, and its position in the arena: ``blocks`` blocks from ``first``; 0 blocks: not in the arena."""
 
     view: memoryview
     first: int
@@ -190,7 +191,7 @@ class _Memory(NamedTuple):
 
 
 class _Arena:
-    """Memory in blocks that are used again: to touch fresh pages costs more than to copy onto warm ones."""
+    """Memory in blocks that are reused: page faults of fresh memory cost more than a copy to used pages."""
 
     def __init__(self, capacity: int) -> None:
         self._memory = memoryview(mmap.mmap(-1, capacity))

@@ -1,6 +1,6 @@
-"""A read-only NBD server for qemu-img: to it, anything that can be read at random is a file.
+"""A read-only NBD server, so that qemu-img can read any source with random access.
 
-Simple replies, out of order, on a unix socket that only this user can reach.
+Simple replies, out of order, on a unix socket in a directory that only this user can access.
 https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
 """
 
@@ -27,20 +27,21 @@ _REPLY = struct.Struct(">IIQ")
 
 _READ, _WRITE, _DISCONNECT, _TRIM, _WRITE_ZEROES = 0, 1, 2, 4, 6
 
-#: The longest request that is answered, in bytes: what the protocol wants every server to grant.
+#: Maximum bytes of a request: the protocol recommends that every server supports this.
 LONGEST = 32 << 20
-# qemu's client rounds the size up to this, and then waits for ever for the rest of a simple reply.
+# qemu's client rounds the size up to this, and would wait forever for the rest of a shorter reply.
 _SECTOR = 512
-# Bytes of replies being gathered or sent, over all connections.
+# Maximum bytes of replies being fetched or sent, for all connections together.
 _IN_FLIGHT = 32 << 20
 _MOST_CONNECTIONS = 16
 
 
 class Export:
-    """Serve ``size`` bytes, and zeros to the end of a sector; ``socket`` is the path to connect to.
+    """Serve ``size`` bytes, padded with zeros to whole sectors, on the unix socket ``socket``.
 
-    ``read`` is called from ``parallel`` threads; the end of the block sets ``scope``, to end its calls. Its
-    error reaches the client as EIO, and leaves the block in place of what the client made of it.
+    ``parallel`` threads call ``read``; the end of the ``with`` block sets ``scope``, which must end its
+    calls. The client gets an error of ``read`` as EIO. The block then raises that error instead of the
+    client's.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Export:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-        made_of_it = error is None or isinstance(error, (errors.ToolFailed, errors.ImageError))
-        if self._failure is not None and made_of_it:
+        is_consequence = error is None or isinstance(error, (errors.ToolFailed, errors.ImageError))
+        if self._failure is not None and is_consequence:
             raise self._failure from error
 
     def _close(self) -> None:
@@ -106,7 +107,7 @@ class Export:
                 thread.start()
 
     def _serve(self, connection: _Connection) -> None:
-        # Whatever goes wrong with a client ends that client only.
+        # A failure of one connection does not affect the others.
         with contextlib.suppress(handshake.Gone, OSError):
             handshake.negotiate(connection, self._size, LONGEST)
             while True:
@@ -129,7 +130,7 @@ class Export:
             self._read(connection, cookie, offset, length)
 
     def _read(self, connection: _Connection, cookie: int, offset: int, length: int) -> None:
-        """Reply now if all is at hand, else leave that to the thread that brings the last part."""
+        """Reply now if all bytes are cached, else from the thread that fetches the last of them."""
         self._budget.take(length)
         fetches = self._cache.take(offset, length)
 
@@ -152,16 +153,16 @@ class Export:
 
 
 class _Connection(handshake.Connection):
-    """One client: requests come in one thread, replies go out whole from any."""
+    """A connection to a client in the transmission phase."""
 
     def reply(self, cookie: int, error: int, data: Sequence[memoryview] = ()) -> None:
-        """Answer a request. The client may have left without waiting: its thread finds that out."""
+        """Answer a request. A closed connection is ignored here, because ``receive`` reports it."""
         with contextlib.suppress(OSError):
             self.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *data)
 
 
 def _padded(read: readahead.Read, size: int) -> readahead.Read:
-    """Return a read that goes on with zeros behind ``size``."""
+    """Return a read function that returns zeros after ``size`` bytes."""
 
     def fill(offset: int, into: memoryview) -> None:
         inside = max(0, min(len(into), size - offset))
@@ -173,7 +174,7 @@ def _padded(read: readahead.Read, size: int) -> readahead.Read:
 
 
 class _Budget:
-    """Bytes that may be held at once; ``take`` waits until they are there."""
+    """A limit on the bytes in use; ``take`` waits until enough are free."""
 
     def __init__(self, total: int) -> None:
         self._left = total
@@ -191,7 +192,7 @@ class _Budget:
 
 
 def _when_all_done(fetches: Sequence[readahead.Fetch], act: Callable[[], None]) -> None:
-    """Call ``act`` once: from here, or from the thread that brings the last bytes."""
+    """Call ``act`` once all fetches are done: now, or from the thread of the last one."""
     missing = [fetch for fetch in fetches if not fetch.done]
     lock = threading.Lock()
     left = len(missing) + 1

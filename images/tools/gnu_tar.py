@@ -1,4 +1,4 @@
-"""GNU tar as a reader of a directory: the dialect that the other end of a clone unpacks."""
+"""Read a directory as a GNU tar archive, the format that CDI's clone target unpacks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 
 from cdi_worker.images.tools import process
 
-#: What mkfs makes and a volume's content does not include.
+#: Created by mkfs, and not part of a volume's content.
 NOT_CONTENT = frozenset({"lost+found"})
 _CHUNK = 1 << 20
 
 
 class Reader:
-    """An archive of what is in ``directory``; ``sparse``: holes are told, not sent.
+    """Read an archive of the files in ``directory``; ``sparse``: store holes as a sparse map.
 
-    Names are those below the directory, without a leading ``./``. Raises ``errors.ToolFailed``.
+    Names are relative to the directory, without a leading ``./``. Raises ``errors.ToolFailed``.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, sparse: bool) -> None:
@@ -27,7 +27,7 @@ class Reader:
         )
         argv = ["tar", "--create", "--format=gnu", f"--directory={pathlib.Path(directory).resolve()}"]
         argv += ["--null", "--verbatim-files-from", "--files-from=-", "--file=-"]
-        # In the same order each time: a stream that broke is made again.
+        # The same order each time, so that a broken stream can be repeated.
         argv += ["--sort=name", *(["--sparse"] if sparse else [])]
         command = process.Command(tuple(argv), package="tar")
         self._process = process.Process(command, stdin=process.PIPE, stdout=process.PIPE)
@@ -35,7 +35,7 @@ class Reader:
         self._feeder.start()
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read 1 to ``len(into)`` bytes; 0 only at the end of a whole archive."""
+        """Read 1 to ``len(into)`` bytes; return 0 only at the end of a complete archive."""
         count = 0
         while count < min(len(into), _CHUNK) and (more := os.readv(self._process.stdout, [into[count:]])):
             count += more
@@ -55,7 +55,7 @@ class Reader:
             while left:
                 left = left[os.write(self._process.stdin, left) :]
         except BrokenPipeError:
-            # Its exit status tells why it has ended.
+            # tar has exited: ``readinto`` reports its exit status.
             pass
         finally:
             self._process.close_stdin()

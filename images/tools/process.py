@@ -1,8 +1,8 @@
-"""Programs that the worker runs: started clean, watched, and ended with their block.
+"""Run programs: in a clean environment, with limits and a watch, ended with their ``with`` block.
 
-The only user of ``subprocess``. A program gets an empty private directory, a small fixed
-environment, no standard input unless asked for, and a limit on its address space; it is killed when
-the thread that started it ends, so a killed worker leaves nothing behind.
+The only user of ``subprocess``. A program gets an empty private directory, a small fixed environment, no
+standard input unless requested, and a limit on its address space. It is killed when the thread that started
+it ends, so a killed worker leaves no process behind.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# glibc reserves 64 MiB of address space for the arena of each thread: unusable under a limit.
+# glibc reserves 64 MiB of address space for the arena of each thread: too much with a limit.
 _ENVIRONMENT = {"PATH": SEARCH_PATH, "LANG": "C", "LC_ALL": "C", "MALLOC_ARENA_MAX": "2"}
 PIPE = subprocess.PIPE
 NULL = subprocess.DEVNULL
 
 _TAIL = 4096
 _CHUNK = 64 << 10
-# What a program gets between SIGTERM and SIGKILL, in seconds.
+# Seconds between SIGTERM and SIGKILL.
 _GRACE = 5.0
 
 
 class Watch:
-    """Raise ``errors.NoProgress`` when nothing moved for ``seconds``; None: wait for ever."""
+    """Raise ``errors.NoProgress`` after ``seconds`` without progress; None: no limit."""
 
     def __init__(self, what: str, seconds: float | None = None) -> None:
         self._what = what
@@ -45,11 +45,11 @@ class Watch:
 
     @property
     def turn(self) -> float | None:
-        """Seconds until the next look, None without a limit. No change of ``/proc/PID/io`` wakes anybody."""
+        """Poll interval in seconds, None without a limit. ``/proc/PID/io`` cannot be waited for."""
         return None if self._seconds is None else cancelling.TURN
 
     def feed(self) -> None:
-        """Note that something moved."""
+        """Report progress."""
         self._fed = time.monotonic()
 
     def check(self) -> None:
@@ -59,9 +59,9 @@ class Watch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. ``package``: Debian's name for people who miss it; ``address_space`` in bytes.
+    """A command to run. ``package``: the Debian package with the program; ``address_space`` in bytes.
 
-    ``library_path``: where its libraries are first looked for (LD_LIBRARY_PATH).
+    ``library_path``: LD_LIBRARY_PATH.
     """
 
     argv: tuple[str, ...]
@@ -78,8 +78,8 @@ class Command:
 class Process:
     """A running program, ended with its ``with`` block.
 
-    Start and end it in one thread: the kernel ties its life to that thread (PR_SET_PDEATHSIG).
-    ``on_line`` gets each line of its standard error from whichever call happens to read it.
+    Start and end it in one thread: the kernel kills it when that thread ends (PR_SET_PDEATHSIG). ``on_line``
+    is called with each line of its standard error, by any method that reads it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Process:
         self._stderr: int | None = self._popen.stderr.fileno()
 
     def _start(self, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
-        # util-linux does between fork and exec what preexec_fn may not do in a program with threads.
+        # preexec_fn is not safe in a program with threads: util-linux sets the limits and the signal instead.
         limits = (f"--as={self._command.address_space}", "--core=0")
         wrapper = ("prlimit", *limits, "--", "setpriv", "--pdeathsig", "KILL", "--")
         here = self._directory.name
@@ -121,7 +121,7 @@ class Process:
             cwd=here,
             env={**_ENVIRONMENT, "HOME": here, "TMPDIR": here, **libraries},
             pass_fds=self._command.pass_fds,
-            # Ctrl-C goes to the whole foreground group: only the worker shall act on it.
+            # Ctrl-C sends SIGINT to the whole foreground process group, but only the worker should handle it.
             start_new_session=True,
         )
 
@@ -137,26 +137,23 @@ class Process:
 
     @property
     def stdin(self) -> int:
-        """Return the descriptor that feeds the program (it was started with ``stdin=PIPE``)."""
+        """Return the descriptor of the program's standard input (needs ``stdin=PIPE``)."""
         assert self._popen.stdin is not None  # noqa: S101
         return self._popen.stdin.fileno()
 
     @property
     def stdout(self) -> int:
-        """Return the descriptor of what the program writes (it was started with ``stdout=PIPE``)."""
+        """Return the descriptor of the program's standard output (needs ``stdout=PIPE``)."""
         assert self._popen.stdout is not None  # noqa: S101
         return self._popen.stdout.fileno()
 
     def close_stdin(self) -> None:
-        """Tell the program that its input has ended."""
+        """Close the program's standard input."""
         assert self._popen.stdin is not None  # noqa: S101
         self._popen.stdin.close()
 
     def end(self) -> None:
-        """End the program, and what it started, if it still runs.
-
-        Its pipes stay open for threads that wait on them.
-        """
+        """End the program and its children if they still run. Its pipes stay open for other threads."""
         for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
             if self._popen.poll() is None:
                 os.killpg(self.pid, number)
@@ -164,9 +161,9 @@ class Process:
                     self._popen.wait(patience)
 
     def ready(self, fd: int | None, seconds: float | None = None, wake: int | None = None) -> bool:
-        """Wait until ``fd`` can be read and take in standard error meanwhile.
+        """Wait until ``fd`` is readable, reading standard error meanwhile; return whether it is.
 
-        For at most ``seconds``, and no longer than until ``wake`` can be read.
+        Returns after ``seconds`` at the latest, or when ``wake`` is readable.
         """
         poll = select.poll()
         for each in {fd, wake, self._stderr} - {None}:
@@ -179,16 +176,16 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Tell whether standard error is closed: all has been said."""
+        """Return whether standard error is closed."""
         return self._stderr is None
 
     def output(
         self, *, cancel: cancelling.Cancel = cancelling.NEVER, watch: Watch | None = None
     ) -> Iterator[bytes]:
-        """Yield what the program writes until it ends; needs ``stdout=PIPE``.
+        """Yield the program's standard output until it ends; needs ``stdout=PIPE``.
 
-        Raises ``errors.Cancelled`` and ``errors.NoProgress``. Output, and bytes that the program
-        moves by itself (``/proc/PID/io``), feed the watch.
+        Raises ``errors.Cancelled`` and ``errors.NoProgress``. Output and the program's own I/O
+        (``/proc/PID/io``) count as progress.
         """
         watch = watch or Watch(self._command.tool)
         fd: int | None = self.stdout
@@ -205,28 +202,28 @@ class Process:
                     fd = None
 
     def finish(self) -> None:
-        """Wait for the end and raise ``errors.ToolFailed`` if it was a bad one."""
+        """Wait for the end. Raises ``errors.ToolFailed`` for an exit status other than 0."""
         while not self.ended:
             self.ready(None)
         if self._popen.wait():
             raise self.failure()
 
     def failure(self) -> errors.ToolFailed:
-        """Return how the program ended, with its last words."""
+        """Return the error of a failed program, with the end of its standard error."""
         status = self._popen.wait()
-        reason = self.last_words() or "it gave no reason"
+        reason = self.stderr_tail() or "no message on standard error"
         if status < 0:
-            reason = f"ended by {signal.Signals(-status).name}; {reason}"
+            reason = f"killed by {signal.Signals(-status).name}; {reason}"
         return errors.ToolFailed(tool=self._command.tool, exit_status=status, reason=reason)
 
-    def last_words(self) -> str:
-        """Return the end of standard error as one printable line."""
+    def stderr_tail(self) -> str:
+        """Return the last three lines of standard error as one printable line."""
         lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
-        said = "; ".join([line for line in lines if line][-3:])
-        return "".join(letter if letter.isprintable() else " " for letter in said)
+        received = "; ".join([line for line in lines if line][-3:])
+        return "".join(letter if letter.isprintable() else " " for letter in received)
 
     def stop(self) -> None:
-        """End the program and remove what it had. Safe to call twice."""
+        """End the program, close its pipes and remove its directory. Idempotent."""
         self.end()
         self._stderr = None
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
@@ -236,20 +233,20 @@ class Process:
 
     def _take_stderr(self) -> None:
         assert self._stderr is not None  # noqa: S101
-        said = os.read(self._stderr, _CHUNK)
-        if not said:
+        received = os.read(self._stderr, _CHUNK)
+        if not received:
             self._stderr = None
-        self._tail = (self._tail + said)[-_TAIL:]
-        *lines, self._line = (self._line + said).split(b"\n")
-        if not said and self._line:
+        self._tail = (self._tail + received)[-_TAIL:]
+        *lines, self._line = (self._line + received).split(b"\n")
+        if not received and self._line:
             lines.append(self._line)
-        # A line without an end is not kept for ever.
+        # Only the end of a long line is kept, which bounds memory.
         self._line = self._line[-_TAIL:]
         for line in lines:
             self._on_line(line[-_TAIL:].decode("utf-8", "replace"))
 
     def _feed_by_io(self, watch: Watch) -> None:
-        # qemu-img reports whole percents: minutes apart where the disk is large and the target slow.
+        # qemu-img prints whole percents, which are minutes apart for a large disk on a slow target.
         with contextlib.suppress(OSError):
             moved = pathlib.Path(f"/proc/{self.pid}/io").read_bytes()
             if moved != self._io:
@@ -264,7 +261,7 @@ def run(
     cancel: cancelling.Cancel = cancelling.NEVER,
     watch: Watch | None = None,
 ) -> None:
-    """Run a program to its end, handing on what it writes.
+    """Run a program to its end; ``on_output`` gets its standard output.
 
     Raises ``errors.MissingTool``, ``errors.ToolFailed``, ``errors.Cancelled``, ``errors.NoProgress``.
     """
@@ -275,9 +272,9 @@ def run(
 
 
 def workspace() -> tempfile.TemporaryDirectory[str]:
-    """Make a private empty directory, removed with its block.
+    """Create a private empty directory, removed at the end of its ``with`` block.
 
-    A pod with a read-only root may have no place for temporary files but ``/dev/shm``.
+    In a pod with a read-only root, ``/dev/shm`` may be the only directory for temporary files.
     """
     prefix = "cdi-worker-"
     try:

@@ -1,12 +1,10 @@
-"""qemu-img, one function per use.
+"""Run qemu-img, one function per use. Works with qemu 7.2 and 10.0.
 
-It never guesses: every image is named by a node that spells out its driver, as JSON, so that no file
-name can add options or choose a protocol. It runs as ``process`` runs every program: in an empty
-directory, limited, cancelled and watched. Works with qemu 7.2 and 10.0.
+qemu-img never probes a format: every image is given as a JSON node with its driver, so that a file name can
+neither add options nor select a protocol.
 
-The virtual size is qemu's. For ``vhd`` that is the geometry (cylinders, heads, sectors) in the footer
-unless the creator is one of those that mean the size field beside it (qemu, block/vpc.c): what
-upstream's plain ``qemu-img convert`` gives.
+The virtual size is qemu's. For ``vhd`` that is the geometry (cylinders, heads, sectors) in the footer, except
+for some creators whose size field is valid (block/vpc.c). Upstream CDI's ``qemu-img convert`` does the same.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
-#: A node of qemu's block layer (``BlockdevOptions`` of its QMP reference).
+#: A node of qemu's block layer (``BlockdevOptions`` in the QMP reference).
 Node = dict[str, object]
 
-# Names that differ from those of ``formats.detect``.
+# Drivers with another name than in ``formats.detect``.
 _DRIVERS = {"vhd": "vpc", "iso": "raw"}
 
-# Converts with 16 coroutines were seen at 0.6 GiB, mostly stacks: up to 64 threads of 8 MiB each.
+# A convert with 16 coroutines was measured at 0.6 GiB, mostly stacks: up to 64 threads of 8 MiB each.
 _ADDRESS_SPACE = 2 << 30
 
 _JSON = "json:"
@@ -43,7 +41,7 @@ _FAILURES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follow:
-    """How a long run is followed: ``advance`` gets virtual bytes, ``cancel`` and ``watch`` end it."""
+    """Progress and cancellation: ``advance`` gets bytes of the disk, ``cancel`` and ``watch`` end the run."""
 
     advance: Callable[[int], None] = lambda _count: None
     cancel: cancelling.Cancel = cancelling.NEVER
@@ -51,21 +49,21 @@ class Follow:
 
 
 def local(path: str | os.PathLike[str], kind: str) -> Node:
-    """Name an image in a file or on a block device. ``kind``: as ``formats.detect`` calls it."""
+    """Return the node of an image in a file or on a block device; ``kind``: a name of ``formats.detect``."""
     path = pathlib.Path(path).absolute()
     driver = "host_device" if path.is_block_device() else "file"
     return _image(kind, {"driver": driver, "filename": str(path)})
 
 
 def exported(socket: str | os.PathLike[str], kind: str) -> Node:
-    """Name an image behind an NBD server on a unix socket."""
+    """Return the node of an image on an NBD server on a unix socket."""
     return _image(kind, {"driver": "nbd", "server": {"type": "unix", "path": os.fspath(socket)}})
 
 
 def _image(kind: str, file: Node) -> Node:
     if (driver := _DRIVERS.get(kind, kind)) == "raw":
         return {"driver": driver, "file": file}
-    # No backing file, whatever the header says: safety refuses such images, this does not rely on it.
+    # Ignore a backing file in the header. The safety check refuses such images; this is a second barrier.
     return {"driver": driver, "backing": None, "file": file}
 
 
@@ -74,22 +72,22 @@ def virtual_size(source: Node, follow: Follow = Follow()) -> int:
 
     Raises ``errors.Unsupported`` when qemu-img cannot open it.
     """
-    said = bytearray()
+    output = bytearray()
     try:
-        _run(["info", "--output=json", _json(source)], said.extend, follow)
+        _run(["info", "--output=json", _json(source)], output.extend, follow)
     except errors.ToolFailed as err:
         if "could not open" not in str(err):
             raise
         raise errors.Unsupported(reason=f"{source['driver']}: {err.fields['reason']}") from err
-    return int(json.loads(said)["virtual-size"])
+    return int(json.loads(output)["virtual-size"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Writing:
-    """How a target is written.
+    """How to write a target.
 
-    ``start``: the bytes before it stay untouched (``head`` returns them). ``fresh``: the target is known
-    to read as zeros. ``direct``: past the page cache. ``sparse``: zeros are not written as data.
+    ``start``: bytes before it are not written (``head`` returns them). ``fresh``: the target reads as zeros.
+    ``direct``: bypass the page cache. ``sparse``: do not write zeros as data.
     """
 
     start: int = 0
@@ -112,10 +110,10 @@ def convert(
     writing: Writing = Writing(),
     follow: Follow = Follow(),
 ) -> None:
-    """Write a disk of virtual ``size`` onto an existing file or block device of at least that size.
+    """Write a disk of virtual ``size`` to an existing file or block device of at least that size.
 
-    Nothing is synced; the caller holds the target open and syncs it. Raises ``errors.TargetError`` when the
-    target is full, else ``errors.ToolFailed``.
+    The caller keeps the target open and syncs it. Raises ``errors.TargetError`` if writing fails, for example
+    because the target is full, else ``errors.ToolFailed``.
     """
     if writing.start >= size:
         return
@@ -125,7 +123,7 @@ def convert(
             {"driver": "raw", "offset": writing.start, "file": source},
             {**into, "offset": writing.start},
         )
-    # Sixteen reads in flight, written as they come: 2 MiB each of qemu's memory.
+    # 16 parallel reads, written out of order; each takes 2 MiB of qemu's memory.
     flags = ["-p", "-n", "-m16", "-W", "-Oraw", *writing.flags()]
     try:
         _run(["convert", *flags, _json(source), _json(into)], _Percent(size, follow.advance).take, follow)
@@ -141,7 +139,7 @@ def head(source: Node, length: int, follow: Follow = Follow()) -> bytes:
         window: Node = {"driver": "raw", "offset": 0, "size": length, "file": source}
         into: Node = {"driver": "raw", "file": {"driver": "file", "filename": f"/proc/self/fd/{memory}"}}
         argv = ["convert", "-n", "--target-is-zero", "-Oraw", _json(window), _json(into)]
-        _run(argv, lambda _said: None, follow, pass_fds=(memory,))
+        _run(argv, lambda _output: None, follow, pass_fds=(memory,))
         return os.pread(memory, length, 0)
     finally:
         os.close(memory)
@@ -155,10 +153,10 @@ def commit(
     direct: bool = False,
     follow: Follow = Follow(),
 ) -> None:
-    """Write what a qcow2 ``overlay`` changes onto the raw ``target``, whatever backing file it names.
+    """Write the changes of a qcow2 ``overlay`` to the raw ``target``, whatever its backing file is named.
 
-    The backing is given here instead of being put into the overlay's header first (``rebase -u``).
-    ``-d`` keeps the overlay as it is.
+    The node gives the backing file, which saves writing it to the overlay's header first (``rebase -u``).
+    ``-d`` does not empty the overlay.
     """
     node = {**local(overlay, "qcow2"), "backing": local(target, "raw")}
     try:
@@ -190,7 +188,7 @@ def _json(node: Node) -> str:
 
 
 def _name(argument: str) -> str:
-    """Return for people what qemu-img's messages call by the whole of its JSON."""
+    """Return the file name of a JSON node, for messages: qemu-img prints the whole node."""
     node = json.loads(argument.removeprefix(_JSON))
     while isinstance(node.get("file"), dict):
         node = node["file"]
@@ -199,16 +197,16 @@ def _name(argument: str) -> str:
 
 def _target_error(target: object, err: errors.ToolFailed) -> errors.Error:
     reason = str(err.fields["reason"])
-    for said, number in _FAILURES.items():
-        if said in reason:
-            return errors.target_error(target, OSError(number, said))
+    for message, number in _FAILURES.items():
+        if message in reason:
+            return errors.target_error(target, OSError(number, message))
     if "error while writing" in reason:
         return errors.TargetError(path=target, reason=reason)
     return err
 
 
 class _Percent:
-    """Turn ``(12.34/100%)`` and carriage returns on standard output into bytes."""
+    """Convert qemu-img's progress on standard output, ``(12.34/100%)`` and carriage returns, to bytes."""
 
     def __init__(self, size: int, advance: Callable[[int], None]) -> None:
         self._size = size
@@ -221,7 +219,7 @@ class _Percent:
         for line in lines:
             if percent := _PERCENT.match(line.strip()):
                 done = min(self._size, int(float(percent[1]) * self._size / 100))
-                # A second pass of qemu starts at 0 again; progress never falls.
+                # qemu-img starts a second pass at 0 again, but progress must not decrease.
                 if done > self._done:
                     self._advance(done - self._done)
                     self._done = done

@@ -1,4 +1,4 @@
-"""The xz tool as a reader: the blocks of one stream are decompressed on several cores."""
+"""Decompress xz with the xz tool, several blocks of a stream in parallel."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
 _CHUNK = 256 << 10
-# What Linux grants a pipe without privilege; 16 times the default, so that neither side waits on the other.
+# The maximum pipe size without privileges; 16 times the default, so that both sides wait less.
 _PIPE = 1 << 20
 
 
 class Reader:
     """Decompress ``source`` with ``xz --threads``.
 
-    ``memory`` in bytes bounds both what threads may take (else one thread is used) and the dictionary
-    that a stream may ask for (else ``errors.Refused``). Ends like any other reader of a format:
-    ``errors.Truncated``, ``errors.Corrupt``; an error of ``source`` comes out as it is. Closed
-    before the end, it sets ``scope``, which has to end the read of ``source`` that is under way.
+    ``memory`` in bytes limits the memory of the threads (if it is too small, one thread is used) and the
+    dictionary of the stream (if it is larger, ``errors.Refused``). Raises ``errors.Truncated`` and
+    ``errors.Corrupt``; errors of ``source`` are raised unchanged. Closing it before the end sets ``scope``,
+    which must end the read of ``source`` in progress.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Reader:
         command = process.Command(argv, package="xz-utils", address_space=memory + (1 << 30))
         self._process = process.Process(command, stdin=process.PIPE, stdout=process.PIPE)
         for pipe in (self._process.stdin, self._process.stdout):
-            # Refused when the user's pipes already hold a lot (pipe-user-pages-soft).
+            # Fails if the user's pipes have too many pages already (pipe-user-pages-soft, pipe(7)).
             with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
         self._failure: BaseException | None = None
@@ -50,9 +50,9 @@ class Reader:
         self._feeder.start()
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read 1 to ``len(into)`` bytes; 0 only at the end of whole and correct data."""
+        """Read 1 to ``len(into)`` bytes; return 0 only at the end of complete and valid data."""
         count = 0
-        # The tool writes some KiB at a time: handing on each would cost more than the copy.
+        # xz writes a few KiB at a time: returning each separately costs more than collecting them.
         while count < min(len(into), _CHUNK):
             more = os.readv(self._process.stdout, [into[count:]])
             if not more:
@@ -63,7 +63,7 @@ class Reader:
         return count
 
     def close(self) -> None:
-        """End the tool, then close the source, after the one read of it that may be under way."""
+        """End the tool, wait for a read of the source in progress, then close the source."""
         self._process.end()
         if not self._finished:
             self._scope.set("closed before the end")
@@ -89,7 +89,7 @@ class Reader:
                 while sent < count:
                     sent += os.write(self._process.stdin, buffer[sent:count])
         except BrokenPipeError:
-            # The tool has ended before its input did: its exit status tells why.
+            # xz has exited: ``_finish`` reports its exit status.
             pass
         except BaseException as err:  # noqa: BLE001  (raised again where the bytes are read)
             self._failure = err
@@ -97,9 +97,10 @@ class Reader:
             self._process.close_stdin()
 
 
-def _translated(said: str) -> errors.Error:
-    if "Unexpected end of input" in said:
-        return errors.Truncated(format="xz", reason="the data end before the stream does")
-    if "Memory usage limit" in said:
-        return errors.Refused(format="xz", rule="dictionary", reason="decompression needs too much memory")
-    return errors.Corrupt(format="xz", reason=said)
+def _translated(message: str) -> errors.Error:
+    if "Unexpected end of input" in message:
+        return errors.Truncated(format="xz", reason="the data ends before the end of the stream")
+    if "Memory usage limit" in message:
+        reason = "decompression needs too much memory; compress with a smaller dictionary, for example xz -6"
+        return errors.Refused(format="xz", rule="dictionary", reason=reason)
+    return errors.Corrupt(format="xz", reason=message)

@@ -86,12 +86,12 @@ def test_failure_has_last_lines_of_standard_error() -> None:
 
 
 def test_failure_without_message_says_so() -> None:
-    with pytest.raises(errors.ToolFailed, match="it gave no reason"):
+    with pytest.raises(errors.ToolFailed, match="no message on standard error"):
         process.run(shell("exit 1"))
 
 
 def test_failure_of_killed_program_names_the_signal() -> None:
-    with pytest.raises(errors.ToolFailed, match="ended by SIGKILL"):
+    with pytest.raises(errors.ToolFailed, match="killed by SIGKILL"):
         process.run(shell("kill -9 $$"))
 
 
