@@ -31,9 +31,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def cancelled_by_signals() -> cancelling.Cancel:
     """Return a cancel that the first SIGTERM or SIGINT sets.
 
-    A handler runs in the main thread, between two of its instructions: that may hold any lock, also one that
-    is needed to wake others. So the handler only hands over to a thread, through a queue that may be used by
-    whoever interrupts a use of it.
+    A signal handler interrupts the main thread, which may hold any lock, also one that ``Cancel.set`` needs.
+    So the handler only passes the signal to a thread, through ``SimpleQueue``, whose ``put`` is reentrant.
     """
     cancel = cancelling.Cancel()
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -71,7 +71,7 @@ def run(
     progress: progress_module.Progress | None = None,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> Result:
-    """Import a disk. Setting ``cancel`` ends it with ``errors.Cancelled``, a ``threading.Event`` a bit later.
+    """Import a disk. Setting ``cancel`` ends it with ``errors.Cancelled``; a ``threading.Event`` is polled.
 
     Raises ``errors.Error``; the target then holds no usable disk, and the call may be repeated without
     cleaning up.
@@ -90,7 +90,7 @@ def run_source(
     *,
     accepted: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Import a disk, as ``run`` does, from a source that was made with ``reads`` and is not yet opened.
+    """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
     ``accepted``: see ``routes.job.Job``.
     """

@@ -50,8 +50,8 @@ def import_(obj: group.Context, /, source: str, target: str, **given: Any) -> in
     wanted = options.make_request(source, target, given, contract.environment())
     if given["dry_run"]:
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
-    with output.progress(given["style"], as_json=given["as_json"]) as shown:
-        result = execute.run(wanted, shown, obj.cancel)
+    with output.progress(given["style"], as_json=given["as_json"]) as reporter:
+        result = execute.run(wanted, reporter, obj.cancel)
     output.result(result, as_json=given["as_json"], digest=given["digest"])
     return 0
 
@@ -127,6 +127,6 @@ def upload(
     from cdi_worker.send import file as upload_file
 
     token = options.read_secret(token_file)
-    with output.progress(style, as_json=False) as shown:
-        upload_file.send(upload_file.Settings(file, url, token=token, **given), shown, obj.cancel)
+    with output.progress(style, as_json=False) as reporter:
+        upload_file.send(upload_file.Settings(file, url, token=token, **given), reporter, obj.cancel)
     return 0

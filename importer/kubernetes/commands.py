@@ -127,8 +127,8 @@ def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, *
         if dry:
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], as_json=as_json)
         status = datavolume_run.Status(volume.name, volume.source.kind, click.echo, as_json=as_json)
-        with output.progress(style, as_json=as_json) as shown:
-            datavolume_run.run(volume, stages, status, shown, obj.cancel)
+        with output.progress(style, as_json=as_json) as reporter:
+            datavolume_run.run(volume, stages, status, reporter, obj.cancel)
     return 0
 
 

@@ -209,7 +209,7 @@ def run(
     volume: datavolume.DataVolume,
     stages: list[request.Request],
     status: Status,
-    shown: progress.Progress,
+    reporter: progress.Progress,
     cancel: cancelling.Cancel,
 ) -> None:
     """Import all stages. Raises ``errors.Error`` after the status has reported it."""
@@ -220,7 +220,7 @@ def run(
         for number, wanted in enumerate(stages, 1):
             current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
-            both = progress.Several(shown, Watch(status))
+            both = progress.Several(reporter, Watch(status))
             result = execute.run(wanted, both, cancel)
             if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; continue with --after {current}"

@@ -28,7 +28,7 @@ def convert(job: Job) -> None:
     # These tables may be too long to keep, and no file that qemu-img opens depends on them.
     safety.check_length(job.content.format, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
-    # It sets the scope when it is closed: nothing is read after it.
+    # Closing the export sets the scope, which ends all its reads.
     with server.Export(fetcher.fill, fetcher.size, job.scope, parallel=parallel) as export:
         image = qemu_img.exported(export.socket, job.content.format)
         _convert(job, image, _fitting_size(job, image), "transfer")

@@ -50,7 +50,7 @@ class Job:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[cancelling.Cancel]:
-        """Begin an attempt with a ``scope`` of its own: a failure in the block ends its reads, no others."""
+        """Run the block with a new ``scope``: its failure ends the reads of this attempt only."""
         around = self.scope
         try:
             with self.reads.scope() as scope:

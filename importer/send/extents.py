@@ -82,9 +82,9 @@ class Device(sender.Stream):
 
     length = None
 
-    def __init__(self, device: volume.Volume, shown: progress.Progress) -> None:
+    def __init__(self, device: volume.Volume, reporter: progress.Progress) -> None:
         self._device = device
-        self._shown = shown
+        self._reporter = reporter
         self._reported = 0
         #: Bytes of the device between two marks; see ``STEP``.
         self.step = STEP
@@ -141,7 +141,7 @@ class Device(sender.Stream):
 
     def _report(self, end: int) -> None:
         if end > self._reported:
-            self._shown.advance(end - self._reported)
+            self._reporter.advance(end - self._reported)
             self._reported = end
 
 
@@ -153,9 +153,9 @@ class Directory(sender.Stream):
 
     length = None
 
-    def __init__(self, path: str, shown: progress.Progress, *, sparse: bool) -> None:
+    def __init__(self, path: str, reporter: progress.Progress, *, sparse: bool) -> None:
         self._path = path
-        self._shown = shown
+        self._reporter = reporter
         self._sparse = sparse
         self._reported = 0
 
@@ -175,7 +175,7 @@ class Directory(sender.Stream):
                     yield from encoder.data(data)
                 total += count
                 if total > self._reported:
-                    self._shown.advance(total - self._reported)
+                    self._reporter.advance(total - self._reported)
                     self._reported = total
         yield encoder.end()
 

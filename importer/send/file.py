@@ -44,9 +44,9 @@ class File(upload_sender.Stream):
 
     length: int
 
-    def __init__(self, path: str, shown: progress.Progress) -> None:
+    def __init__(self, path: str, reporter: progress.Progress) -> None:
         self.path = path
-        self._shown = shown
+        self._reporter = reporter
         self._reported = 0
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,18 +77,18 @@ class File(upload_sender.Stream):
             yield buffer[:count]
             offset += count
             if offset > self._reported:
-                self._shown.advance(offset - self._reported)
+                self._reporter.advance(offset - self._reported)
                 self._reported = offset
 
 
-def send(settings: Settings, shown: progress.Progress, cancel: cancelling.Cancel) -> None:
+def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> None:
     """Upload, and return when the disk is on storage. Raises ``errors.Error``."""
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)
     promised = checksum.parse(settings.checksum) if settings.checksum else None
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
-    with File(settings.path, shown) as file:
-        shown.phase("transfer", file.length)
+    with File(settings.path, reporter) as file:
+        reporter.phase("transfer", file.length)
         sender = upload_sender.Sender(
             client,
             f"{client.path}-resumable",
@@ -97,7 +97,7 @@ def send(settings: Settings, shown: progress.Progress, cancel: cancelling.Cancel
             # The checksum belongs to it: an upload with another checksum must not be resumed.
             fingerprint=f"{file.fingerprint} {settings.checksum.lower()}".rstrip(),
             headers=more,
-            retried=shown.retry,
+            retried=reporter.retry,
         )
         offset = sender.left_over(file.length)
         if offset is not None or sender.begin(file.length):
@@ -109,7 +109,7 @@ def send(settings: Settings, shown: progress.Progress, cancel: cancelling.Cancel
             answer = client.ask("POST", client.path, more, body)
             if not answer.is_good:
                 raise errors.UploadFailed(url=client.url, reason=answer.reason())
-    shown.done()
+    reporter.done()
 
 
 def _verified(file: File, promised: checksum.Checksum) -> Iterator[memoryview]:

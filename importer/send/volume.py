@@ -77,24 +77,24 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
     return report.cloned(preallocated=settings.preallocation)
 
 
-def send(settings: Settings, shown: progress.Progress, cancel: cancelling.Cancel) -> None:
+def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> None:
     """Send the volume and return when the server has it on storage. Raises ``errors.Error``."""
     tls = upload_client.context(settings.authority, settings.certificate, settings.key)
     client = upload_client.Client(settings.url, tls, cancel)
-    shown.phase("connect", None)
+    reporter.phase("connect", None)
     probe = f"{client.path}-async"
     answer = retry.patiently(lambda: client.ask("HEAD", probe), PATIENCE, cancel)
     log.info("clone url=%r kind=%r server=%r", client.url, settings.kind, dict(answer.headers))
     if answer.header(headers.OFFER) == headers.EXTENTS:
-        send_extents(settings, client, shown, cancel)
+        send_extents(settings, client, reporter, cancel)
     else:
-        send_frames(settings, client, shown)
-    shown.done()
+        send_frames(settings, client, reporter)
+    reporter.done()
 
 
-def send_frames(settings: Settings, client: upload_client.Client, shown: progress.Progress) -> None:
+def send_frames(settings: Settings, client: upload_client.Client, reporter: progress.Progress) -> None:
     """Send the volume in CDI's clone format, in one request."""
-    with plain(settings, shown) as pieces:
+    with plain(settings, reporter) as pieces:
         body = upload_client.Body(snappy.frames(pieces))
         answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
     if not answer.is_good:
@@ -102,7 +102,7 @@ def send_frames(settings: Settings, client: upload_client.Client, shown: progres
 
 
 def send_extents(
-    settings: Settings, client: upload_client.Client, shown: progress.Progress, cancel: cancelling.Cancel
+    settings: Settings, client: upload_client.Client, reporter: progress.Progress, cancel: cancelling.Cancel
 ) -> None:
     """Send the volume in our own clone format, in as many requests as needed."""
     chosen = {headers.CONTENT_TYPE: settings.kind, headers.CHOICE: headers.EXTENTS}
@@ -112,53 +112,53 @@ def send_extents(
         cancel,
         settings.no_progress,
         headers=chosen,
-        retried=shown.retry,
+        retried=reporter.retry,
     )
     if not sender.begin(None):
         raise errors.UploadFailed(url=client.url, reason="the server refused the clone format it offered")
     if settings.kind == headers.FILESYSTEM:
-        shown.phase("transfer", occupied(settings.path))
-        sender.send(extents.Directory(settings.path, shown, sparse=not settings.preallocation))
+        reporter.phase("transfer", occupied(settings.path))
+        sender.send(extents.Directory(settings.path, reporter, sparse=not settings.preallocation))
         return
     with volume.Volume(settings.path) as device:
-        shown.phase("transfer", device.size)
-        sender.send(extents.Device(device, shown))
+        reporter.phase("transfer", device.size)
+        sender.send(extents.Device(device, reporter))
 
 
 @contextlib.contextmanager
-def plain(settings: Settings, shown: progress.Progress) -> Iterator[Iterator[memoryview]]:
+def plain(settings: Settings, reporter: progress.Progress) -> Iterator[Iterator[memoryview]]:
     """Yield the content of CDI's clone format, before compression: the device's bytes, or a tar."""
     with contextlib.ExitStack() as stack:
         if settings.kind == headers.BLOCK:
             device = stack.enter_context(volume.Volume(settings.path))
-            shown.phase("transfer", device.size)
-            yield _device(device, shown)
+            reporter.phase("transfer", device.size)
+            yield _device(device, reporter)
         else:
-            shown.phase("transfer", occupied(settings.path))
+            reporter.phase("transfer", occupied(settings.path))
             tar = stack.enter_context(
                 contextlib.closing(gnu_tar.Reader(settings.path, sparse=not settings.preallocation))
             )
-            yield _archive(tar, shown)
+            yield _archive(tar, reporter)
 
 
-def _device(device: volume.Volume, shown: progress.Progress) -> Iterator[memoryview]:
+def _device(device: volume.Volume, reporter: progress.Progress) -> Iterator[memoryview]:
     zeros = memoryview(bytes(snappy.PIECE))
     for piece in device.pieces():
         if isinstance(piece, volume.Piece):
             yield piece.data
-            shown.advance(len(piece.data))
+            reporter.advance(len(piece.data))
             continue
         for start in range(0, piece.length, len(zeros)):
             part = zeros[: piece.length - start]
             yield part
-            shown.advance(len(part))
+            reporter.advance(len(part))
 
 
-def _archive(tar: gnu_tar.Reader, shown: progress.Progress) -> Iterator[memoryview]:
+def _archive(tar: gnu_tar.Reader, reporter: progress.Progress) -> Iterator[memoryview]:
     buffer = memoryview(bytearray(snappy.PIECE))
     while count := tar.readinto(buffer):
         yield buffer[:count]
-        shown.advance(count)
+        reporter.advance(count)
 
 
 def occupied(directory: str) -> int:

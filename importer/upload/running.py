@@ -77,10 +77,10 @@ class Running:
         self.work.add_done_callback(self._ended)
 
     def _import(self, size: int | None, cancel: cancelling.Cancel) -> execute.Result:
-        shown = progress.Lines(sys.stderr)
+        reporter = progress.Lines(sys.stderr)
         with cancelling.Reads(cancel) as reads:
             source = self.order.source(self.body, size, reads)
-            return execute.run_source(source, self.order.wanted, shown, reads, accepted=self._accepted.set)
+            return execute.run_source(source, self.order.wanted, reporter, reads, accepted=self._accepted.set)
 
     def _ended(self, _work: futures.Future[execute.Result]) -> None:
         self.body.end()
