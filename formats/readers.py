@@ -19,13 +19,13 @@ class Reader(Protocol):
 
 
 class RandomReader(Protocol):
-    """Bytes at any offset. Called from several threads at once."""
+    """Random access to the bytes of a source. Thread-safe."""
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        """Read up to ``len(into)`` bytes; return how many came before the connection ended.
+        """Read up to ``len(into)`` bytes from ``offset``; return fewer if the connection ended early.
 
-        Raises ``errors.Transient`` when trying again can help, ``errors.NoRanges`` when only an
-        ordered stream can, and any other ``errors.Error`` when the source is lost for good.
+        Raises ``errors.Transient`` if a retry may help, ``errors.NoRanges`` if only an ordered stream may
+        work, and any other ``errors.Error`` if the source cannot be read any more.
         """
 
 

@@ -40,7 +40,7 @@ class Remembered:
             at = after
         return min(at, end) - offset
 
-    def lay_over(self, offset: int, into: memoryview) -> None:
+    def restore(self, offset: int, into: memoryview) -> None:
         """Replace bytes of ``into``, read again from ``offset`` in the file, by the remembered ones."""
         # Of a byte that was read several times the first value is used: the earliest check saw it.
         for start, data in reversed(self._pieces):

@@ -14,7 +14,7 @@ from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 
 BUFFER = 1 << 18
-#: Types without data, whatever their size field says: links, devices, directories and FIFOs.
+#: Types without data, whatever their size field: links, devices, directories and FIFOs.
 _WITHOUT_DATA = frozenset(b"123456"[at : at + 1] for at in range(6))
 
 

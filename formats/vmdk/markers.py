@@ -1,4 +1,4 @@
-"""Follow the stream of a stream-optimized VMDK by its markers, when its tables come too late or all at once.
+"""Follow a stream-optimized VMDK by its markers, for streams with the tables at the end or all at the start.
 
 Each grain has a marker with its sector on the disk and is placed on arrival. Grain tables are built from the
 markers and compared with the tables of the file at the end.

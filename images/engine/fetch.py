@@ -142,7 +142,7 @@ class Fetcher:
             done += count
             self._advance(count)
             patience.progress()
-        self._known.lay_over(offset, into)
+        self._known.restore(offset, into)
 
     def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
         """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.

@@ -46,25 +46,25 @@ def from_stream(
     ``spill``. A failed write sets ``scope``, which must end the read in progress.
     """
     pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
-    behind = Passed(spill)
+    history = History(spill)
     start, last = 0, False
     with _Crew(ranges.Placer(follower.inflate, target), scope) as crew:
         while not last:
             scope.check()
             chunk = Chunk(pool, start)
             last = not chunk.fill(reader)
-            behind.add(chunk)
-            arrival = follower.arrive(start, chunk.end, behind.read, last=last)
+            history.add(chunk)
+            arrival = follower.arrive(start, chunk.end, history.read, last=last)
             for offset, length in arrival.holes:
                 target.zero(offset, length)
             for batch in arrival.ready:
                 crew.submit(
-                    batch, chunk if batch.offset >= start else behind.read(batch.offset, batch.length)
+                    batch, chunk if batch.offset >= start else history.read(batch.offset, batch.length)
                 )
             for span in arrival.keep:
-                behind.keep(*span)
+                history.keep(*span)
             if follower.mapped:
-                behind.forget()
+                history.forget()
             start = chunk.end
         crew.finish()
     return start
@@ -163,7 +163,7 @@ class Chunk:
             self._pool.give(self._buffer)
 
 
-class Passed:
+class History:
     """Read earlier bytes of the stream: the recent chunks, and spans that were kept.
 
     ``spill`` None: no scratch.

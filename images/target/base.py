@@ -110,7 +110,7 @@ class Target:
     def flush(self) -> None:
         """Write everything written and zeroed so far to stable storage, except the withheld bytes."""
         with self._storage("sync"):
-            self._settle()
+            self._flush_zeros()
             os.fsync(self._fd)
 
     def commit(self, size: int = 0) -> None:
@@ -121,7 +121,7 @@ class Target:
         with self._storage("sync"):
             pad = -self._end % SECTOR
             self._clear(self._end, self._end + pad)
-            self._settle()
+            self._flush_zeros()
             self._finish(max(size, self._end + pad))
             self._closed = True
 
@@ -212,7 +212,7 @@ class Target:
                 for merged in self._zeros.add(start, end):
                     self._ladder.zero(*merged)
 
-    def _settle(self) -> None:
+    def _flush_zeros(self) -> None:
         if self._ladder is not None:
             with self._zeroing:
                 for merged in self._zeros.drain():

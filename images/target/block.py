@@ -15,7 +15,7 @@ from cdi_worker.images.target import base, zeroing
 #: Bytes at the start that hold boot sectors, partition tables, volume labels and superblocks.
 HEAD: Final = 1 << 20
 #: Offset in the head where the journal is stored during a transfer.
-NOTES: Final = 256 << 10
+JOURNAL_OFFSET: Final = 256 << 10
 
 
 class BlockTarget(base.Target):
@@ -44,7 +44,7 @@ class BlockTarget(base.Target):
         self._head_written = False
         self.withheld = len(self._head)
         try:
-            self._zero_head(NOTES if options.mode == "resume" else HEAD)
+            self._zero_head(JOURNAL_OFFSET if options.mode == "resume" else HEAD)
         except OSError:
             self.close()
             raise

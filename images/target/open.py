@@ -78,7 +78,7 @@ def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | No
     if size < block.HEAD:
         return None
     if _is_block(path):
-        return journal.Slots(os.path.realpath(path), block.NOTES, block.HEAD)
+        return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
 
 

@@ -29,7 +29,7 @@ def test_first_read_is_remembered(checked, again):
                 expected[at] = stamp
     for offset, length in again:
         view = memoryview(bytearray(b"\xff" * length))
-        memory.lay_over(offset, view)
+        memory.restore(offset, view)
         assert view == expected[offset : offset + length]
         known = expected[offset : offset + length]
         assert memory.known_length(offset, length) == len(known.partition(b"\xff")[0])
@@ -46,7 +46,7 @@ def test_header_replaced_after_the_check_has_no_effect(disks, name):
 
     def replaced(offset, length):
         view = memoryview(bytearray(bad[offset : offset + length]))
-        memory.lay_over(offset, view)
+        memory.restore(offset, view)
         return bytes(view)
 
     safety.check(variant, replaced(0, detect.HEAD), read=replaced, size=len(bad))

@@ -17,14 +17,14 @@ def test_adjacent_ranges_are_merged() -> None:
     assert merging.drain() == []
 
 
-def test_long_run_is_returned() -> None:
+def test_long_range_is_returned() -> None:
     merging = writeback.Merger(100)
     merging.add(0, 60)
     assert merging.add(60, 130) == [(0, 130)]
     assert merging.drain() == []
 
 
-def test_oldest_run_is_returned_when_there_are_too_many() -> None:
+def test_oldest_range_is_returned_when_there_are_too_many() -> None:
     merging = writeback.Merger(100, side_by_side=2)
     merging.add(0, 1)
     merging.add(10, 11)
@@ -38,8 +38,8 @@ def test_no_range_is_lost(ranges: list[tuple[int, int]]) -> None:
     expected: set[int] = set()
     for start, length in ranges:
         expected.update(range(start, start + length))
-        for run in merging.add(start, start + length):
-            found.update(range(*run))
-    for run in merging.drain():
-        found.update(range(*run))
+        for merged in merging.add(start, start + length):
+            found.update(range(*merged))
+    for merged in merging.drain():
+        found.update(range(*merged))
     assert found == expected
