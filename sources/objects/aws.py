@@ -1,4 +1,4 @@
-"""Keys of Amazon Web Services: given or ambient, and the signature made with them."""
+"""AWS credentials, explicit or ambient, and request signing."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from cdi_worker.sources.objects import buckets
 
 
 class Keys(buckets.Keys):
-    """Keys of a request. ``cancel`` ends the wait for those of the surroundings."""
+    """AWS credentials. ``cancel`` aborts the search for ambient ones."""
 
     def __init__(self, access: base.Access, cancel: cancelling.Cancel) -> None:
         self._cancel = cancel
         with errors.optional("the s3 source", package="boto3", extra="s3"):
             import botocore.credentials
-        # At debug level it writes session tokens and the answers of the token service.
+        # At debug level botocore logs session tokens and the responses of the token service.
         logging.getLogger("botocore").setLevel(logging.INFO)
         super().__init__(None)
         if bool(access.user) != bool(access.password):
-            raise errors.RequestError("an access key and a secret key belong together")
+            raise errors.RequestError("only one of access key and secret key is given; set both or none")
         if access.user:
             token = access.session_token or None
             self._keys = botocore.credentials.Credentials(access.user, access.password, token)
 
     def _find(self) -> Any:
-        """Look for keys of the environment, a profile, a web identity or the machine."""
+        """Return the credentials of the environment, a profile, a web identity or the machine, or None."""
         with _translated():
             return cancelling.apart(lambda: _session().get_credentials(), self._cancel)
 
     def default_region(self) -> str | None:
-        """Return the region of the environment or the profile."""
+        """Return the region set in the environment or the profile."""
         with _translated():
             region: str | None = _session().region_name
         return region
 
     def signature(self, region: str) -> requests.auth.AuthBase | None:
-        """Return what signs a request to S3 in a region; None without keys."""
+        """Return a signer of requests to S3 in ``region``; None without credentials."""
         return _Signature(self._keys, region, self._cancel) if self else None
 
 
 class _Signature(requests.auth.AuthBase):
-    """Signs a request (AWS Signature Version 4). Temporary keys renew themselves."""
+    """Signs requests (AWS Signature Version 4). Temporary keys are renewed by botocore."""
 
     def __init__(self, keys: Any, region: str, cancel: cancelling.Cancel) -> None:
         self._keys = keys
@@ -59,7 +59,7 @@ class _Signature(requests.auth.AuthBase):
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         from botocore import auth, awsrequest
 
-        # S3 wants these signed; others a proxy may change on the way.
+        # S3 requires these to be signed; a proxy may change the others.
         headers = {
             name: value for name, value in request.headers.items() if name.lower().startswith("x-amz-")
         }
@@ -72,7 +72,7 @@ class _Signature(requests.auth.AuthBase):
 
 
 def _session() -> Any:
-    """Return what knows the surroundings; its import takes 50 ms, of which given keys have no use."""
+    """Return a boto3 session. Its import takes 50 ms; explicit keys do not need it."""
     with errors.optional("the s3 source", package="boto3", extra="s3"):
         import boto3
     return boto3.Session()

@@ -1,4 +1,4 @@
-"""What object stores have in common: how an object is named, and keys that may lie around."""
+"""Shared parts of object stores: object names, explicit and ambient credentials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdi_worker.sources.web import pinned
 
 
 class Name(NamedTuple):
-    """An object. ``server``: scheme, host and port, or empty where the address has none."""
+    """An object. ``server``: scheme, host and port; empty if the URL has the store's own scheme."""
 
     server: str
     bucket: str
@@ -19,10 +19,10 @@ class Name(NamedTuple):
 
 
 def parse(endpoint: str, scheme: str, signed: str) -> Name:
-    """Return what ``<scheme>://bucket/key`` or ``http(s)://host/bucket/key`` names.
+    """Parse ``<scheme>://bucket/key`` or ``http(s)://host/bucket/key``.
 
-    The key of an address of the store's own scheme is taken as it stands, as its own tools do; that of a
-    URL is percent-decoded. ``signed``: what the store calls a URL that is for the http source.
+    The key of a ``<scheme>://`` URL is used as is, as the store's own tools do; that of an http URL is
+    percent-decoded. ``signed``: the store's name for a URL with a signature, for the message that refuses it.
     """
     shown = wire.safe_url(endpoint)
     if endpoint.startswith(f"{scheme}://"):
@@ -31,32 +31,32 @@ def parse(endpoint: str, scheme: str, signed: str) -> Name:
     else:
         parts = pinned.checked(endpoint)
         if parts.query:
-            raise errors.RequestError(f"{shown}: has a query; a {signed} is for the http source")
+            raise errors.RequestError(f"{shown}: has a query; use the http source for a {signed}")
         bucket, _, key = (urllib.parse.unquote(item) for item in parts.path[1:].partition("/"))
         server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     if not bucket or not key:
-        raise errors.RequestError(f"{shown}: wants {scheme}://bucket/key or http(s)://host/bucket/key")
+        raise errors.RequestError(f"{shown}: expected {scheme}://bucket/key or http(s)://host/bucket/key")
     return Name(server, bucket, key)
 
 
 class Keys:
-    """The keys that were given, those that the surroundings offer, or none (false)."""
+    """Explicit or ambient credentials; false if there are none."""
 
     def __init__(self, given: Any) -> None:
         self._keys = given
-        self._looked = False
+        self._searched = False
 
     def __bool__(self) -> bool:
         return self._keys is not None
 
-    def look_around(self) -> bool:
-        """Look for keys once, if none were given; tell whether there are some now."""
-        if self or self._looked:
+    def find_ambient(self) -> bool:
+        """Search for ambient credentials, at most once. Return whether new ones were found."""
+        if self or self._searched:
             return False
-        self._looked = True
+        self._searched = True
         self._keys = self._find()
         return bool(self)
 
     def _find(self) -> Any:
-        """Return the keys that the surroundings offer, or None."""
+        """Return the ambient credentials, or None."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""CRC-32C of an object whose pieces arrive in any order, some of them twice."""
+"""CRC-32C of an object whose parts are read in any order, some of them twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-#: With more gaps than this the object is read at random, and never as a whole.
+#: With more runs than this the object is not read completely; stop counting.
 MOST_RUNS = 4096
 
 
@@ -26,12 +26,12 @@ class Coverage:
         with self._lock:
             while len(data) and len(self._starts) <= MOST_RUNS:
                 at = bisect.bisect_right(self._starts, offset)
-                seen = self._runs[at - 1][0] - offset if at else 0
-                if seen <= 0:
+                count = self._runs[at - 1][0] - offset if at else 0
+                if count <= 0:
                     after = self._starts[at] - offset if at < len(self._starts) else sys.maxsize
-                    seen = min(len(data), after)
-                    self._insert(at, offset, (offset + seen, _crc().calc(data[:seen])))
-                offset, data = offset + seen, data[seen:]
+                    count = min(len(data), after)
+                    self._insert(at, offset, (offset + count, _crc().calc(data[:count])))
+                offset, data = offset + count, data[count:]
 
     def value(self, size: int) -> int | None:
         """Return the CRC of all ``size`` bytes, or None if some are missing."""

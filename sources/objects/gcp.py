@@ -1,4 +1,4 @@
-"""Keys of Google Cloud: of a file or ambient, and the tokens had for them."""
+"""Google Cloud credentials, from a file or ambient, and their access tokens."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 
 
-def is_googles(url: str) -> bool:
-    """Tell whether an address is one of Google's own, which may be shown tokens of the surroundings."""
+def is_google(url: str) -> bool:
+    """Return whether ``url`` is a Google API, which may receive tokens of ambient credentials."""
     scheme, host, _ = wire.origin(url)
     return scheme == "https" and host.endswith(".googleapis.com")
 
 
-def check_clear(url: str, access: base.Access) -> None:
-    """Refuse to send tokens in clear beyond this machine, where emulators are, unless all is insecure."""
+def refuse_plaintext(url: str, access: base.Access) -> None:
+    """Refuse to send tokens over plain http to another machine, unless insecure connections are allowed."""
     scheme, host, _ = wire.origin(url)
     if scheme == "http" and host not in LOOPBACK and not access.insecure:
-        advice = "ask by https, give no file (emulators want none), or allow insecure"
-        raise errors.RequestError(f"{url}: wants the credentials file's token in clear; {advice}")
+        advice = "use https, leave out the file (emulators need none), or allow insecure"
+        raise errors.RequestError(f"{url}: http would send the credentials unencrypted; {advice}")
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import Google's libraries within: quietly, and with a missing one named."""
+    """Import Google's libraries in the block, without their warnings. Raises ``MissingExtra``."""
     try:
         with warnings.catch_warnings():
-            # They warn of a Python that they will not support some time.
+            # They warn about Python versions that they will drop.
             warnings.simplefilter("ignore", FutureWarning)
             yield
     except ImportError as err:
@@ -53,11 +53,11 @@ def importing() -> Iterator[None]:
 
 
 class Keys(buckets.Keys):
-    """Keys of a file or of the surroundings, and tokens had for them; ``cancel`` ends the wait for one."""
+    """Google credentials and their tokens. ``cancel`` aborts the wait for a token. Thread-safe."""
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._cancel = cancel
-        # At debug level it writes requests for tokens.
+        # At debug level it logs token requests.
         logging.getLogger("google").setLevel(logging.INFO)
         self._access = location.access
         self._send: Any = None
@@ -65,7 +65,7 @@ class Keys(buckets.Keys):
         super().__init__(_load(location.credentials_file) if location.credentials_file else None)
 
     def _find(self) -> Any:
-        """Look for keys of the environment, gcloud's or of the machine."""
+        """Return the credentials of the environment, of gcloud or of the machine, or None."""
         with importing():
             from google import auth
             from google.auth import exceptions
@@ -80,24 +80,24 @@ class Keys(buckets.Keys):
         return None
 
     def authorization(self) -> requests.auth.AuthBase | None:
-        """Return what puts a token into a request; None without keys."""
+        """Return an object that adds a token to requests; None without credentials."""
         return _Bearer(self) if self else None
 
     def authorize(self, request: requests.PreparedRequest) -> None:
-        """Put a token into the request; a new one when the last is about to expire."""
+        """Add a token to ``request``; renew it shortly before it expires."""
         what = (self._transport, request.method, request.url, request.headers)
         with self._lock, _translated():
             cancelling.apart(lambda: self._keys.before_request(*what), self._cancel)
 
     def renew(self) -> bool:
-        """Have the next request get a new token; False without keys."""
+        """Discard the token, so that the next request gets a new one. Return False without credentials."""
         with self._lock:
             if self:
                 self._keys.token = None
         return bool(self)
 
     def close(self) -> None:
-        """End the connections to the token service."""
+        """Close the connections to the token service."""
         if self._send is not None:
             self._send.session.close()
 
@@ -120,9 +120,9 @@ class _Bearer(requests.auth.AuthBase):
 
 
 def _load(path: str) -> Any:
-    """Return the credentials of a file: a service account's, a user's, or another identity provider's.
+    """Load a credentials file: service account, authorized user or external account.
 
-    Those that would have us run a program are refused.
+    An external account with an executable source is refused: it would run a program.
     """
     with importing():
         from google.auth import aws, identity_pool
@@ -148,14 +148,14 @@ def _load(path: str) -> Any:
 
 
 def _check_exchange(info: dict[str, Any], path: str) -> None:
-    """Refuse to exchange a token of the surroundings anywhere but at Google's.
+    """Refuse an external account whose token exchange is not at Google.
 
-    Who writes the file would else be sent whatever it names: a file of this pod, an answer of the
-    machine's metadata server (Google's documentation asks for this check of files from others).
+    A malicious file could otherwise send any file of this pod, or a response of the metadata server, to its
+    author. Google's documentation requires this check for untrusted files.
     """
     for name in ("token_url", "service_account_impersonation_url"):
         url = info.get(name) or ""
-        if url and not is_googles(url):
+        if url and not is_google(url):
             raise errors.RequestError(f"{path}: {name} is not at https://*.googleapis.com")
 
 
@@ -170,7 +170,7 @@ def _translated() -> Iterator[None]:
     except exceptions.TransportError as err:
         raise wire.failure("Google's token service", err, first=False) from err
     except exceptions.GoogleAuthError as err:
-        said = wire.printable(str(err.args[0] if err.args else type(err).__name__))
+        message = wire.printable(str(err.args[0] if err.args else type(err).__name__))
         if err.retryable:
-            raise errors.Transient(url="Google's token service", reason=said) from err
-        raise errors.Unreachable(url="Google credentials", reason=said) from err
+            raise errors.Transient(url="Google's token service", reason=message) from err
+        raise errors.Unreachable(url="Google credentials", reason=message) from err

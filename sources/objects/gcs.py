@@ -1,4 +1,4 @@
-"""Google Cloud Storage: one generation of an object, read over the http source's connections."""
+"""Google Cloud Storage: one generation of an object, read like an HTTP source."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from cdi_worker.sources.web import http, pinned, session
 log = logging.getLogger(__name__)
 
 SERVER = "https://storage.googleapis.com"
-#: Reasons of a 403 that trying again can mend (cloud.google.com/storage/docs/json_api/v1/status-codes).
+#: Reasons of a 403 worth a retry (cloud.google.com/storage/docs/json_api/v1/status-codes).
 TRANSIENT = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-#: Google's is a few KiB; what users may add to it is bounded to 8 KiB (cloud.google.com/storage/quotas).
+#: In bytes. Google's own are a few KiB, custom metadata at most 8 KiB (cloud.google.com/storage/quotas).
 LARGEST_METADATA = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metadata:
-    """What is known of one generation. ``crc32c``: as stored, in base64; empty where there is none."""
+    """Metadata of one generation. ``crc32c``: as stored, in base64, may be empty; ``crc``: decoded."""
 
     generation: int
     size: int
@@ -44,22 +44,21 @@ def source(location: locations.Gcs, cancel: base.Cancel) -> GcsSource:
 
 
 def parse(endpoint: str) -> buckets.Name:
-    """Return what ``gs://bucket/object`` or ``http(s)://host/bucket/object`` names."""
+    """Parse ``gs://bucket/object`` or ``http(s)://host/bucket/object``."""
     found = buckets.parse(endpoint, "gs", "signed URL")
     return found._replace(server=found.server or SERVER)
 
 
 class GcsSource(http.HttpSource):
-    """An object in a bucket, pinned to the generation found at the first contact.
+    """An object in a bucket, pinned to the generation of the first response.
 
-    With a credentials file the first request carries its token. Without, it goes anonymously, and only
-    when that is refused the ambient credentials are looked for. Whatever order the bytes come in, their
-    CRC-32C is taken, and compared with the stored one once all have been seen.
+    Without a credentials file the first request is anonymous; ambient credentials are searched only when it
+    is refused. The CRC-32C of the bytes is compared with the stored one if all of them were read.
     """
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
         self._object = _Object(location, cancel)
-        self._seen = crc32c.Coverage()
+        self._coverage = crc32c.Coverage()
         super().__init__(self._object.url, location.access, self._object)
 
     def __enter__(self) -> Self:
@@ -70,29 +69,29 @@ class GcsSource(http.HttpSource):
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self._stored = found.crc
         if self.ranges() is not None:
-            # It is not read again.
-            self._seen.add(0, memoryview(self.head))
+            # The head is not read again.
+            self._coverage.add(0, memoryview(self.head))
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:
         reader = super().stream(offset)
         if not offset:
-            # Whatever was read before: from here on these are the bytes that are written.
-            self._seen = crc32c.Coverage()
-        return _Watched(reader, self._seen, offset)
+            # From here on the stream's bytes are written, not those read before.
+            self._coverage = crc32c.Coverage()
+        return _Watched(reader, self._coverage, offset)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        seen = self._seen
+        # A stream may start meanwhile and replace the coverage: then these bytes are not written.
+        coverage = self._coverage
         count = super().read_range(offset, into)
-        # What comes once a stream has begun is not written any more.
-        seen.add(offset, into[:count])
+        coverage.add(offset, into[:count])
         return count
 
     def verify(self) -> None:
         """Compare the CRC of the object with the stored one, if all of it was read."""
-        calculated = self._seen.value(self.size or 0)
+        calculated = self._coverage.value(self.size or 0)
         if self._stored is None or calculated is None:
-            log.info("not verified url=%r: not every byte was read", self.name)
+            log.info("not verified url=%r: not all bytes were read", self.name)
         elif calculated != self._stored:
             raise errors.ChecksumMismatch(
                 algorithm="crc32c", expected=f"{self._stored:08x}", calculated=f"{calculated:08x}"
@@ -102,13 +101,13 @@ class GcsSource(http.HttpSource):
 
 
 class _Object(pinned.Resource):
-    """The object's address, who asks for it, and what its answers mean."""
+    """URL, credentials and errors of the object."""
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._address = parse(location.address)
         self._keys = gcp.Keys(location, cancel)
         if self._keys:
-            gcp.check_clear(self._address.server, location.access)
+            gcp.refuse_plaintext(self._address.server, location.access)
         self._generation: int | None = None
         self._encoding = "identity"
         bucket, name = (
@@ -119,7 +118,7 @@ class _Object(pinned.Resource):
         self.name = wire.safe_url(location.address)
 
     def describe(self) -> Metadata:
-        """Return the object's metadata; from now on its generation is asked for."""
+        """Return the object's metadata, and pin later requests to its generation."""
         with gcp.importing():
             from google.auth import credentials
             from google.cloud import storage
@@ -141,10 +140,12 @@ class _Object(pinned.Resource):
                 crc=_number(blob.crc32c),
             )
         except (ValueError, TypeError, AttributeError, RecursionError) as err:
-            reason = "the answer is no metadata of an object; is this an address of Google Cloud Storage?"
+            reason = (
+                "the response is not object metadata; check that the URL is a Google Cloud Storage server"
+            )
             raise errors.Unreachable(url=self.name, reason=reason) from err
         self._generation = found.generation
-        # What is stored compressed comes as it is stored only to those who could unpack it.
+        # Objects with a content encoding are decompressed by the server unless the client accepts it.
         self._encoding = found.encoding
         self.url = f"{self._media}&generation={found.generation}"
         self.unpin()
@@ -157,13 +158,13 @@ class _Object(pinned.Resource):
                 return
             except errors.Unreachable as err:
                 refused = err.fields.get("status") in {401, 403}
-                # Whoever bears a token has what it opens: another's server is not shown this machine's.
-                if not refused or not gcp.is_googles(self._media) or not self._keys.look_around():
+                # A server that is not Google's must not receive this machine's ambient tokens.
+                if not refused or not gcp.is_google(self._media) or not self._keys.find_ambient():
                     raise
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})
-        # The ETag changes with the metadata; what names the bytes is the generation.
+        # The ETag changes with the metadata; the generation identifies the bytes.
         generation = response.headers.pop("x-goog-generation", None)
         response.headers.pop("Last-Modified", None)
         response.headers.pop("ETag", None)
@@ -179,13 +180,13 @@ class _Object(pinned.Resource):
         return self._keys.authorization() or pinned.NO_AUTH
 
     def failure(self, response: requests.Response) -> errors.Error:
-        """Return the error that an answer stands for, named by its cause."""
-        said, reasons = _words(session.error_text(response))
+        """Return the error for a failed response, with its cause."""
+        message, reasons = _error_details(session.error_text(response))
         plain = super().failure(response)
         if isinstance(plain, errors.Transient):
             return plain
         if reasons & TRANSIENT:
-            return errors.Transient(url=self.name, reason=said)
+            return errors.Transient(url=self.name, reason=message)
         status = response.status_code
         if self._generation is not None and status in {404, 412}:
             return errors.SourceChanged(
@@ -196,16 +197,18 @@ class _Object(pinned.Resource):
         anonymously = "" if self._keys else " without credentials"
         if status == 404:
             what = f"no such object {self._address.key!r} in bucket {self._address.bucket!r}"
-            reason = f"no such bucket {self._address.bucket!r}" if "bucket does not exist" in said else what
+            reason = (
+                f"no such bucket {self._address.bucket!r}" if "bucket does not exist" in message else what
+            )
         elif status in {401, 403}:
-            reason = f"access denied{anonymously}: {said}"
+            reason = f"access denied{anonymously}: {message}"
         else:
-            reason = f"{plain.fields['reason']}: {said}"
+            reason = f"{plain.fields['reason']}: {message}"
         return errors.Unreachable(url=self.name, reason=reason.rstrip(": "), status=status)
 
 
 class _Transport:
-    """Lets Google's client send its requests over our connections, with our trust and credentials."""
+    """A transport for Google's client that uses our connections, CAs and credentials."""
 
     def __init__(self, resource: _Object) -> None:
         self._resource = resource
@@ -223,7 +226,7 @@ class _Transport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Answer:
-    """What Google's client looks at of an answer."""
+    """The parts of a response that Google's client uses."""
 
     content: bytes
     status_code: int = 200
@@ -233,16 +236,16 @@ class _Answer:
 
 
 class _Watched:
-    """A reader whose bytes are added to what has been seen."""
+    """A reader that adds its bytes to ``coverage``."""
 
-    def __init__(self, reader: base.Reader, seen: crc32c.Coverage, offset: int) -> None:
+    def __init__(self, reader: base.Reader, coverage: crc32c.Coverage, offset: int) -> None:
         self._reader = reader
-        self._seen = seen
+        self._coverage = coverage
         self._offset = offset
 
     def readinto(self, into: memoryview, /) -> int:
         count = self._reader.readinto(into)
-        self._seen.add(self._offset, into[:count])
+        self._coverage.add(self._offset, into[:count])
         self._offset += count
         return count
 
@@ -251,7 +254,7 @@ class _Watched:
 
 
 def _number(stored: str | None) -> int | None:
-    """Return the value of a stored CRC: base64 of four bytes, highest first."""
+    """Decode a stored CRC: base64 of four bytes, big-endian. Raises ``ValueError``."""
     if not stored:
         return None
     data = base64.b64decode(stored, validate=True)
@@ -260,8 +263,8 @@ def _number(stored: str | None) -> int | None:
     return int.from_bytes(data)
 
 
-def _words(text: str) -> tuple[str, set[str]]:
-    """Return message and reasons of an error: JSON where metadata was asked for, text elsewhere."""
+def _error_details(text: str) -> tuple[str, set[str]]:
+    """Return message and reasons of an error response: JSON for metadata, plain text for downloads."""
     try:
         error = json.loads(text)["error"]
         reasons = {str(item.get("reason")) for item in error.get("errors", [])}

@@ -1,4 +1,4 @@
-"""S3: one object over HTTP, signed; ranges, pinning and connections are the http source's."""
+"""S3: one object, read like an HTTP source with signed requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 DEFAULT_REGION = "us-east-1"
 AWS_HOST = re.compile(r"s3[.-](?:dualstack\.)?([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 ELEMENT = re.compile(r"<(Code|Message|Region|ServerTime)>([^<]{1,500})</\1>")
-#: Codes of failures that trying again can mend, whatever their status
+#: Error codes worth a retry with any HTTP status
 #: (docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html).
 TRANSIENT = frozenset(
     {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "RequestLimitExceeded"}
@@ -43,13 +43,13 @@ CAUSES = {
 
 
 class Address(buckets.Name):
-    """An object. ``server`` empty: AWS in whatever region it takes."""
+    """An object. ``server`` empty: AWS."""
 
     def url(self, region: str) -> str:
         """Return the object's path-style URL."""
         suffix = ".cn" if region.startswith("cn-") else ""
         server = self.server or f"https://s3.{region}.amazonaws.com{suffix}"
-        # Servers compute the signature over this very encoding.
+        # Servers compute the signature over this encoding.
         return f"{server}/{urllib.parse.quote(self.bucket, safe='')}/{urllib.parse.quote(self.key, safe='/')}"
 
 
@@ -59,12 +59,12 @@ def source(location: locations.S3, cancel: base.Cancel) -> S3Source:
 
 
 def parse(endpoint: str) -> Address:
-    """Return what ``s3://bucket/key`` or ``http(s)://host/bucket/key`` names."""
+    """Parse ``s3://bucket/key`` or ``http(s)://host/bucket/key``."""
     return Address(*buckets.parse(endpoint, "s3", "presigned URL"))
 
 
 def region_of(server: str) -> str:
-    """Return the region that a server's name tells (contract, Sources)."""
+    """Return the region in the host name of a server (contract, Sources)."""
     host = urllib.parse.urlsplit(server).hostname or ""
     if host == "s3.amazonaws.com":
         return DEFAULT_REGION
@@ -75,8 +75,8 @@ def region_of(server: str) -> str:
 class S3Source(http.HttpSource):
     """An object in a bucket.
 
-    With keys the first request is signed with them. Without, it goes unsigned, and only when that is
-    refused the ambient credentials are looked for: a public object costs no search.
+    Without keys the first request is unsigned; ambient credentials are searched only when it is refused,
+    which saves the search for public objects.
     """
 
     def __init__(self, location: locations.S3, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
@@ -97,7 +97,7 @@ class S3Source(http.HttpSource):
 
 
 class _Object(pinned.Resource):
-    """The object's address, who asks for it, and what its answers mean."""
+    """URL, credentials, region and errors of the object."""
 
     def __init__(self, location: locations.S3, cancel: cancelling.Cancel) -> None:
         access = location.access
@@ -105,7 +105,7 @@ class _Object(pinned.Resource):
         self._keys = aws.Keys(access, cancel)
         self._region = location.region or self._default_region()
         self._redirected = False
-        #: Once known, only this version is asked for.
+        #: Sent as If-Match once known.
         self.etag: str | None = None
         super().__init__(self._address.url(self._region), access, cancel=cancel)
         self.name = wire.safe_url(location.endpoint) if self._address.server else location.endpoint
@@ -115,10 +115,10 @@ class _Object(pinned.Resource):
             headers = {**headers, "If-Match": self.etag}
         response = super().send(method, url, headers)
         if response.status_code == 200 and _holds_range(response):
-            # rclone's server answers so to a range; what came is what a 206 would bring.
+            # rclone's server answers a range request with 200 and the right body.
             response.status_code = 206
         if response.status_code in pinned.REDIRECTS and "x-amz-bucket-region" in response.headers:
-            # Where it leads wants another signature; the region says where to ask.
+            # The new URL needs another signature: the caller retries in the right region.
             raise self.failure(response)
         return response
 
@@ -126,7 +126,7 @@ class _Object(pinned.Resource):
         return self._keys.signature(self._region) or pinned.NO_AUTH
 
     def learn(self, refusal: errors.Unreachable) -> bool:
-        """Prepare for asking again, otherwise; False when the refusal leaves nothing to try."""
+        """Change region or credentials for another attempt. Return False if there is nothing to change."""
         region = refusal.fields.get("region")
         if region and not self._redirected and region != self._region:
             log.info("region url=%r ours=%r theirs=%r", self.name, self._region, region)
@@ -136,14 +136,14 @@ class _Object(pinned.Resource):
             self.unpin()
             return True
         if refusal.fields.get("status") in {400, 401, 403}:
-            return self._keys.look_around()
+            return self._keys.find_ambient()
         return False
 
     def failure(self, response: requests.Response) -> errors.Error:
-        """Return the error that an answer stands for, named by its cause."""
-        said = _words(session.error_text(response))
+        """Return the error for a failed response, with its cause."""
+        details = _error_details(session.error_text(response))
         plain = super().failure(response)
-        code = said.get("Code", "")
+        code = details.get("Code", "")
         if code in TRANSIENT and not isinstance(plain, errors.Transient):
             return errors.Transient(url=self.name, reason=code)
         if isinstance(plain, errors.Transient):
@@ -151,7 +151,7 @@ class _Object(pinned.Resource):
             return errors.Transient(url=self.name, reason=reason, retry_after=plain.retry_after)
         if response.status_code == 412:
             return errors.SourceChanged(url=self.name, what="etag", before=self.etag, now="another")
-        region = said.get("Region") or response.headers.get("x-amz-bucket-region")
+        region = details.get("Region") or response.headers.get("x-amz-bucket-region")
         if code in WRONG_REGION or (response.status_code in pinned.REDIRECTS and region):
             return self._wrong_region(code, region)
         if code in CAUSES:
@@ -159,19 +159,19 @@ class _Object(pinned.Resource):
                 bucket=self._address.bucket,
                 key=self._address.key,
                 anonymously="" if self._keys else " without credentials",
-                skew=_skew(said.get("ServerTime", "")),
+                skew=_skew(details.get("ServerTime", "")),
             )
         else:
-            reason = f"{code}: {said.get('Message', '')}" if code else str(plain.fields["reason"])
+            reason = f"{code}: {details.get('Message', '')}" if code else str(plain.fields["reason"])
             reason += "" if self._keys else "; no keys were given"
         return errors.Unreachable(url=self.name, reason=reason, status=response.status_code)
 
     def _wrong_region(self, code: str, region: str | None) -> errors.Error:
         known = region if region and re.fullmatch(r"[a-z0-9-]{2,40}", region) else None
         reason = f"wrong region {self._region!r}" + (f": the bucket is in {known!r}" if known else "")
-        # Another region of the same server is a matter of the signature; of AWS, of the address too.
-        mendable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
-        return errors.Unreachable(url=self.name, reason=reason, region=mendable)
+        # On a given server only the signature can use another region; on AWS the URL changes as well.
+        usable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
+        return errors.Unreachable(url=self.name, reason=reason, region=usable)
 
     def _default_region(self) -> str:
         if self._address.server:
@@ -180,14 +180,14 @@ class _Object(pinned.Resource):
 
 
 def _holds_range(response: requests.Response) -> bool:
-    """Tell whether the body is just the range that the answer names."""
+    """Return whether the length of the body is that of its Content-Range."""
     found = http.CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     length = response.headers.get("Content-Length")
     return found is not None and length == str(int(found[2]) - int(found[1]) + 1)
 
 
-def _words(text: str) -> dict[str, str]:
-    """Return what an error document says; a hostile one costs no XML parser."""
+def _error_details(text: str) -> dict[str, str]:
+    """Return the elements of an XML error document, without an XML parser (hostile input)."""
     return {name: wire.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
 
 

@@ -126,7 +126,7 @@ def test_token_is_not_sent_unencrypted_to_other_hosts(
     assert gcs_objects.opened(f"{server}/b/o", access, file)
     for elsewhere in ("http://storage.example", "http://10.0.0.1:4443", "http://localhost.example"):
         assert gcs_objects.opened(f"{elsewhere}/b/o")
-        with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* token in clear; ask by https, give"):
+        with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* unencrypted; use https, leave out"):
             gcs_objects.opened(f"{elsewhere}/b/o", None, file)
 
 

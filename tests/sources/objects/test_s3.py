@@ -152,7 +152,7 @@ def test_malformed_endpoint_is_refused(endpoint: str) -> None:
 
 
 def test_half_a_key_pair_is_refused() -> None:
-    with pytest.raises(errors.RequestError, match="belong together"):
+    with pytest.raises(errors.RequestError, match="only one of access key and secret key"):
         s3_objects.opened("s3://b/k", base.Access(user="me"))
 
 
