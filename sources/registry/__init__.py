@@ -1,4 +1,4 @@
-"""Container registries and OCI archives: the disk in an image, or an artifact that is one."""
+"""Container registries and OCI archives: the disk in an image, or an artifact that is a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry's API: manifests, and blobs that are read by ranges."""
+"""The registry API (OCI distribution specification): manifests and blobs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
-#: What the first request of a blob asks for: most layers begin with the disk, whose head it holds.
+#: Size of the first request for a blob, in bytes. Most layers begin with the disk, whose head it contains.
 HEAD_SIZE = 1 << 19
 DIGEST_HEADER = "Docker-Content-Digest"
 
 
 class Resource(pinned.Resource):
-    """An address of a registry, which tells by a challenge what it wants to be shown."""
+    """A URL of a registry. Authenticates when the server sends a challenge."""
 
     def __init__(self, url: str, registry: Registry, cancel: base.Cancel, accept: str) -> None:
         super().__init__(url, registry.access, registry.connection, cancel=cancel)
@@ -41,7 +41,7 @@ class Resource(pinned.Resource):
         refused = str(response.request.headers.get("Authorization", ""))
         try:
             with session.translated(self.name, first=False):
-                # Read to its end, a small answer leaves its connection for the next request.
+                # The connection can be reused only after the body was read.
                 response.raw.read(4096)
         finally:
             self.drop(response)
@@ -64,7 +64,7 @@ class _Header(requests.auth.AuthBase):
 
 
 class Blob(http.HttpSource):
-    """A blob. Its digest names its bytes, so mirrors may tag and date it as they like."""
+    """A blob. Its digest identifies the bytes, so mirrors may differ in ETag and Last-Modified."""
 
     head_size = HEAD_SIZE
 
@@ -74,7 +74,7 @@ class Blob(http.HttpSource):
 
 
 class Registry:
-    """One repository of a registry, by its API."""
+    """One repository of a registry."""
 
     def __init__(
         self,
@@ -87,44 +87,44 @@ class Registry:
         self.name = str(reference)
         self._cancel = cancel
         self._engine = engine
-        shown = auth.credentials(location.access, location.auth_file, reference)
-        # The credentials are for who asks by a challenge, not for every request.
+        login = auth.credentials(location.access, location.auth_file, reference)
+        # Credentials are only sent in response to a challenge.
         self.access = dataclasses.replace(location.access, user="", password="")
         self.connection = session.new_session(self.access, cancel)
-        self.authorizer = auth.Authorizer(reference.repository, shown, self.access, self.connection)
+        self.authorizer = auth.Authorizer(reference.repository, login, self.access, self.connection)
         self._scheme = ""
         self._resources: list[Resource] = []
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for resource in self._resources:
             resource.close()
         self._resources.clear()
         self.connection.close()
 
     def root(self) -> bytes:
-        """Return the manifest or index that the reference names."""
+        """Return the manifest or index of the reference."""
         data = self._manifest(self.reference.target)
         if self.reference.digest:
             documents.check(data, self.reference.digest, self.name)
         return data
 
     def manifest(self, descriptor: documents.Descriptor) -> bytes:
-        """Return the manifest that an index names."""
+        """Return the manifest of an index entry, verified."""
         data = retry.patiently(lambda: self._manifest(descriptor.digest), self.access.patience, self._cancel)
         documents.check(data, descriptor.digest, f"{self.name}: manifest")
         return data
 
     def digest(self) -> str:
-        """Return the digest of what the reference names; registries do not count a HEAD as a pull."""
+        """Return the digest of the manifest or index. Uses HEAD, which registries do not count as a pull."""
         stated = ""
-        # Some refuse a HEAD; the answer to a GET says better why, if it is for another reason.
+        # Some registries refuse HEAD. If the cause is another one, GET returns a better message.
         with contextlib.suppress(errors.Unreachable), self._answer(self.reference.target, "HEAD") as response:
             stated = response.headers.get(DIGEST_HEADER, "")
         return stated if oci_reference.is_digest(stated) else documents.digest(self.root())
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
-        """Return the bytes of a blob in order, verified at their end."""
+        """Return a reader of the blob, which verifies size and digest at the end."""
         stop = self._cancel.child()
         return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._engine, stop)
 
@@ -144,7 +144,7 @@ class Registry:
             data = session.body(response, documents.LARGEST_MANIFEST)
         if len(data) > documents.LARGEST_MANIFEST:
             raise errors.Unsupported(
-                reason=f"{self.name}: a manifest of more than {documents.LARGEST_MANIFEST} bytes"
+                reason=f"{self.name}: the manifest is larger than {documents.LARGEST_MANIFEST} bytes"
             )
         return data
 
@@ -170,7 +170,7 @@ class Registry:
         return resource
 
     def _find_scheme(self) -> str:
-        """Return https; where insecure is allowed, http for a registry that does not answer by https."""
+        """Return ``https``, or ``http`` if insecure is allowed and the registry does not speak https."""
         if self.access.insecure:
             url = f"https://{self.reference.api_host}/v2/"
             resource = pinned.Resource(url, self.access, self.connection, cancel=self._cancel)

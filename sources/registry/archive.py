@@ -1,4 +1,4 @@
-"""A tar of an OCI image layout, read where it lies: nothing is unpacked.
+"""A tar archive of an OCI image layout, read in place without unpacking.
 
 OCI image specification, "Image Layout"; containers-transports(5), oci-archive.
 """
@@ -18,9 +18,9 @@ from cdi_worker.sources.registry import reference as oci_reference
 
 INDEX = "index.json"
 HEAD_SIZE = 1 << 18
-#: Blobs beyond this many are no image.
+#: More files than any image has.
 MOST_BLOBS = 100_000
-#: ``blobs/sha512/`` and 128 digits are shorter.
+#: Longer than ``blobs/sha512/`` and 128 digits.
 LONGEST_NAME = 255
 
 
@@ -50,15 +50,15 @@ class Archive:
         self._file.close()
 
     def root(self) -> bytes:
-        """Return the manifest or index that the reference names.
+        """Return the manifest or index of the reference.
 
-        A tag names the entry of index.json with that reference name. Without one, the only entry is
-        meant, or index.json itself where its entries are the platforms of one image.
+        With a tag: the entry of index.json with that reference name. Without: the only entry, or index.json
+        itself if its entries are the platforms of one image.
         """
         data = self._read(INDEX)
         index = documents.parse(data, self.name)
         if not isinstance(index, documents.Index):
-            raise self._unreachable(f"{INDEX} is no index")
+            raise self._unreachable(f"{INDEX} is not an image index")
         entries = index.manifests
         if tag := self.reference.tag:
             entries = tuple(item for item in entries if _is_named(item, tag))
@@ -67,19 +67,19 @@ class Archive:
         if not tag and entries and all(item.architecture for item in entries):
             return data
         there = ", ".join(item.annotations.get(documents.REF_NAME, item.digest) for item in index.manifests)
-        raise self._unreachable(f"{len(entries)} images fit; name one of: {there or 'nothing'}")
+        raise self._unreachable(f"{len(entries)} images match; choose one by its tag: {there or 'none'}")
 
     def manifest(self, descriptor: documents.Descriptor) -> bytes:
-        """Return the manifest that an index names, verified."""
+        """Return the manifest of an index entry, verified."""
         with contextlib.closing(self.blob(descriptor)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
     def digest(self) -> str:
-        """Return the digest of what the reference names."""
+        """Return the digest of the manifest or index."""
         return documents.digest(self.root())
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
-        """Return the bytes of a blob in order, verified at their end."""
+        """Return a reader of the blob, which verifies size and digest at the end."""
         offset, size = self._member("blobs/" + descriptor.digest.replace(":", "/"))
         if size != descriptor.size:
             expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
@@ -95,23 +95,23 @@ class Archive:
 
     def _member(self, name: str) -> tuple[int, int]:
         if name not in self._members:
-            raise self._unreachable(f"no {name} in it; is it whole, and an OCI archive?")
+            raise self._unreachable(f"has no {name}; check that it is a complete OCI archive")
         return self._members[name]
 
     def _find_blobs(self) -> None:
-        """Note where each file of the tar lies; only headers are read."""
+        """Record offset and size of each file of the tar. Reads only headers."""
         end = os.fstat(self._file.fileno()).st_size
         walk = tar_walk.Walk(self._file)
         try:
             while entry := walk.next():
                 if walk.at + entry.size > end or len(self._members) > MOST_BLOBS:
-                    raise self._unreachable("truncated, or no OCI archive")
+                    raise self._unreachable("truncated, or not an OCI archive")
                 if entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME:
                     self._members[entry.name.removeprefix("./")] = walk.at, entry.size
         except errors.ImageError as err:
             if isinstance(err, errors.Truncated) and walk.at >= headers.BLOCK:
-                raise self._unreachable("truncated, or no OCI archive") from err
-            raise self._unreachable("not a tar archive (a compressed one has to be unpacked first)") from err
+                raise self._unreachable("truncated, or not an OCI archive") from err
+            raise self._unreachable("not a tar archive; decompress a compressed one first") from err
         except OSError as err:
             raise self._unreachable(errors.words(err)) from err
 
@@ -120,13 +120,13 @@ class Archive:
 
 
 def _is_named(item: documents.Descriptor, tag: str) -> bool:
-    """Tell whether a tag names an entry: by itself, or as the tag of a whole reference (buildah's way)."""
+    """Return whether an entry has the tag, alone or at the end of a full reference (as buildah writes it)."""
     name = item.annotations.get(documents.REF_NAME, "")
     return name == tag or name.endswith(f":{tag}")
 
 
 class _Part(base.Source):
-    """A part of a file; the file stays its owner's."""
+    """A part of a file. The caller owns the descriptor."""
 
     def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
         self.name = name
@@ -139,12 +139,9 @@ class _Part(base.Source):
     def stream(self, offset: int = 0) -> base.Reader:
         return _Slice(self._fd, self._offset + offset, (self.size or 0) - offset, self.name)
 
-    def interrupt(self) -> None:
-        """Files do not keep anybody waiting."""
-
 
 class _Slice:
-    """The rest of a part of a file."""
+    """Reads a part of a file, in order."""
 
     def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
         self._fd = fd

@@ -1,4 +1,4 @@
-"""Credentials for a registry: user and password, a Docker configuration file, and bearer tokens.
+"""Registry authentication: user and password, Docker configuration files, bearer tokens.
 
 Distribution specification, "Token Authentication"; RFC 9110, 11.6.1 for challenges.
 """
@@ -27,28 +27,28 @@ log = logging.getLogger(__name__)
 
 LARGEST_ANSWER = 1 << 20
 CLIENT_ID = "cdi-worker"
-# Possessive: a header of 64 KiB and more must not be gone through once for each of its characters.
+# Possessive quantifiers: no quadratic backtracking in a hostile header of 64 KiB.
 _SCHEME = re.compile(r"[\s,]*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)")
 _PARAMETER = re.compile(r'[\s,]*+([A-Za-z0-9_-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Credentials:
-    """``identity``: a refresh token that stands for user and password. ``repr`` shows nothing."""
+    """Registry credentials. ``identity``: a refresh token in place of user and password."""
 
     user: str = dataclasses.field(default="", repr=False)
     password: str = dataclasses.field(default="", repr=False)
     identity: str = dataclasses.field(default="", repr=False)
 
     def basic(self) -> str:
-        """Return the value of a Basic authorization, or nothing without user and password."""
+        """Return the value of a Basic Authorization header; empty without user and password."""
         if not self.user or not self.password:
             return ""
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 def credentials(access: base.Access, auth_file: str, reference: oci_reference.Reference) -> Credentials:
-    """Return what to show to the registry: user and password, else what the Docker file holds for it."""
+    """Return user and password if given, else the credentials in the Docker configuration file."""
     if access.user or access.password or not auth_file:
         return Credentials(access.user, access.password)
     return from_docker(_read(auth_file), reference, auth_file)
@@ -57,8 +57,8 @@ def credentials(access: base.Access, auth_file: str, reference: oci_reference.Re
 def from_docker(document: Mapping[str, Any], reference: oci_reference.Reference, name: str) -> Credentials:
     """Return the credentials of a Docker ``config.json`` (or a ``.dockercfg``) for a reference.
 
-    An entry may name a host, a URL or, as containers-auth.json(5) has it, a namespace below a host;
-    the longest that fits wins. Credential helpers are programs and are not run.
+    The key of an entry is a host, a URL or a namespace below a host (containers-auth.json(5)); the longest
+    match wins. Credential helpers are programs and are not run.
     """
     entries = document.get("auths", document if "credHelpers" not in document else {})
     wanted = f"{reference.host}/{reference.repository}"
@@ -73,18 +73,18 @@ def from_docker(document: Mapping[str, Any], reference: oci_reference.Reference,
             return found
     helpers = document.get("credHelpers")
     if document.get("credsStore") or (isinstance(helpers, dict) and reference.host in helpers):
-        log.warning("a credential helper is named and not run file=%r host=%r", name, reference.host)
+        log.warning("credential helpers are not supported file=%r host=%r", name, reference.host)
     return Credentials()
 
 
 class Authorizer:
-    """The Authorization header for one repository, made anew when the registry asks for it."""
+    """The Authorization header for one repository, renewed on each challenge. Thread-safe."""
 
     def __init__(
-        self, repository: str, shown: Credentials, access: base.Access, connection: requests.Session
+        self, repository: str, login: Credentials, access: base.Access, connection: requests.Session
     ) -> None:
         self._scope = f"repository:{repository}:pull"
-        self._credentials = shown
+        self._credentials = login
         self._access = access
         self._session = connection
         self._lock = threading.Lock()
@@ -92,9 +92,10 @@ class Authorizer:
         self.header = ""
 
     def renew(self, challenges: str, refused: str, url: str) -> bool:
-        """Make a new header for ``challenges`` of ``url``; False when there is nothing to show.
+        """Create a new header for the ``challenges`` of ``url``. Return False without usable credentials.
 
-        Threads that were refused with the same header renew it once.
+        ``refused``: the header of the failed request. If another thread has replaced it, there is nothing
+        to do.
         """
         with self._lock:
             if self.header != refused:
@@ -104,7 +105,7 @@ class Authorizer:
                 self.header = "Bearer " + self._token(offered["bearer"], url)
                 return True
             if "basic" in offered and (basic := self._credentials.basic()) and basic != refused:
-                self._check_clear(url, url)
+                self._refuse_plaintext(url, url)
                 self.header = basic
                 return True
             return False
@@ -113,9 +114,9 @@ class Authorizer:
         realm, service = challenge.get("realm", ""), challenge.get("service", "")
         name = wire.safe_url(realm)
         if not realm.startswith(("https://", "http://")):
-            raise errors.Unreachable(url=url, reason="a token challenge without a usable realm")
+            raise errors.Unreachable(url=url, reason="the token challenge has no valid realm")
         if self._credentials != Credentials():
-            self._check_clear(url, realm)
+            self._refuse_plaintext(url, realm)
         fields = {"service": service} if service else {}
         fields["scope"] = self._scope
         with session.translated(name, first=not self._answered):
@@ -150,17 +151,17 @@ class Authorizer:
             method,
             realm,
             stream=True,
-            # Followed, a redirect would carry the credentials to where it leads.
+            # A redirect would send the credentials to another server.
             allow_redirects=False,
             proxies=session.proxies(self._access, realm),
             timeout=session.timeout(self._access),
             **what,
         )
 
-    def _check_clear(self, url: str, destination: str) -> None:
-        """Refuse to send credentials in clear, unless asked to be insecure."""
+    def _refuse_plaintext(self, url: str, destination: str) -> None:
+        """Refuse to send credentials over plain http, unless insecure connections are allowed."""
         if destination.startswith("http://") and not self._access.insecure:
-            reason = f"wants the credentials in clear at {wire.safe_url(destination)}"
+            reason = f"{wire.safe_url(destination)} would receive the credentials unencrypted; allow insecure"
             raise errors.Unreachable(url=url, reason=reason)
 
 
@@ -189,21 +190,21 @@ def _token_of(data: bytes, name: str) -> str:
         token = answer.get("token") or answer.get("access_token")
         if isinstance(token, str) and token.isascii() and token.isprintable():
             return token
-    raise errors.Unreachable(url=name, reason="the token server's answer holds no token")
+    raise errors.Unreachable(url=name, reason="the token server's response has no token")
 
 
 def _read(path: str) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as err:
-        raise errors.RequestError(f"{path}: no readable Docker configuration file") from err
+        raise errors.RequestError(f"{path}: not a readable Docker configuration file") from err
     if not isinstance(document, dict):
-        raise errors.RequestError(f"{path}: no Docker configuration file")
+        raise errors.RequestError(f"{path}: not a Docker configuration file")
     return document
 
 
 def _normal(key: str) -> str:
-    """Return host and path of a key: ``https://index.docker.io/v1/`` stands for all of Docker Hub."""
+    """Return host and path of a key. ``https://index.docker.io/v1/`` means all of Docker Hub."""
     prefix = re.sub(r"^https?://", "", key).rstrip("/")
     prefix = re.sub(r"/v[12]$", "", prefix)
     host, slash, path = prefix.partition("/")
@@ -212,7 +213,7 @@ def _normal(key: str) -> str:
 
 
 def _entry(entry: Mapping[str, Any], name: str) -> Credentials | None:
-    """Return the credentials of one entry: ``auth`` is user and password in base64."""
+    """Return the credentials of one entry, or None. ``auth``: user and password in base64."""
     identity = entry.get("identitytoken")
     if isinstance(identity, str) and identity:
         return Credentials(identity=identity)
@@ -222,7 +223,7 @@ def _entry(entry: Mapping[str, Any], name: str) -> Credentials | None:
         try:
             user, _, password = base64.b64decode(packed, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError) as err:
-            raise errors.RequestError(f"{name}: an auth entry is not user:password in base64") from err
+            raise errors.RequestError(f"{name}: an auth entry is not base64 of user:password") from err
     if isinstance(user, str) and isinstance(password, str) and user:
         return Credentials(user, password)
     return None

@@ -1,4 +1,4 @@
-"""Blobs as they pass, verified against their digest."""
+"""Blobs, verified against their digest while they are read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cdi_worker.sources.registry import documents
 
 
 class Verified:
-    """The bytes of a blob, in order; their end is only reached when size and digest are right.
+    """A reader of a blob that verifies size and digest at the end. Raises ``errors.DigestMismatch``.
 
-    ``head``: its first bytes, at hand already. The rest is opened by ``engine`` when the head does not do,
-    and read and hashed ahead in a thread, because hashing is about as fast as unpacking. ``stop`` ends that,
-    and the reads of ``blob``.
+    ``head``: the first bytes, already in memory. ``engine`` reads the rest when it is needed; a thread reads
+    and hashes ahead, because hashing takes about as long as decompressing. ``stop`` aborts that thread and
+    the reads of ``blob``.
     """
 
     def __init__(
@@ -34,25 +34,25 @@ class Verified:
         self._blob = blob
         self._engine = engine
         self._stop = stop
-        self._given = 0
+        self._done = 0
         self._rest: base.Reader | None = None
         self._ended = False
 
     def readinto(self, into: memoryview, /) -> int:
-        count = min(len(into), len(self.head) - self._given)
+        count = min(len(into), len(self.head) - self._done)
         if count > 0:
-            into[:count] = self.head[self._given : self._given + count]
+            into[:count] = self.head[self._done : self._done + count]
         elif not self._ended and len(into):
             count = self._read_on(into)
         else:
             return 0
-        self._given += count
-        if self._given > self._descriptor.size:
-            raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._given} bytes or more")
+        self._done += count
+        if self._done > self._descriptor.size:
+            raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._done} bytes or more")
         return count
 
     def close(self) -> None:
-        """Let go of the blob, and end a read of it. Safe to call twice."""
+        """Close the blob and abort a read of it. Safe to call twice."""
         self._stop.set("closed")
         self._blob.close()
         if self._rest is not None:
@@ -67,8 +67,8 @@ class Verified:
             if count := self._rest.readinto(into):
                 return count
         self._ended = True
-        if self._given != self._descriptor.size:
-            raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._given} bytes")
+        if self._done != self._descriptor.size:
+            raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._done} bytes")
         expected = self._descriptor.digest
         calculated = f"{expected.partition(':')[0]}:{self._hash.hexdigest()}"
         if calculated != expected:
@@ -80,9 +80,9 @@ class Verified:
 
 
 def read_all(reader: base.Reader, limit: int, name: str) -> bytes:
-    """Return everything up to the end, of at most ``limit`` bytes."""
+    """Return all bytes of ``reader``. Raises ``errors.Unsupported`` if there are more than ``limit``."""
     into = memoryview(bytearray(limit + 1))
     done = readers.fill(reader, into)
     if done > limit:
-        raise errors.Unsupported(reason=f"{name}: more than {limit} bytes where a small document belongs")
+        raise errors.Unsupported(reason=f"{name}: manifest or configuration larger than {limit} bytes")
     return bytes(into[:done])

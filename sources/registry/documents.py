@@ -1,4 +1,4 @@
-"""Indexes, manifests and configurations of OCI and Docker images, as values. No network, no files.
+"""Indexes, manifests and configurations of OCI and Docker images. No network, no files.
 
 OCI image specification 1.1; Docker image manifest version 2, schema 2.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from cdi_worker import errors
 from cdi_worker.sources.registry import reference
 
-#: What registries may answer with; Docker's old schema 1 is not asked for.
+#: Accepted media types. Docker's schema 1 is obsolete and not accepted.
 INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -25,10 +25,10 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
-#: Registries have to take manifests of 4 MiB (OCI distribution specification) and most take no larger ones.
+#: Registries must accept manifests of 4 MiB (OCI distribution specification); most accept no larger ones.
 LARGEST_MANIFEST = 4 << 20
 TITLE = "org.opencontainers.image.title"
-#: What ORAS says of a title that is a directory's.
+#: ORAS sets this annotation if the title is a directory's.
 UNPACK = "io.deis.oras.content.unpack"
 REF_NAME = "org.opencontainers.image.ref.name"
 DISK_TYPE = "application/vnd.kubevirt.disk."
@@ -45,7 +45,7 @@ _ARCHITECTURES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A blob by digest and size. ``architecture`` and ``system`` are empty where none is stated."""
+    """A descriptor of a blob or manifest. ``architecture`` and ``system`` may be empty."""
 
     media_type: str
     digest: str
@@ -61,12 +61,12 @@ class Descriptor:
 
     @property
     def platform(self) -> str:
-        """Return the platform as people write it."""
+        """Return the platform as ``system/architecture/variant``."""
         return "/".join(filter(None, (self.system, self.architecture, self.variant))) or "unstated"
 
     @property
     def is_attestation(self) -> bool:
-        """Whether this is BuildKit's note on an image rather than an image."""
+        """Whether this is a BuildKit attestation rather than an image."""
         return self.architecture == "unknown" or "vnd.docker.reference.type" in self.annotations
 
     @property
@@ -75,7 +75,7 @@ class Descriptor:
 
     @property
     def is_layer(self) -> bool:
-        """Whether this is a layer of a file system: a tar, and not one file under its title."""
+        """Whether this is a file system layer (a tar) rather than a single file with a title."""
         is_tar = not self.media_type or self.media_type.startswith(_LAYER_PREFIXES)
         return is_tar and (not self.title or self.annotations.get(UNPACK) == "true")
 
@@ -96,7 +96,10 @@ class Manifest:
 
 
 def parse(data: bytes, name: str) -> Index | Manifest:
-    """Return the document in ``data``; ``name`` stands in messages. Raises ``errors.Unsupported``."""
+    """Parse an index or manifest. ``name`` is used in messages.
+
+    Raises ``errors.Unsupported``, or ``errors.Refused`` for a document that is both.
+    """
     document = load(data, name)
     if document.get("schemaVersion") == 1 or "fsLayers" in document:
         reason = (
@@ -104,9 +107,9 @@ def parse(data: bytes, name: str) -> Index | Manifest:
         )
         raise errors.Unsupported(reason=reason)
     if "manifests" in document and "layers" in document:
-        # Which of the two is meant is a matter of taste: CVE-2021-41190.
+        # Clients could disagree on its type: CVE-2021-41190.
         raise errors.Refused(
-            format="manifest", rule="ambiguous", reason=f"{name}: both an index and a manifest"
+            format="container", rule="ambiguous", reason=f"{name}: both an index and a manifest"
         )
     if "manifests" in document:
         return Index(tuple(_descriptor(item, name) for item in _list(document, "manifests", name)))
@@ -140,7 +143,7 @@ def check(data: bytes, expected: str, name: str) -> None:
 
 
 def normal_architecture(wanted: str) -> str:
-    """Return the name that images use for an architecture; empty stands for this machine's."""
+    """Return the OCI name of an architecture. Empty: this machine's."""
     name = (wanted or platform.machine()).lower()
     return _ARCHITECTURES.get(name, name)
 
@@ -148,8 +151,8 @@ def normal_architecture(wanted: str) -> str:
 def choose(index: Index, wanted: str, name: str) -> Descriptor:
     """Return the manifest for architecture ``wanted`` (empty: this machine's).
 
-    An index whose only manifest states no platform is taken for that one; its own configuration is
-    looked at later. Raises ``errors.WrongPlatform`` naming what is there.
+    A single manifest without a platform matches; ``check_platform`` checks its configuration later. Raises
+    ``errors.WrongPlatform`` with the available platforms.
     """
     architecture = normal_architecture(wanted)
     images = [item for item in index.manifests if not item.is_attestation]
@@ -163,30 +166,30 @@ def choose(index: Index, wanted: str, name: str) -> Descriptor:
 
 
 def platforms(images: Sequence[Descriptor]) -> list[str]:
-    """Return the platforms of an index as people write them."""
+    """Return the platforms of an index, sorted, without attestations."""
     return sorted({item.platform for item in images if not item.is_attestation})
 
 
 def check_platform(config: Mapping[str, Any], wanted: str, name: str) -> None:
-    """Raise ``errors.WrongPlatform`` when a plain image is for another architecture than ``wanted``.
+    """Raise ``errors.WrongPlatform`` if an image is for another architecture than ``wanted``.
 
-    A configuration that states none (an artifact's) fits any machine, but no explicit wish.
+    A configuration without an architecture (of an artifact) matches only if ``wanted`` is empty.
     """
     stated = config.get("architecture")
     architecture = normal_architecture(wanted)
     if not isinstance(stated, str) or not stated:
         if wanted:
-            raise errors.WrongPlatform(url=name, wanted=architecture, found="no statement of one")
+            raise errors.WrongPlatform(url=name, wanted=architecture, found="an image without a platform")
     elif normal_architecture(stated) != architecture:
         system = config.get("os") or "linux"
         raise errors.WrongPlatform(url=name, wanted=architecture, found=f"{system}/{stated}")
 
 
 def artifact(manifest: Manifest, choice: str, name: str) -> Descriptor | None:
-    """Return the layer that is the disk itself, or None for the image of a file system.
+    """Return the layer that is the disk itself, or None for an image of a file system.
 
-    ``choice`` is a digest, a title or a media type. Without it a KubeVirt disk is the disk, else the
-    only layer that is a plain file. Raises ``errors.Refused`` when that leaves several or none.
+    ``choice``: digest, title or media type. Without it: the layer with a KubeVirt disk type, else the only
+    layer that is a single file. Raises ``errors.Refused`` unless exactly one layer matches.
     """
     if choice:
         found = [item for item in manifest.layers if choice in {item.digest, item.title, item.media_type}]
@@ -217,9 +220,9 @@ def _descriptor(item: object, name: str) -> Descriptor:
         raise errors.Unsupported(reason=f"{name}: malformed descriptor")
     size, value = item.get("size"), item.get("digest")
     if not isinstance(value, str) or not reference.is_digest(value):
-        raise errors.Unsupported(reason=f"{name}: a descriptor without a usable digest")
+        raise errors.Unsupported(reason=f"{name}: a descriptor has no valid digest")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise errors.Unsupported(reason=f"{name}: a descriptor without a usable size")
+        raise errors.Unsupported(reason=f"{name}: a descriptor has no valid size")
     stated = _mapping(item.get("platform"))
     return Descriptor(
         media_type=str(item.get("mediaType") or ""),
@@ -233,7 +236,7 @@ def _descriptor(item: object, name: str) -> Descriptor:
 
 
 def _mapping(value: object) -> dict[str, str]:
-    """Return the textual values of what should be a JSON object of texts."""
+    """Return the string values of a JSON object; empty if ``value`` is not an object."""
     if not isinstance(value, dict):
         return {}
     return {key: text for key, text in value.items() if isinstance(text, str)}

@@ -1,4 +1,4 @@
-"""The disk of an image or artifact: found, read in order, and checked to the end of its blob."""
+"""The disk of an image or artifact: search, ordered reads, verification to the end of its blob."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD_SIZE = 256 * 1024
 
 
 class Store(Protocol):
-    """Where manifests and blobs are: a registry or an archive."""
+    """A store of manifests and blobs: a registry or an archive."""
 
     name: str
 
@@ -31,7 +31,7 @@ class Store(Protocol):
 
 
 class Disk:
-    """A disk in order. ``head``: its first bytes, which ``readinto`` gives again."""
+    """A reader of a disk. ``head``: its first bytes, which ``readinto`` returns too."""
 
     path = ""
     size = 0
@@ -41,18 +41,18 @@ class Disk:
         self.head = b""
         self._store = store
         self._reader = store.blob(blob)
-        self._given = 0
+        self._done = 0
         self._finished = False
 
     def readinto(self, into: memoryview, /) -> int:
-        if count := min(len(into), len(self.head) - self._given):
-            into[:count] = self.head[self._given : self._given + count]
-            self._given += count
+        if count := min(len(into), len(self.head) - self._done):
+            into[:count] = self.head[self._done : self._done + count]
+            self._done += count
             return count
         return self.read_on(into)
 
     def close(self) -> None:
-        """Let go of the blob. Safe to call twice."""
+        """Close the blob. Safe to call twice."""
         self._reader.close()
 
     def look(self) -> None:
@@ -61,7 +61,7 @@ class Disk:
         self.head = bytes(head[: readers.fill(self, memoryview(head))])
 
     def read_on(self, into: memoryview) -> int:
-        """Read what follows the head."""
+        """Read the bytes after the head."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -75,7 +75,7 @@ class Disk:
         raise NotImplementedError
 
     def again(self) -> Disk:
-        """Return the same disk from its start."""
+        """Open the disk again, from its start."""
         raise NotImplementedError
 
 
@@ -101,7 +101,7 @@ class FileDisk(Disk):
 
 
 class LayerDisk(Disk):
-    """A file in a layer, once ``find`` has found it; ``hidden``: what the layers above hide."""
+    """A file in a layer; call ``find`` first. ``hidden``: names hidden by the layers above."""
 
     def __init__(self, store: Store, blob: documents.Descriptor, hidden: Hidden) -> None:
         super().__init__(store, blob)
@@ -110,7 +110,7 @@ class LayerDisk(Disk):
         self._layer = Layer(plain(self._reader, self._reader.head), hidden, self._name)
 
     def find(self) -> bool:
-        """Go to the disk; False when the layer, read to its verified end, has none."""
+        """Seek to the disk. Return False if the layer, read to its end and verified, has no disk."""
         with self._named():
             if not self._layer.find():
                 return False
@@ -119,7 +119,7 @@ class LayerDisk(Disk):
         return True
 
     def hides(self) -> Hidden:
-        """Return what is hidden from the layers below."""
+        """Return the names hidden from the layers below."""
         return self._layer.hides()
 
     def read_on(self, into: memoryview) -> int:
@@ -132,7 +132,7 @@ class LayerDisk(Disk):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Say of a broken compression or tar where it is."""
+        """Add the layer's name to errors of decompression and tar."""
         try:
             yield
         except errors.Corrupt as err:
@@ -145,9 +145,9 @@ class LayerDisk(Disk):
 
 
 def find(store: Store, manifest: documents.Manifest, choice: str) -> Disk:
-    """Return an artifact's file, or the topmost file below /disk. No layer below that is fetched.
+    """Return an artifact's file, or the topmost file below /disk. Layers below it are not fetched.
 
-    Raises ``errors.Unsupported`` when there is none, and what ``layer.Layer`` raises.
+    Raises ``errors.Unsupported`` if there is no disk, and the errors of ``Layer``.
     """
     chosen = documents.artifact(manifest, choice, store.name)
     if chosen is not None:
@@ -158,7 +158,7 @@ def find(store: Store, manifest: documents.Manifest, choice: str) -> Disk:
             break
         if blob.is_foreign:
             reason = f"{store.name}: layer {blob.digest} is not in the registry ({blob.media_type})"
-            raise errors.Refused(format="container image", rule="foreign layer", reason=reason)
+            raise errors.Refused(format="container", rule="foreign layer", reason=reason)
         disk = LayerDisk(store, blob, hidden)
         with contextlib.ExitStack() as stack:
             stack.callback(disk.close)
@@ -174,16 +174,17 @@ def find(store: Store, manifest: documents.Manifest, choice: str) -> Disk:
 FOLDER = "disk"
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
-#: What is remembered of /disk, where one file is expected: names of files, and names that are hidden.
+#: Limits of the names kept for /disk, where one file is expected: files, and hidden names.
 MOST_FILES, MOST_HIDDEN = 10, 1000
 LONGEST_NAME = 255  # NAME_MAX
 _MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
 def plain(reader: base.Reader, head: bytes) -> base.Reader:
-    """Return a reader of the tar in a layer that begins with ``head``: gzip, zstd or not compressed.
+    """Return a reader of the tar of a layer, which is compressed with gzip or zstd or not at all.
 
-    The media type is not asked: images are known whose type and bytes differ.
+    ``head``: the first bytes, which show the compression. The media type is ignored: some images have a
+    wrong one.
     """
     skippable = len(head) > 3 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
     kind = "zst" if skippable else next((_MAGICS[magic] for magic in _MAGICS if head.startswith(magic)), "")
@@ -192,17 +193,17 @@ def plain(reader: base.Reader, head: bytes) -> base.Reader:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hidden:
-    """What upper layers hide of /disk in the layers below them."""
+    """Names in /disk that upper layers hide from the layers below; ``everything``: all of them."""
 
     names: frozenset[str] = frozenset()
     everything: bool = False
 
 
 class Layer:
-    """A layer as it passes. ``hidden``: what the layers above hide of it; ``name`` is for messages.
+    """A layer, read in one pass. ``hidden``: names hidden by the layers above; ``name`` is for messages.
 
-    ``find`` goes to the disk, ``readinto`` reads it, ``finish`` goes to the end of the layer and
-    checks that the disk was the only one. ``path`` and ``size`` are the disk's.
+    ``find`` seeks to the disk, ``readinto`` reads it, ``finish`` reads the rest of the layer and checks that
+    there is no second disk. ``path`` and ``size`` are those of the disk.
     """
 
     def __init__(self, reader: base.Reader, hidden: Hidden, name: str) -> None:
@@ -216,7 +217,7 @@ class Layer:
         self.size = 0
 
     def find(self) -> bool:
-        """Go to the disk; False when the layer, read to its end, has none."""
+        """Seek to the disk. Return False if the layer, read to its end, has no disk."""
         while entry := self._tar.next():
             if self._look(entry):
                 self.path, self.size = f"/{FOLDER}/{self._disks[0]}", entry.size
@@ -225,25 +226,25 @@ class Layer:
         return False
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read the disk that was found."""
+        """Read the disk."""
         return self._tar.readinto(into)
 
     def finish(self) -> None:
-        """Read the layer to its end. Raises ``errors.Refused`` when there is more than one disk."""
+        """Read the layer to its end. Raises ``errors.Refused`` if there is more than one disk."""
         while entry := self._tar.next():
             self._look(entry)
         self._tar.drain()
         if len(self._disks) > 1:
             raise self._several(str(len(self._disks)))
         if self._whiteouts & set(self._disks):
-            raise self._refused("whiteout", f"{self.path} is both there and removed in the same layer")
+            raise self._refused("whiteout", f"{self.path} is both added and removed in the same layer")
 
     def hides(self) -> Hidden:
-        """Return what is hidden from the layers below, once this one was read to its end."""
+        """Return the names hidden from the layers below. Call it after the layer was read to its end."""
         return Hidden(self._hidden.names | self._whiteouts, self._hidden.everything or self._opaque)
 
     def _look(self, entry: walk.Entry) -> bool:
-        """Take note of an entry; tell whether it is the first disk."""
+        """Record an entry. Return whether it is the first disk."""
         parts = [part for part in posixpath.normpath(f"/{entry.name}").split("/") if part]
         if parts in ([OPAQUE], [WHITEOUT + FOLDER], [FOLDER, OPAQUE]):
             self._opaque = True
@@ -262,13 +263,13 @@ class Layer:
         if parts and parts[0] in self._hidden.names:
             return False
         if entry.type in {headers.SYMLINK, headers.HARD_LINK}:
-            raise self._refused("link", f"{path} is a link to {entry.link!r}; the disk has to be a file")
+            raise self._refused("link", f"{path} is a link to {entry.link!r}; the disk must be a file")
         if entry.type == headers.DIRECTORY or len(parts) != 1:
-            raise self._refused("directory", f"{path}: one file is expected in /{FOLDER}, no directories")
+            raise self._refused("directory", f"{path}: expected one file in /{FOLDER}, no directories")
         if entry.type != headers.FILE:
-            raise self._refused("file type", f"{path} is no plain file")
+            raise self._refused("file type", f"{path} is not a regular file")
         if len(parts[0]) > LONGEST_NAME:
-            raise self._refused("name", f"{path[:80]}… has too long a name")
+            raise self._refused("name", f"{path[:80]}…: the name is longer than {LONGEST_NAME} characters")
         self._disks.append(parts[0])
         if len(self._disks) > MOST_FILES:
             raise self._several(f"more than {MOST_FILES}")
@@ -276,12 +277,12 @@ class Layer:
 
     def _hide(self, name: str) -> None:
         if len(name) > LONGEST_NAME or len(self._hidden.names) + len(self._whiteouts) >= MOST_HIDDEN:
-            raise self._refused("whiteout", f"more than {MOST_HIDDEN} names are removed, or too long a one")
+            raise self._refused("whiteout", f"more than {MOST_HIDDEN} whiteouts, or one with too long a name")
         self._whiteouts.add(name)
 
     def _several(self, count: str) -> errors.Refused:
         some = ", ".join(f"/{FOLDER}/{name}" for name in self._disks[:MOST_FILES])
-        return self._refused("one disk", f"{count} files in /{FOLDER}, one is expected: {some}")
+        return self._refused("one disk", f"{count} files in /{FOLDER}, expected one: {some}")
 
     def _refused(self, rule: str, reason: str) -> errors.Refused:
-        return errors.Refused(format="container image", rule=rule, reason=f"{self._name}: {reason}")
+        return errors.Refused(format="container", rule=rule, reason=f"{self._name}: {reason}")

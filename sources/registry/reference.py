@@ -1,4 +1,4 @@
-"""What ``docker://…`` and ``oci-archive:…`` name: a registry, a repository, and what in it."""
+"""Image references: ``docker://…`` (registry, repository, tag or digest) and ``oci-archive:…``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCKER = "docker://"
 ARCHIVE = "oci-archive:"
 
 HUB = "docker.io"
-#: Docker Hub's API is not at the host its names begin with; a name without a host is a name there.
+#: Docker Hub's API has another host than its references; a reference without a host is on Docker Hub.
 HUB_API = "registry-1.docker.io"
 HUB_NAMES = frozenset({HUB, "index.docker.io", HUB_API})
 
@@ -25,9 +25,9 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reference:
-    """An image or artifact in a registry. ``digest`` wins over ``tag``.
+    """An image or artifact in a registry. ``digest`` overrides ``tag``.
 
-    ``choice``: which of an artifact's files, by digest, title or media type; empty: the only one.
+    ``choice``: the file of an artifact, by digest, title or media type; empty: the only one.
     """
 
     host: str
@@ -43,7 +43,7 @@ class Reference:
 
     @property
     def target(self) -> str:
-        """Return what the manifest is asked for by."""
+        """Return the digest or tag for the manifest's URL."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArchiveReference:
-    """An image in a tar of an OCI layout; ``tag`` may be empty where there is only one."""
+    """An image in a tar of an OCI layout. ``tag`` may be empty if there is only one image."""
 
     path: str
     tag: str = ""
@@ -66,18 +66,18 @@ class ArchiveReference:
 
 
 def parse(endpoint: str) -> Reference | ArchiveReference:
-    """Return what an endpoint names. Raises ``errors.RequestError``."""
+    """Parse an endpoint. Raises ``errors.RequestError``."""
     if endpoint.startswith(ARCHIVE):
         return _archive(endpoint.removeprefix(ARCHIVE))
     if endpoint.startswith(DOCKER):
         return _docker(endpoint)
     raise errors.RequestError(
-        f"{endpoint!r}: a registry is named docker://host/repository[:tag|@digest] or oci-archive:path[:tag]"
+        f"{endpoint!r}: expected docker://host/repository[:tag|@digest] or oci-archive:path[:tag]"
     )
 
 
 def is_digest(text: str) -> bool:
-    """Tell whether ``text`` is a digest that can be verified (OCI image spec, descriptors)."""
+    """Return whether ``text`` is a sha256 or sha512 digest (OCI image specification, "Digests")."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -98,10 +98,10 @@ def _docker(endpoint: str) -> Reference:
         ("digest", digest if at else _ANY_DIGEST, _DIGEST),
     ):
         if not grammar.fullmatch(text):
-            # What stands before an @ may be a user and a password: it is not repeated.
+            # The text before an @ may be user and password: it is not shown.
             where = "" if at else f" {text!r}"
-            wants = "docker://host[:port]/repository[:tag|@digest], the repository in lower case"
-            raise errors.RequestError(f"malformed {what}{where}: wants {wants}")
+            wanted = "docker://host[:port]/repository[:tag|@digest], the repository in lower case"
+            raise errors.RequestError(f"malformed {what}{where}: expected {wanted}")
     return Reference(host, repository, tag or "latest", digest, choice)
 
 
@@ -112,5 +112,5 @@ def _archive(rest: str) -> ArchiveReference:
     if not is_tagged:
         path, tag = rest, ""
     if not path or (is_tagged and not _TAG.fullmatch(tag)):
-        raise errors.RequestError(f"{ARCHIVE}{rest}: wants oci-archive:path[:tag]")
+        raise errors.RequestError(f"{ARCHIVE}{rest}: expected oci-archive:path[:tag]")
     return ArchiveReference(path, tag, choice)

@@ -1,4 +1,4 @@
-"""Container registries and OCI archives: the disk in an image's file system, or an artifact that is one."""
+"""The registry source: the disk in a container image's file system, or an artifact that is a disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source(location: locations.Registry, cancel: base.Cancel) -> RegistrySource:
 
 
 def digest(location: base.Location, cancel: base.Cancel) -> str:
-    """Return the digest of the manifest or index that the endpoint names, for who watches a tag."""
+    """Return the digest of the manifest or index of the endpoint, for callers that poll a tag."""
     store = _open(cast("locations.Registry", location), cancel, base.Plain())
     try:
         return store.digest()
@@ -30,11 +30,11 @@ def digest(location: base.Location, cancel: base.Cancel) -> str:
 
 
 class RegistrySource(base.Source):
-    """The one file below /disk of an image, or the file of an artifact.
+    """The only file in /disk of an image, or the file of an artifact.
 
-    Opening it reads manifest and configuration, and the layers from the topmost down to the disk.
-    Digests are verified: of documents when they are read, of a blob at its end. There are no ranges:
-    a blob of which only parts are read cannot be verified. It is fetched in parallel all the same.
+    Opening it reads manifest, configuration and the layers from the top down to the disk. Digests are
+    verified: of documents when they are read, of blobs at their end. There is no random access, because a
+    blob can only be verified when it is read completely; the engine still fetches it in parallel ranges.
     """
 
     def __init__(self, location: locations.Registry, cancel: base.Cancel) -> None:
@@ -64,16 +64,16 @@ class RegistrySource(base.Source):
         return self
 
     def close(self) -> None:
-        """End all connections, and the threads that fetch and verify."""
+        """Close all connections and stop the threads that fetch and verify."""
         if self._disk is not None:
             self._disk.close()
         if self._store is not None:
             self._store.close()
 
     def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
-        """Return the disk's bytes. The engine reads its blob, which has to pass as a whole to be verified."""
+        """Return a reader of the disk. The engine reads its blob."""
         if self._disk is None:
-            raise errors.SourceError(reason=f"{self.name}: is not open")
+            raise errors.SourceError(reason=f"{self.name}: the source is not open")
         if not self._fresh:
             self._disk.close()
             self._disk = self._disk.again()
@@ -81,7 +81,7 @@ class RegistrySource(base.Source):
         return _Stream(self._disk, advance)
 
     def verify(self) -> None:
-        """Read on to the end of the blob: its digest is right, and a layer has no second disk."""
+        """Read the rest of the blob; check its digest, and that the layer has no second disk."""
         if self._disk is not None:
             self._disk.finish()
 
@@ -89,7 +89,7 @@ class RegistrySource(base.Source):
         return self._image.labels() if self._image else {}
 
     def describe(self) -> Mapping[str, object]:
-        """Return what the image is, for people."""
+        """Return digest, platforms, layers, disk and labels of the image."""
         if self._image is None or self._disk is None:
             return {}
         layers = [
@@ -107,7 +107,7 @@ class RegistrySource(base.Source):
 
 
 class _Stream:
-    """The disk as a reader. Closing it leaves the disk open: ``verify`` still has to read its blob's end."""
+    """A reader of the disk. Closing it leaves the disk open for ``verify``."""
 
     def __init__(self, disk: layer.Disk, advance: Callable[[int], None]) -> None:
         self._disk = disk
@@ -119,7 +119,7 @@ class _Stream:
         return count
 
     def close(self) -> None:
-        """Leave the disk to the source."""
+        """Do nothing: the source closes the disk."""
 
 
 def _open(location: locations.Registry, cancel: base.Cancel, engine: base.Engine) -> layer.Store:
@@ -129,21 +129,21 @@ def _open(location: locations.Registry, cancel: base.Cancel, engine: base.Engine
     return api.Registry(reference, location, cancel, engine)
 
 
-#: An index may name indexes; nobody goes deeper for a good reason.
+#: Limit for nested indexes.
 DEEPEST_INDEX = 3
-#: What an artifact has for a configuration: ``{}``.
+#: Digest of ``{}``, the configuration of an artifact.
 EMPTY = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 CONFIG_TYPES = (
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
 )
-#: Images that are an operating system to boot from rather than a disk in a container.
+#: Labels of bootable container images, which contain an operating system and no disk.
 BOOTABLE = ("containers.bootc", "ostree.bootable")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """``digest``: of what the reference names. ``platforms``: of its index, if there is one."""
+    """A container image. ``digest``: of the reference's manifest or index; ``platforms``: of the index."""
 
     digest: str
     platforms: list[str]
@@ -151,27 +151,27 @@ class Image:
     config: Mapping[str, Any]
 
     def labels(self) -> dict[str, str]:
-        """Return the labels in the environment that the image sets (contract, Labels)."""
+        """Return the labels in the image's environment (contract, Labels)."""
         variables = self._runtime().get("Env")
         return labels.from_environment(variables if isinstance(variables, list) else [])
 
     @property
     def platform(self) -> str:
-        """Return the platform that the configuration states."""
+        """Return the platform in the configuration."""
         system, architecture = self.config.get("os"), self.config.get("architecture")
         return f"{system}/{architecture}" if system and architecture else "unstated"
 
     def check(self, architecture: str, name: str) -> None:
-        """Refuse an image for another architecture, and a bootable container."""
+        """Refuse an image for another architecture and a bootable container image."""
         documents.check_platform(self.config, architecture, name)
         stated = self._runtime().get("Labels")
         stated = stated if isinstance(stated, dict) else {}
         for label in BOOTABLE:
             if stated.get(label) in {"1", "true"}:
                 reason = (
-                    f"{name} is an operating system to boot ({label}), not a disk; build a disk of it first"
+                    f"{name} is a bootable container image ({label}), not a disk; build a disk image from it"
                 )
-                raise errors.Refused(format="container image", rule="bootable container", reason=reason)
+                raise errors.Refused(format="container", rule="bootable container", reason=reason)
 
     def _runtime(self) -> Mapping[str, Any]:
         runtime = self.config.get("config")
@@ -179,7 +179,7 @@ class Image:
 
 
 def resolve(store: layer.Store, architecture: str) -> Image:
-    """Read what a reference names, down to the configuration of the image for ``architecture``.
+    """Read index, manifest and configuration of the image for ``architecture``.
 
     Raises ``errors.WrongPlatform``, ``errors.DigestMismatch``, ``errors.Unsupported``, ``errors.Refused``.
     """
@@ -200,7 +200,7 @@ def resolve(store: layer.Store, architecture: str) -> Image:
 
 
 def _config(store: layer.Store, descriptor: documents.Descriptor) -> Mapping[str, Any]:
-    """Return the configuration; an artifact's may be anything, and is nothing then."""
+    """Return the configuration; empty if an artifact's is not a JSON object."""
     if descriptor.media_type not in CONFIG_TYPES and descriptor.digest == EMPTY:
         return {}
     reader = store.blob(descriptor)

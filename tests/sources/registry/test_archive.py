@@ -45,7 +45,7 @@ def test_image_is_chosen_by_tag(tmp_path: Path) -> None:
     assert read(f"oci-archive:{path}:v2") == OTHER
     assert read(f"oci-archive:{path}:v2#disk.img") == OTHER
     for tag in ("", ":v3"):
-        with pytest.raises(errors.Unreachable, match="name one of: v1, docker"):
+        with pytest.raises(errors.Unreachable, match="choose one by its tag: v1, docker"):
             read(f"oci-archive:{path}{tag}")
 
 
@@ -130,8 +130,8 @@ def test_truncated_archive_is_refused(size: int, tmp_path: Path) -> None:
         (b"text" * 1000, "not a tar archive"),
         (gzip.compress(containers.tar([Entry("index.json", b"{}")])), "compressed"),
         (containers.tar([Entry("manifest.json", b"[]")]), "no index.json"),
-        (containers.tar([Entry("index.json", IMAGE.manifest.data)]), "is no index"),
-        (containers.tar([Entry("index.json", containers.index().data)]), "0 images fit"),
+        (containers.tar([Entry("index.json", IMAGE.manifest.data)]), "is not an image index"),
+        (containers.tar([Entry("index.json", containers.index().data)]), "0 images match"),
         (containers.tar([Entry("index.json", containers.index(IMAGE.manifest).data)]), "no blobs/sha256"),
     ],
 )

@@ -105,7 +105,7 @@ def test_error_of_the_thread_is_raised() -> None:
 
 def test_read_all_is_bounded() -> None:
     assert blobs.read_all(readers.Bytes(b"12345"), 5, "x") == b"12345"
-    with pytest.raises(errors.Unsupported, match="more than 4 bytes"):
+    with pytest.raises(errors.Unsupported, match="larger than 4 bytes"):
         blobs.read_all(readers.Bytes(b"12345"), 4, "x")
 
 

@@ -112,7 +112,7 @@ def test_second_file_in_the_layer_is_refused(rest: list[Entry]) -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), *rest]))
     assert found.find()
     assert reading.read_all(found) == DATA
-    with pytest.raises(errors.Refused, match="2 files in /disk, one is expected: /disk/a, /disk/b"):
+    with pytest.raises(errors.Refused, match="2 files in /disk, expected one: /disk/a, /disk/b"):
         found.finish()
 
 
@@ -154,7 +154,7 @@ def test_opaque_layer_keeps_its_own_file() -> None:
 def test_file_with_its_own_whiteout_is_refused() -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), Entry("disk/.wh.a")]))
     assert found.find()
-    with pytest.raises(errors.Refused, match="both there and removed"):
+    with pytest.raises(errors.Refused, match="both added and removed"):
         found.finish()
 
 
@@ -192,9 +192,7 @@ def test_memory_of_names_is_bounded() -> None:
     many = [Entry(f"disk/{number}", b"1") for number in range(50)]
     found = opened(containers.tar(many))
     assert found.find()
-    with pytest.raises(
-        errors.Refused, match="more than 10 files in /disk, one is expected: /disk/0, /disk/1,"
-    ):
+    with pytest.raises(errors.Refused, match="more than 10 files in /disk, expected one: /disk/0, /disk/1,"):
         found.finish()
     with pytest.raises(errors.Refused, match="name") as caught:
         opened(containers.tar([Entry("disk/" + "n" * 100_000, b"1")])).find()
@@ -230,7 +228,7 @@ def test_sparse_members_are_refused() -> None:
     header[156:157] = tarfile.GNUTYPE_SPARSE
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    with pytest.raises(errors.Refused, match="plain file"):
+    with pytest.raises(errors.Refused, match="not a regular file"):
         opened(bytes(header) + bytes(1024)).find()
 
 

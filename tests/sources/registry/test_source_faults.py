@@ -180,7 +180,7 @@ def test_login_page_is_not_a_manifest(server: misbehave.Server) -> None:
 def test_large_manifest_is_refused(server: misbehave.Server) -> None:
     with server:
         server.serve(MANIFEST, misbehave.Page(b" " * (documents.LARGEST_MANIFEST + 1)))
-        with pytest.raises(errors.Unsupported, match="more than 4194304 bytes"):
+        with pytest.raises(errors.Unsupported, match="larger than 4194304 bytes"):
             pull(server)
 
 
@@ -188,7 +188,7 @@ def test_large_configuration_is_refused(server: misbehave.Server) -> None:
     config = containers.Blob(b" " * (documents.LARGEST_MANIFEST + 1), IMAGE.config_blob.media_type)
     with server:
         serve(server, dataclasses.replace(IMAGE, config=config))
-        with pytest.raises(errors.Unsupported, match="more than 4194304 bytes"):
+        with pytest.raises(errors.Unsupported, match="larger than 4194304 bytes"):
             pull(server)
 
 
