@@ -1,4 +1,4 @@
-"""A request body: bytes that a client sends once, in order."""
+"""The upload source: the bodies of one upload's requests, read once and in order."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from cdi_worker.sources import base
 
 HEAD_SIZE = 256 * 1024
 NAME = "the uploaded stream"
-#: Seconds to read what is on the way from a connection that is wanted no more.
+#: Seconds to read the bytes in flight of a connection that another request replaces.
 GRACE = 0.5
 
 
 class Content(Protocol):
-    """What one request brings."""
+    """The body of one request."""
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read 1 to ``len(into)`` bytes; 0 only at the end. Raises what breaks it."""
+        """Read 1 to ``len(into)`` bytes; 0 only at the end. Raises the failure of the connection."""
 
     def interrupt(self) -> None:
-        """End the read under way in another thread, and all later ones."""
+        """Abort the read in progress in another thread, and all later reads."""
 
 
 class Body:
-    """What the requests of one upload bring, for the thread that writes the disk.
+    """The bodies of an upload's requests as one reader. Thread-safe.
 
-    Whoever serves a request lends its content. The reader takes from that itself, so that no byte is
-    copied, or waits, between the connection and the reader's memory.
+    The server thread lends the content of its request; the reading thread reads from it directly, so that
+    bytes are neither copied nor queued between connection and reader.
     """
 
     def __init__(self) -> None:
@@ -39,21 +39,21 @@ class Body:
         self._ended = False
         self._failure: errors.Error | None = None
         self._changed = threading.Condition()
-        #: Bytes that were read so far.
+        #: Bytes read so far.
         self.received = 0
 
     @property
     def is_lent(self) -> bool:
-        """Whether a request brings bytes now."""
+        """Whether a request is being read."""
         return self._lent is not None
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the upload has ended or failed."""
         return self._ended or self._failure is not None
 
     def lend(self, content: Content) -> Exception | None:
-        """Wait until all of it was read, or nobody reads any more; return what broke it."""
+        """Wait until ``content`` was read or withdrawn, or the upload ended; return the read error."""
         with self._changed:
             if self._ended:
                 return None
@@ -63,24 +63,24 @@ class Body:
             return self._broken
 
     def withdraw(self) -> None:
-        """Take back what is lent, and wait until it is. What has arrived of it is read if that goes fast."""
+        """Take back the lent content once it is unused. Bytes in flight are read for ``GRACE`` seconds."""
         with self._changed:
             content = self._lent
             if content is None or self._changed.wait_for(lambda: self._lent is not content, GRACE):
                 return
             content.interrupt()
             self._changed.wait_for(lambda: not self._reading)
-            self._give_back(content, ConnectionError("another request goes on with the upload"))
+            self._give_back(content, ConnectionError("another request continues the upload"))
 
     def end(self) -> None:
-        """Nothing more will be lent, and whoever still lends need not wait."""
+        """Mark the end of the upload and release a waiting ``lend``."""
         with self._changed:
             self._ended = True
             self._lent = None
             self._changed.notify_all()
 
     def fail(self, failure: errors.Error) -> None:
-        """Nothing more is wanted, or will come: the reader is told so."""
+        """Abort the upload: the reader raises ``failure``."""
         with self._changed:
             self._failure = self._failure or failure
             if self._lent is not None:
@@ -88,7 +88,7 @@ class Body:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the read under way, and all later ones."""
+        """Abort the read in progress and all later reads."""
         self.fail(errors.Cancelled())
 
     def readinto(self, into: memoryview, /) -> int:
@@ -104,7 +104,7 @@ class Body:
             count, broken = 0, None
             try:
                 count = content.readinto(into)
-            except Exception as err:  # noqa: BLE001  (whoever has lent it is told)
+            except Exception as err:  # noqa: BLE001  (returned by ``lend``)
                 broken = err
             with self._changed:
                 self._reading = False
@@ -124,7 +124,7 @@ class Body:
 
 
 class UploadSource(base.Source):
-    """What a client sends: forward-only, without identity, perhaps of unknown size."""
+    """An uploaded image: read once and in order, without identity; the size may be unknown."""
 
     once = True
 
@@ -133,7 +133,7 @@ class UploadSource(base.Source):
         self.size = size
         self._body = body
         self._reader: base.Reader = body
-        # For good: what one attempt leaves unread, no other one can ask for again.
+        # Permanently: another attempt cannot request the unread bytes again.
         self._ending = cancel.on_set(body.stop)
         self._opened = False
 

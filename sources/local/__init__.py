@@ -1,4 +1,4 @@
-"""Files, devices and pipes of this machine, other volumes, and no source at all."""
+"""Local files, devices and pipes, other volumes, and blank disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No source at all: a blank disk."""
+"""A blank disk."""
 
 from __future__ import annotations
 

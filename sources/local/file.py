@@ -1,4 +1,4 @@
-"""A file, block device or pipe of this machine."""
+"""A local file, block device or pipe."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
     if endpoint.startswith("file:"):
         parts = urllib.parse.urlsplit(endpoint)
         if parts.netloc not in {"", "localhost"}:
-            raise errors.RequestError(f"{endpoint}: a file URL names no other host")
+            raise errors.RequestError(f"{endpoint}: a file URL must not have a host")
         endpoint = urllib.parse.unquote(parts.path)
         if "\0" in endpoint:
-            raise errors.RequestError("a path has no zero byte")
+            raise errors.RequestError("the path contains a NUL byte")
     return LocalSource(endpoint, cancel)
 
 
 class LocalSource(base.Source):
-    """Bytes behind one descriptor, opened once and held."""
+    """A local file, block device or pipe, opened once."""
 
     def __init__(self, path: str, cancel: base.Cancel) -> None:
         self.name = path
@@ -42,7 +42,7 @@ class LocalSource(base.Source):
 
     def __enter__(self) -> Self:
         try:
-            # A pipe that nobody writes to yet would hold up the open, and any cancel with it.
+            # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
             self._fd = os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             info = os.fstat(self._fd)
             self._seekable = stat.S_ISREG(info.st_mode) or stat.S_ISBLK(info.st_mode)
@@ -67,7 +67,7 @@ class LocalSource(base.Source):
             os.close(fd)
 
     def verify(self) -> None:
-        """Raise ``SourceChanged`` if a file was written to since it was opened."""
+        """Raise ``SourceChanged`` if the file was modified since it was opened."""
         now = _identity(os.fstat(self._fd))
         if now != self.identity:
             raise errors.SourceChanged(url=self.name, what="file", before=self.identity, now=now)
@@ -78,7 +78,7 @@ class LocalSource(base.Source):
     def stream(self, offset: int = 0) -> base.Reader:
         if not self._seekable:
             if offset or not self._fresh:
-                raise errors.NoRanges(url=self.name, reason="a pipe is read once")
+                raise errors.NoRanges(url=self.name, reason="a pipe can be read only once")
             self._fresh = False
         return _LocalStream(self, offset, b"" if self._seekable else self.head)
 
@@ -93,7 +93,7 @@ class LocalSource(base.Source):
         return count
 
     def extents(self) -> Iterator[base.Extent] | None:
-        """Return data and holes as the file system knows them; a hole reads as zeros."""
+        """Return data and holes (``SEEK_DATA``, ``SEEK_HOLE``); None for a pipe or an empty file."""
         if not self._seekable or not self.size:
             return None
         return self._extents(self.size)
@@ -109,7 +109,7 @@ class LocalSource(base.Source):
                 yield base.Extent(data, position - data, zero=False)
 
     def _seek(self, position: int, whence: int, size: int) -> int:
-        """Return where data or a hole begins; where the file system does not tell, all is data."""
+        """Return the next offset of data or a hole. Without support of the file system all is data."""
         try:
             return min(os.lseek(self._fd, position, whence), size)
         except OSError as err:
@@ -125,7 +125,7 @@ class LocalSource(base.Source):
         self.head = bytes(head[:filled])
 
     def read_next(self, into: memoryview, offset: int) -> int:
-        """Read what a pipe gives next, which is at ``offset``, once there is something."""
+        """Wait for the next bytes of a pipe and read them. ``offset`` is for messages."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         with cancelling.woken(self._cancel) as wake:
@@ -145,7 +145,7 @@ class LocalSource(base.Source):
 
 
 def _identity(info: os.stat_result) -> str | None:
-    """Return what names the bytes of a file; nothing does it for those of a device or a pipe."""
+    """Return the identity of a file; None for a device or a pipe."""
     if not stat.S_ISREG(info.st_mode):
         return None
     return f"inode {info.st_ino} changed {info.st_mtime_ns} size {info.st_size}"
@@ -172,4 +172,4 @@ class _LocalStream:
         return count
 
     def close(self) -> None:
-        """Leave the descriptor to the source."""
+        """Do nothing: the source closes the descriptor."""

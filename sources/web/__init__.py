@@ -1,4 +1,4 @@
-"""HTTP and HTTPS, and a disk that the node pulls and another container of the pod serves."""
+"""HTTP, HTTPS and node pull."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
-"""Connections of requests and urllib3, as far as ours: whom they trust, where they go, how a wait ends.
+"""Connections of requests and urllib3 with our own TLS trust, address checks and cancellation.
 
-What is overridden here has no public API yet:
+These overrides have no public API yet:
 
-- The TLS context. requests has a hook for it since 2.32 (``get_connection_with_tls_context``), but its
-  ``cert_verify`` would add its own authorities; what is missing is ``verify=`` with a context
-  (psf/requests#2118, closed).
+- The TLS context. requests has a hook since 2.32 (``get_connection_with_tls_context``), but its
+  ``cert_verify`` adds its own CAs; ``verify=`` with a context is missing (psf/requests#2118, closed).
 - The address, checked before the first byte is sent (``_new_conn``): a hook for addresses is proposed in
   urllib3#3675.
-- The end of a wait for a connection, or for an answer to begin (``connect``, ``getresponse``).
-  ``HTTPResponse.shutdown()`` (urllib3 2.3) ends only the reads of an answer that has begun; for the time
-  before it there is nothing (urllib3#1602, closed).
-- Reading into a buffer without a copy in between (``read``): urllib3#1540.
+- Cancelling a connect or the wait for a response (``connect``, ``getresponse``).
+  ``HTTPResponse.shutdown()`` (urllib3 2.3) only aborts reads of a response body (urllib3#1602, closed).
+- Reading into a buffer without a copy (``read``): urllib3#1540.
 """
 
 from __future__ import annotations
@@ -32,58 +30,59 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 
-#: One read of a body without a length; the work in Python is for each of these.
+#: Bytes of one read of a body without a length. Larger reads mean less work in Python.
 READ_SIZE = 512 * 1024
 
-#: Where the machine's own keys are to be had, beside link-local addresses: at AWS, Google, Alibaba, Azure.
+#: Metadata servers that are not link-local: AWS, Google, Alibaba, Azure. They hand out the machine's keys.
 CLOUDS = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"})
 
 
 class LedInside(Exception):
-    """A server outside leads to what is open to this machine alone."""
+    """An external server or name server directs us to an internal address (server-side request forgery)."""
 
 
 class Border:
-    """What a session that began outside may not be led across; one that began inside is free.
+    """Refuses connections from an external first server to internal addresses. One per session.
 
-    The first connection goes where the user said; where later ones go is for servers and name servers to
-    say. So the address that was reached counts, not the name. Private networks are no secret: a cluster's
-    mirrors are there. What a proxy reaches is outside, and for it to forbid.
+    The user chooses the first server; redirects and DNS choose later ones. So the address of the connected
+    peer counts, not the name. Private networks are allowed: mirrors of a cluster are there. A proxy counts
+    as external; it must enforce its own rules.
     """
 
     def __init__(self) -> None:
         self._is_free: bool | None = None
 
     def cross(self, peer: str | None) -> None:
-        """Take note of a connection to ``peer``, None for a proxy's; raise ``LedInside`` if it may not be."""
+        """Check a connection to ``peer`` (None: through a proxy). Raises ``LedInside`` if it is forbidden."""
         inside = peer is not None and is_inside(peer)
         if self._is_free is None:
             self._is_free = inside
         if inside and not self._is_free:
             raise LedInside(
-                f"led to {peer}, inside this machine or its cloud; if meant, give that URL itself"
+                f"leads to {peer}, an internal address of this machine or its cloud; to import from there, "
+                "give that URL directly"
             )
 
 
 def is_inside(address: str) -> bool:
-    """Tell whether an IP address is this machine's alone, its link's, or its cloud's."""
+    """Return whether an IP address is loopback, link-local, unspecified or a metadata server."""
     found = ipaddress.ip_address(address)
     found = getattr(found, "ipv4_mapped", None) or found
     return found.is_loopback or found.is_link_local or found.is_unspecified or str(found) in CLOUDS
 
 
 class Adapter(requests.adapters.HTTPAdapter):
-    """An adapter whose TLS context decides, alone, what is trusted, and whose waits end with ``cancel``.
+    """An adapter with our own TLS context, whose waits are aborted by ``cancel``.
 
-    requests would add its own list of authorities to the context otherwise. ``context`` is not asked for
-    one before it is needed: to read the system's authorities takes 20 ms, of which plain http has no use.
+    requests would add its own CAs to the context otherwise. ``context`` is called only when needed: loading
+    the system's CAs takes 20 ms, which plain http does not need.
     """
 
     def __init__(
         self, context: Callable[[], ssl.SSLContext], connections: int, cancel: cancelling.Cancel
     ) -> None:
         self._context = context
-        # A pool hands on to its connections what it does not know itself.
+        # A pool passes unknown arguments on to its connections.
         shared: dict[str, Any] = {"cancel": cancel, "border": Border()}
         self._pools = {
             "http": functools.partial(_PlainPool, **shared),
@@ -112,11 +111,11 @@ class Adapter(requests.adapters.HTTPAdapter):
 
 
 def read(raw: Any, into: memoryview) -> int:
-    """Read the next of a body, as much as one call of the kernel gives; 0 at the end.
+    """Read the next bytes of a body, as many as one system call returns; 0 at the end.
 
-    ``raw``: urllib3's answer. Its ``readinto`` loops until all is full, and what came before a reset is
-    lost; its ``read1`` makes a copy with all other threads held. So all but the last byte comes straight
-    to its place, and the last one tells urllib3 that the body has ended.
+    ``raw``: urllib3's response. Its ``readinto`` loops until the buffer is full and loses the bytes before a
+    reset; its ``read1`` copies while holding the GIL. So this reads from http.client's response, except for
+    the last byte, by which urllib3 notices the end of the body.
     """
     answer, left = getattr(raw.connection, "answer", None), raw.length_remaining
     if answer is not None and answer.fp is not None and left and answer.length == left > 1:
@@ -135,14 +134,14 @@ def _is_secure(url: str) -> bool:
 
 
 class _Plain(urllib3.connection.HTTPConnection):
-    """A connection that crosses the border, and whose waits end with ``cancel`` until an answer begins.
+    """A connection that checks its peer. ``cancel`` aborts its waits until a response begins.
 
-    From then on the answer is what is read, and ``pinned`` ends that.
+    After that ``pinned`` aborts the reads of the response.
     """
 
     #: Kept for ``read``.
     answer: http.client.HTTPResponse
-    #: What the answer is read from, also when the connection is not kept.
+    #: The socket of the response, also if the connection is not kept alive.
     answering: Any = None
     _is_left = False
 
@@ -151,24 +150,24 @@ class _Plain(urllib3.connection.HTTPConnection):
         self._cancel = cancel
         self._border = border
 
-    # A class there, of which nothing is wanted but to be called.
+    # http.client only calls it; a class is not needed.
     def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]
         self.answer = http.client.HTTPResponse(*args, **kwargs)
         return self.answer
 
     def connect(self) -> None:
         try:
-            # The socket is known only after the handshakes: there is none to shut down before.
+            # The socket is only accessible after the handshakes; before, it cannot be shut down.
             cancelling.apart(super().connect, self._cancel, grace=0, late=super().close)
         except errors.Cancelled:
             self._is_left = True
             raise
 
     def close(self) -> None:
-        """Close it, unless a connect left behind will.
+        """Close the connection, unless an abandoned connect still uses it and closes it later.
 
-        To close a socket in the hands of its thread would give its descriptor's number to another file,
-        for TLS to begin on.
+        Closing the socket under that thread would free the descriptor's number for another file, on which
+        the thread would start TLS.
         """
         if not self._is_left:
             super().close()
@@ -176,7 +175,7 @@ class _Plain(urllib3.connection.HTTPConnection):
     def _new_conn(self) -> socket.socket:
         made = super()._new_conn()
         try:
-            # Before anything is said: what is inside may act on the first bytes, be they TLS.
+            # Before any byte is sent: an internal service may act on the first bytes, even of TLS.
             self._border.cross(None if self.proxy else made.getpeername()[0])
         except BaseException:
             made.close()

@@ -1,4 +1,4 @@
-"""HTTP and HTTPS: one address, followed once through its redirects and pinned for the run."""
+"""The HTTP source: one URL, whose redirects are followed once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from cdi_worker.sources.web import connections, pinned, session
 
 log = logging.getLogger(__name__)
 
-#: What the first request asks for: enough to see inside a compressed image.
+#: Bytes of the first request: enough to detect the format inside a compressed image.
 HEAD_SIZE = 256 * 1024
-#: No file has more digits in its size, and Python reads no number of thousands of them.
+#: 19 digits hold every file size; ``int`` raises for thousands of digits.
 CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 LENGTH = re.compile(r"[0-9]{1,19}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Version:
-    """What an answer says of the object's identity. Only what both sides know is compared."""
+    """ETag, modification time and size in a response. Only values that both responses have are compared."""
 
     etag: str | None
     modified: str | None
     size: int | None
 
     def difference(self, other: Version) -> tuple[str, object, object] | None:
-        """Return name, ours and theirs of the first value that differs, or None."""
+        """Return name, own and other value of the first difference, or None."""
         for name in ("size", "etag", "modified"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None and mine != theirs:
@@ -46,12 +46,11 @@ class Version:
 class HttpSource(base.Source):
     """An object on a web server.
 
-    The first request asks for the first bytes as a range: its answer tells size, identity, whether
-    ranges work, and what the object is. A server without ranges answers with the whole object,
-    which then serves as the first stream.
+    The first request is a range request for the first bytes. Its response shows size, identity, format and
+    whether ranges work. A server without ranges sends the whole object, which becomes the first stream.
     """
 
-    #: Bytes that the first request asks for.
+    #: Bytes of the first request.
     head_size = HEAD_SIZE
 
     def __init__(
@@ -67,13 +66,13 @@ class HttpSource(base.Source):
         self._version: Version | None = None
         self._has_ranges = False
         self._first: _HttpStream | None = None
-        #: Each thread's answer under way, and up to which byte it will read.
+        #: Per thread: its open response, and the end of the range that it will read.
         self._mine = threading.local()
 
     def __enter__(self) -> Self:
         response = self._resource.get(f"bytes=0-{self.head_size - 1}")
         if response.status_code in {400, 405, 416, 501}:
-            # An empty object has no first byte, and some servers refuse any range.
+            # An empty object has no first byte; some servers refuse all ranges.
             self._resource.drop(response)
             response = self._resource.get(None)
         if response.status_code == 206:
@@ -103,7 +102,7 @@ class HttpSource(base.Source):
             first, self._first = self._first, None
             return first
         if offset and not self._has_ranges:
-            raise errors.NoRanges(url=self.name, reason="no ranges offered")
+            raise errors.NoRanges(url=self.name, reason="the server does not support ranges")
         response = self._resource.get(f"bytes={offset}-" if offset else None)
         if offset and response.status_code == 206:
             self._check_range(response, offset)
@@ -113,11 +112,11 @@ class HttpSource(base.Source):
         return _HttpStream(self._resource, response)
 
     def expect(self, offset: int, length: int, /) -> None:
-        """Ask for so much with the next request of this thread; see ``images.engine.fetch.Continuing``."""
+        """Set the range of this thread's next request; see ``images.engine.fetch.Continuing``."""
         self._mine.end = offset + length
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        """Read on from this thread's answer, or ask for one; see ``sources.base.RandomReader``."""
+        """Read from this thread's open response, or send a request; see ``sources.base.RandomReader``."""
         answer: _Range | None = getattr(self._mine, "answer", None)
         self._mine.answer = None
         if answer is not None and not answer.skip_to(offset, into):
@@ -173,33 +172,35 @@ class HttpSource(base.Source):
     # -- requests -------------------------------------------------------------------------------
 
     def _raise_status(self, response: requests.Response) -> None:
-        """Raise for an answer, in the middle of a transfer, that is not the range asked for."""
+        """Raise the error for a response that is not the requested range."""
         if response.status_code == 200:
             self._resource.drop(response)
             self._check_version(response, _length(response))
-            raise errors.NoRanges(url=self.name, reason="the whole object came instead of a range")
+            raise errors.NoRanges(url=self.name, reason="the server sent the whole object instead of a range")
         if response.status_code == 416:
             self._resource.drop(response)
             self._check_version(response, None)
             raise errors.NoRanges(url=self.name, reason="server answers 416 to a range within the object")
         failure = self._resource.failure(response)
         if isinstance(failure, errors.Unreachable) and self._resource.was_led(response):
-            # What the redirect named has expired or gone; the address itself may name another.
+            # The target of the redirect has expired; the original URL may redirect to another one.
             self._resource.unpin()
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
         raise failure
 
     def _check_range(self, response: requests.Response, offset: int) -> int:
-        """Check what a 206 says it holds; return its length in bytes."""
+        """Check the Content-Range of a 206 response; return its length in bytes."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found:
             self._resource.drop(response)
-            raise errors.NoRanges(url=self.name, reason="206 without a usable Content-Range")
+            raise errors.NoRanges(url=self.name, reason="206 response without a valid Content-Range")
         start, end = int(found[1]), int(found[2])
         self._check_version(response, None if found[3] == "*" else int(found[3]))
         if start != offset or end < start:
             self._resource.drop(response)
-            raise errors.NoRanges(url=self.name, reason=f"asked for byte {offset}, got bytes {start}-{end}")
+            raise errors.NoRanges(
+                url=self.name, reason=f"requested byte {offset}, received bytes {start}-{end}"
+            )
         return end - start + 1
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
@@ -216,7 +217,7 @@ class _HttpStream:
     def __init__(self, resource: pinned.Resource, response: requests.Response) -> None:
         self._resource = resource
         self._response = response
-        #: Bytes already read from the body, given out first.
+        #: Bytes already read from the body; returned first.
         self.replay = b""
 
     def readinto(self, into: memoryview, /) -> int:
@@ -236,7 +237,7 @@ class _HttpStream:
 
 
 class _Range(_HttpStream):
-    """The body of an answer that holds ``left`` bytes from ``offset`` on."""
+    """The body of a range response, with ``left`` bytes from ``offset``."""
 
     def __init__(
         self, resource: pinned.Resource, response: requests.Response, offset: int, left: int
@@ -246,7 +247,7 @@ class _Range(_HttpStream):
         self.left = left
 
     def fill(self, into: memoryview) -> int:
-        """Read as much as there is; return how much came, which is good, before it broke off."""
+        """Read until ``into`` is full or the response ends or breaks; return the number of bytes."""
         into = into[: self.left]
         done = 0
         try:
@@ -256,19 +257,19 @@ class _Range(_HttpStream):
             self.close()
             raise
         except errors.Transient:
-            # What came is good; the engine asks again from there.
+            # The bytes read are valid; the engine continues after them.
             if not done:
                 self.close()
                 raise
         if not done:
             self.close()
-            raise errors.Transient(url=self._resource.name, reason="an empty answer")
+            raise errors.Transient(url=self._resource.name, reason="empty response")
         self._offset += done
         self.left -= done
         return done
 
     def skip_to(self, offset: int, into: memoryview) -> bool:
-        """Read, by the way of ``into``, to what is at ``offset``; False if it does not come to that."""
+        """Skip to ``offset``, with ``into`` as a buffer. Return False if the response does not reach it."""
         while self._offset < offset < self._offset + self.left:
             try:
                 self.fill(into[: offset - self._offset])
@@ -287,7 +288,7 @@ def _version(response: requests.Response, size: int | None) -> Version:
 
 
 def _identity(version: Version) -> str | None:
-    """Return what names these very bytes: a strong ETag, else date and size; None where unknown."""
+    """Return the identity: a strong ETag, else date and size; None if there is neither."""
     if version.etag and not version.etag.startswith("W/"):
         return f"etag {version.etag} size {version.size}"
     if version.modified and version.size is not None:

@@ -1,4 +1,4 @@
-"""A disk in another container of the same pod, pulled by the node and served on loopback."""
+"""Node pull: the disk is in another container of the pod, which serves it on loopback."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from cdi_worker.sources.web import http, locations, session
 
 log = logging.getLogger(__name__)
 
-#: Pulling a large image takes the node minutes, sometimes many; in seconds.
+#: Limit for the node's pull of the image, in seconds. Large images take many minutes.
 READY_PATIENCE = 3600.0
 DISK = "disk.img"
 LARGEST_INFO = 1 << 20
 
 
 class NodePullSource(http.HttpSource):
-    """An HTTP source that waits for its server, ``patience`` seconds, and tells it when it may go."""
+    """An HTTP source that waits up to ``patience`` seconds for its server, and stops it at the end."""
 
     def __init__(
         self, location: locations.Http, cancel: base.Cancel, patience: float = READY_PATIENCE
     ) -> None:
-        # Between the containers of a pod there is no proxy, whatever the cluster's settings name.
+        # The containers of a pod share a network: the cluster's proxy must not be used.
         access = dataclasses.replace(location.access, http_proxy="", https_proxy="")
         self._location = dataclasses.replace(location, access=access)
         self._cancel = cancel
@@ -47,7 +47,7 @@ class NodePullSource(http.HttpSource):
         return super().__enter__()
 
     def finish(self) -> None:
-        """Ask for what is still wanted, then make the done file, on which the server ends."""
+        """Fetch the labels, then create the done file, on which the server exits."""
         self._labels = self._ask_labels()
         try:
             Path(self._location.done_file).touch()
@@ -55,11 +55,11 @@ class NodePullSource(http.HttpSource):
             raise errors.target_error(self._location.done_file, err, "create") from err
 
     def labels(self) -> Mapping[str, str]:
-        """Return the labels in the environment of the serving container, once finished."""
+        """Return the labels in the environment of the serving container. Empty before ``finish``."""
         return self._labels
 
     def _ask_labels(self) -> Mapping[str, str]:
-        """Return what ``GET /info`` tells; a disk is worth more than its labels."""
+        """Return the labels from ``GET /info``. A failure is logged: the disk is usable without labels."""
         url = urllib.parse.urljoin(self._location.endpoint, "/info")
         try:
             with (
@@ -79,19 +79,19 @@ class NodePullSource(http.HttpSource):
         return labels.from_environment(variables if isinstance(variables, list) else [])
 
     def _wait(self) -> str:
-        """Return the disk's name from the ready file, once that is there."""
+        """Wait for the ready file and return its content, the name of the disk."""
         path = Path(self._location.ready_file)
         log.info("waiting for the disk's server ready_file=%r", str(path))
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             try:
-                # A server that does not write it in one step shows it empty first.
+                # The file is empty at first if the server does not write it atomically.
                 if name := path.read_text(encoding="utf-8").strip():
                     return name
             except FileNotFoundError:
                 pass
             except (OSError, UnicodeDecodeError) as err:
-                raise errors.Unreachable(url=str(path), reason="unreadable ready file") from err
-            # What another container writes into a shared volume wakes nobody here.
+                raise errors.Unreachable(url=str(path), reason="cannot read the ready file") from err
+            # Writes of another container to the shared volume send no event: poll.
             self._cancel.pause(cancelling.TURN)
         raise errors.Unreachable(url=str(path), reason=f"no ready file within {self._patience:.0f} s")

@@ -1,4 +1,4 @@
-"""One address over HTTP: led once through its redirects, and pinned where they end."""
+"""One HTTP resource: its redirects are followed once, later requests go to their target."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class Resource:
-    """An address and its connections; several threads may ask at once.
+    """A URL and its connections. Thread-safe.
 
-    Credentials and secret headers go to the origin of the address, never to where it redirects.
-    ``name``: the address without secrets. ``connection``: a session to share. ``cancel``:
-    ends what is under way, and lets nothing begin while it is set.
+    Credentials and secret headers are only sent to the origin of the URL, not to another redirect target.
+    ``name``: the URL without secrets. ``connection``: a session to share. ``cancel`` aborts requests and
+    reads, and refuses new ones while it is set.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Resource:
         self._cancel = cancel
         self._pinned = self.url
         self._answered = False
-        #: Those not given back, and those of them that a thread is reading from.
+        #: The open responses, and those of them that a thread is reading from.
         self._answers: dict[requests.Response, cancelling.Registration] = {}
         self._in_hand: set[requests.Response] = set()
         self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
@@ -62,9 +62,9 @@ class Resource:
         self._closed = False
 
     def get(self, byte_range: str | None, method: str = "GET") -> requests.Response:
-        """Send a request to the pinned resource, follow redirects, pin where they end.
+        """Send a request to the pinned URL, follow redirects and pin their target.
 
-        The caller gives the answer back with ``drop``.
+        The caller releases the response with ``drop``.
         """
         url = self._pinned
         for _ in range(session.MAX_REDIRECTS + 1):
@@ -84,24 +84,26 @@ class Resource:
         return response
 
     def _led_to(self, url: str, location: str) -> str:
-        """Return where an answer of ``url`` redirects."""
+        """Return the target of a redirect from ``url``."""
         try:
             there = urllib.parse.urljoin(url, location)
             parts = checked(there)
         except (ValueError, errors.RequestError) as err:
-            reason = "redirected to something that is not http"
+            reason = "redirects to a URL that is not http or https"
             raise errors.Unreachable(url=self.name, reason=reason) from err
         if parts.scheme == "http" and url.startswith("https:"):
-            # Mirrors do so, and a checksum makes it good.
-            log.warning("redirected from https to %s: anyone on the way can change it", wire.safe_url(there))
+            # Mirrors do this; a checksum protects the content.
+            log.warning(
+                "redirected from https to %s: the content can be changed on the way", wire.safe_url(there)
+            )
         return there
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
-        """Send one request; the origin's gets the secrets too."""
+        """Send one request. Only the origin receives credentials and secret headers."""
         auth: requests.auth.AuthBase = NO_AUTH
         if wire.origin(url) == wire.origin(self.url):
-            own = {name: session.on_the_wire(value) for name, value in self.access.headers}
-            headers = {**headers, **own}
+            extra = {name: session.on_the_wire(value) for name, value in self.access.headers}
+            headers = {**headers, **extra}
             auth = self.authorization()
         try:
             with session.translated(self.name, first=not self._answered):
@@ -127,28 +129,28 @@ class Resource:
         return response
 
     def authorization(self) -> requests.auth.AuthBase:
-        """Return what puts the credentials into a request to the origin."""
+        """Return an object that adds the credentials to requests to the origin."""
         if self.access.user and self.access.password:
-            # RFC 7617, 2.1: most servers take these for UTF-8, as curl and Go send them.
+            # RFC 7617, 2.1: most servers expect UTF-8, as curl and Go send it.
             user, password = self.access.user, self.access.password
             return requests.auth.HTTPBasicAuth(session.on_the_wire(user), session.on_the_wire(password))
         return NO_AUTH
 
     def failure(self, response: requests.Response) -> errors.Error:
-        """Let go of an answer that is not what was asked for; return the error that it stands for."""
+        """Release a failed response; return the error for it."""
         self.drop(response)
         return session.status_error(self.name, response)
 
     def unpin(self) -> None:
-        """Forget where the redirects led, so that the next request is led anew."""
+        """Forget the target of the redirects: the next request follows them again."""
         self._pinned = self.url
 
     def was_led(self, response: requests.Response) -> bool:
-        """Tell whether an answer came from where redirects led."""
+        """Return whether a response came from the target of a redirect."""
         return response in self._led
 
     def drop(self, response: requests.Response) -> None:
-        """Let go of an answer, read or not; what ``close`` has closed is closed once."""
+        """Release a response, read or not. Safe to call twice, also after ``close``."""
         with self._lock:
             ending = self._answers.pop(response, None)
         if ending is not None:
@@ -157,7 +159,7 @@ class Resource:
 
     @contextlib.contextmanager
     def reading(self, response: requests.Response) -> Iterator[None]:
-        """Read from an answer. Raises ``Cancelled`` where the read was ended: it is not the object's end."""
+        """Read from a response in the block. Raises ``Cancelled`` if the read was aborted."""
         ending = self._answers.get(response)
         if ending is None:
             raise errors.Transient(url=self.name, reason="closed")
@@ -172,7 +174,7 @@ class Resource:
                 raise errors.Cancelled
 
     def close(self) -> None:
-        """Close all connections. A read that another thread waits in ends, and that thread closes its own."""
+        """Close all connections. Reads in other threads are aborted, and these threads close theirs."""
         self._closed = True
         for response in list(self._answers):
             if response in self._in_hand:
@@ -183,7 +185,7 @@ class Resource:
 
 
 class _NoAuth(requests.auth.AuthBase):
-    """Says that there are no credentials, so that requests does not look for any."""
+    """No credentials. Without it requests would search .netrc."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
@@ -193,21 +195,21 @@ NO_AUTH = _NoAuth()
 
 
 def checked(url: str) -> urllib.parse.SplitResult:
-    """Return the parts of an http(s) URL, or raise ``RequestError``."""
+    """Parse an http(s) URL. Raises ``RequestError``."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
     except ValueError as err:
-        # The library's words may hold a part of a password.
-        said = "" if "@" in url else f": {err}"
-        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL{said}") from err
+        # The exception's text may contain a part of a password.
+        detail = "" if "@" in url else f": {err}"
+        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL{detail}") from err
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL: wants http(s)://host/path")
+        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL; expected http(s)://host/path")
     return parts
 
 
 def _shut(response: requests.Response) -> None:
     connection: Any = response.raw.connection
-    # At its end it has none, or one without a socket, and nothing to wait for.
+    # A finished response has no connection, or one without a socket.
     with contextlib.suppress(AttributeError, TypeError):
         wire.shut(connection.answering)

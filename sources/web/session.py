@@ -1,4 +1,4 @@
-"""What every source over HTTP shares: sessions, proxies, answers, exceptions of the HTTP library."""
+"""Shared parts of the HTTP sources: sessions, proxies, small responses, translated exceptions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ LARGEST_ERROR = 64 * 1024
 
 
 def on_the_wire(text: str) -> str:
-    """Return ``text`` so that it is sent as UTF-8: http.client sends each character as one byte."""
+    """Encode ``text`` so that it is sent as UTF-8: http.client encodes headers as Latin-1."""
     return text.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def ascii_address(received: str) -> str:
-    """Return an address of a header, where each character is one byte, with all but ASCII percent-encoded."""
+    """Percent-encode the non-ASCII bytes of a URL from a header, which http.client decodes as Latin-1."""
     return re.sub(r"[^!-~]", lambda found: f"%{ord(found[0]):02X}", received)
 
 
 def timeout(access: Access) -> tuple[float, float]:
-    """Return the time-outs of a request: TIMEOUT, but none is longer than the user's patience."""
+    """Return connect and read time-outs in seconds: ``wire.TIMEOUT``, limited by the user's patience."""
     connect, read = wire.TIMEOUT
     return min(connect, access.patience), min(read, access.patience)
 
 
 class _Session(requests.Session):
-    """A session that sees no redirects.
+    """A session that ignores redirects.
 
-    Also when it is not to follow one, requests reads all of its body, to any length, and decodes it.
+    Even with ``allow_redirects=False`` requests reads and decodes the whole body of a redirect, unlimited.
     """
 
     def get_redirect_target(self, resp: requests.Response) -> None:
@@ -54,15 +54,15 @@ class _Session(requests.Session):
 
 
 def new_session(access: Access, cancel: cancelling.Cancel = cancelling.NEVER) -> requests.Session:
-    """Return a session that takes nothing from the process's environment: no netrc, no proxies.
+    """Return a session that uses no settings of the environment (.netrc, proxies).
 
-    ``cancel`` ends its connects and its waits for answers to begin.
+    ``cancel`` aborts its connects and its waits for responses.
     """
     session = _Session()
     session.trust_env = False
     session.verify = not access.insecure
     if access.insecure:
-        # Who asks for it knows; a warning for each connection tells nothing new.
+        # The user asked for it; a warning for each connection is noise.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
@@ -75,7 +75,7 @@ def new_session(access: Access, cancel: cancelling.Cancel = cancelling.NEVER) ->
 
 
 def proxies(access: Access, url: str) -> dict[str, str]:
-    """Return the proxy for ``url`` as requests wants it; empty when there is none."""
+    """Return the proxy for ``url`` as the ``proxies`` argument of requests; empty for none."""
     scheme, host, port = wire.origin(url)
     proxy = access.https_proxy if scheme == "https" else access.http_proxy
     if not proxy or _bypasses_proxy(access.no_proxy, host, port):
@@ -84,7 +84,7 @@ def proxies(access: Access, url: str) -> dict[str, str]:
 
 
 def _bypasses_proxy(no_proxy: str, host: str, port: int | None) -> bool:
-    """Tell whether ``no_proxy`` names the host: names and suffixes, ``*``, addresses and networks."""
+    """Return whether ``no_proxy`` matches the host: names, suffixes, ``*``, addresses and networks."""
     if urllib.request.proxy_bypass_environment(f"{host}:{port}", {"no": no_proxy}):  # type: ignore[attr-defined]
         return True
     try:
@@ -113,27 +113,27 @@ def retry_after(value: str | None) -> float | None:
 
 
 def status_error(url: str, response: requests.Response) -> errors.Error:
-    """Return the error that stands for an answer that is not the bytes asked for."""
+    """Return the error for the status of a failed response."""
     status, reason = response.status_code, wire.printable(response.reason or "")
-    said = f"server answers {status} {reason}".rstrip()
+    message = f"server answers {status} {reason}".rstrip()
     if status in wire.TRANSIENT_STATUS:
         return errors.Transient(
-            url=url, reason=said, retry_after=retry_after(response.headers.get("Retry-After"))
+            url=url, reason=message, retry_after=retry_after(response.headers.get("Retry-After"))
         )
     advice = {
         401: "; check user and password",
         403: "; check the credentials and the permissions of the object",
-        404: "; check the address",
-        407: "; the proxy wants credentials",
-        410: "; the object is gone for good",
+        404: "; check the URL",
+        407: "; the proxy requires credentials",
+        410: "; the object was removed permanently",
     }.get(status, "")
-    return errors.Unreachable(url=url, reason=said + advice)
+    return errors.Unreachable(url=url, reason=message + advice)
 
 
 def body(response: requests.Response, limit: int) -> bytes:
-    """Return the body of a small answer, or its first ``limit`` bytes and one more if it is larger.
+    """Return the body of a small response; of a larger one, the first ``limit`` + 1 bytes.
 
-    Reads until nothing comes: only then urllib3 says that a connection has ended too early.
+    Reads until an empty result: only then urllib3 reports a connection that ended too early.
     """
     data = b""
     while len(data) <= limit and (piece := response.raw.read(limit + 1 - len(data), decode_content=True)):
@@ -142,7 +142,7 @@ def body(response: requests.Response, limit: int) -> bytes:
 
 
 def error_text(response: requests.Response) -> str:
-    """Return the beginning of an answer that tells of an error; empty when it breaks off."""
+    """Return the beginning of the body of an error response; empty if the connection breaks."""
     try:
         return str(response.raw.read(LARGEST_ERROR, decode_content=True).decode(errors="replace"))
     except (urllib3.exceptions.HTTPError, OSError):
@@ -151,7 +151,7 @@ def error_text(response: requests.Response) -> str:
 
 @contextmanager
 def translated(url: str, *, first: bool) -> Iterator[None]:
-    """Turn exceptions of requests and urllib3 into ours; see ``wire.failure``."""
+    """Translate exceptions of requests and urllib3; see ``wire.failure``."""
     try:
         yield
     except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:

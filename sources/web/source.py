@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
-    """Return the source of a URL, or of the disk that the node pulls where the location says so."""
+    """Return the source for ``IMPORTER_SOURCE=http``: a web server, or node pull."""
     if location.pull_method == "node":
         from cdi_worker.sources.web import nodepull
 

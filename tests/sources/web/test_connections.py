@@ -198,7 +198,7 @@ def test_private_address_is_recognised(address: str, inside: bool) -> None:
 def test_name_that_changes_to_a_private_address_is_refused() -> None:
     border = connections.Border()
     border.cross("192.0.2.1")
-    with pytest.raises(connections.LedInside, match=r"led to 127\.0\.0\.1"):
+    with pytest.raises(connections.LedInside, match=r"leads to 127\.0\.0\.1"):
         border.cross("127.0.0.1")
     border.cross("192.0.2.2")
 
@@ -252,7 +252,7 @@ def test_public_server_cannot_redirect_to_a_private_one(
     if follows:
         assert output == "b'data'\n1 requests\n"
     else:
-        refusal = f": led to {there}, inside this machine or its cloud; if meant, give that URL itself"
+        refusal = f": leads to {there}, an internal address of this machine or its cloud; to import"
         assert output.endswith(f"{refusal}\n0 requests\n")
 
 
@@ -266,7 +266,7 @@ def test_private_server_receives_no_byte() -> None:
         to = f"https://localhost:{listener.getsockname()[1]}/"
         start = server.serve("/start", misbehave.Page(to=(to,)))
         source = http.HttpSource(start, base.Access(http_proxy=between.url))
-        with pytest.raises(errors.Unreachable, match=r"/start: led to 127.0.0.1"), source:
+        with pytest.raises(errors.Unreachable, match=r"/start: leads to 127.0.0.1"), source:
             pass
         taken, _ = listener.accept()
         with taken:
