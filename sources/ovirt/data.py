@@ -1,4 +1,4 @@
-"""The data of an image transfer: a few connections to one ticket (ovirt-imageio's client library)."""
+"""The data of an image transfer: connections to its ticket (ovirt-imageio's client library)."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from cdi_worker.sources import base, wire
 
 log = logging.getLogger(__name__)
 
-#: The library reads into this and hands it on, in bytes; what has come when a connection ends is kept.
+#: Size of the library's buffer, in bytes. Full buffers are kept when a connection breaks.
 BUFFER = 1 << 20
-#: Answers of a server that does not know the ticket, or not any more.
+#: Statuses for an unknown or expired ticket.
 _REFUSED = frozenset({401, 403, 404, 410})
 
 
 class TicketRefused(errors.Transient):
-    """The ticket is not valid (any more): only the engine can say why."""
+    """The ticket is not valid, or not any more. The engine knows the cause."""
 
 
 def library() -> Any:
-    """Return the client library, imported when it is used."""
+    """Import and return the client library."""
     with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
         from ovirt_imageio import client
     return client
 
 
 class Pool:
-    """Connections to the server of a transfer's data, one for each thread that reads.
+    """Connections to the data server of a transfer, one per reading thread, up to the server's limit.
 
-    Never more than the server allows. The library goes over to the server's unix socket by itself
-    where that is on this machine.
+    Thread-safe. The library uses the server's unix socket if it is on this machine.
     """
 
     def __init__(self, name: str, access: base.Access, authorities: str, cancel: base.Cancel) -> None:
@@ -51,7 +50,7 @@ class Pool:
         self._answered = False
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
-        #: A connection that others are made like, as long as it is open.
+        #: An open connection that new ones are copied from.
         self._model: Any = None
         self._allowed = 1
         self._lendings = 0
@@ -60,7 +59,7 @@ class Pool:
         self._changed = threading.Condition()
 
     def connect(self, urls: Sequence[str]) -> None:
-        """Go to the first of ``urls`` that answers; what was open to another is closed."""
+        """Close all connections and connect to the first of ``urls`` that answers."""
         self.close()
         generation = self.generation
         failures: list[errors.Error] = []
@@ -85,24 +84,24 @@ class Pool:
         raise failures[0]
 
     def extents(self) -> list[base.Extent]:
-        """Return the runs of the disk, all of it; a server that does not know them gives one of data."""
+        """Return the extents of the whole disk. A server without extents reports one data extent."""
         with self._lent() as client, self._ending(client), self._translated():
             found = [base.Extent(run.start, run.length, run.zero) for run in client.extents("zero")]
         end = 0
         for extent in found:
             if extent.offset != end or extent.length <= 0:
-                raise errors.SourceError(reason=f"{self._name}: extents with a gap at byte {end}")
+                raise errors.SourceError(reason=f"{self._name}: the extents have a gap at byte {end}")
             end += extent.length
         return found
 
     def read(self, offset: int, into: memoryview) -> int:
-        """Read ``into`` from ``offset``; return how many bytes came before the connection ended."""
+        """Read ``into`` at ``offset``; return the number of bytes read before the connection broke."""
         arrived = _Arrived(into)
         try:
             with self._lent() as client, self._ending(client), self._translated():
                 client.write_to(arrived, offset, len(into))
         except errors.Transient:
-            # What came is good; the next read goes on from there.
+            # The bytes read are valid; the next read continues after them.
             if not arrived.count:
                 raise
         return arrived.count
@@ -111,7 +110,7 @@ class Pool:
         return self._cancel.ending(functools.partial(_shut, client))
 
     def close(self) -> None:
-        """Close the connections that nobody uses, end the others, and make none until ``connect``."""
+        """Close idle connections, abort busy ones, and open none until ``connect``."""
         with self._changed:
             idle, self._idle = self._idle, []
             busy = list(self._busy)
@@ -125,7 +124,7 @@ class Pool:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[Any]:
-        """Lend a connection, an idle one or a new one, once the server allows one more."""
+        """Lend an idle or new connection, after waiting for a free one at the server's limit."""
         with self._changed:
             self._changed.wait_for(lambda: self._lendings < self._allowed)
             if not self._url:
@@ -139,7 +138,7 @@ class Pool:
                 self._busy.add(client)
             yield client
         except BaseException:
-            # An answer may be half read.
+            # The response may be partly unread.
             generation = -1
             raise
         finally:
@@ -189,26 +188,26 @@ class Pool:
             raise failure from err
 
     def _error(self, err: Exception) -> errors.Error | None:
-        """Return what an exception of the library, whose classes are not public, stands for."""
-        code, said = getattr(err, "code", None), wire.printable(str(err))
-        answer = f"the imageio server answers {code} {said}".rstrip()
+        """Translate an exception of the library, whose classes are not public. None: unknown."""
+        code, message = getattr(err, "code", None), wire.printable(str(err))
+        answer = f"the imageio server answers {code} {message}".rstrip()
         if code in _REFUSED:
             return TicketRefused(url=self._name, reason=answer)
         if code == 200:
-            return errors.NoRanges(url=self._name, reason="the whole disk came instead of a range")
+            return errors.NoRanges(url=self._name, reason="the server sent the whole disk instead of a range")
         if code in wire.TRANSIENT_STATUS:
             return errors.Transient(url=self._name, reason=answer)
         if code is not None:
             return errors.SourceError(reason=f"{self._name}: {answer}")
         if isinstance(err, http.client.HTTPException | RuntimeError):
-            return errors.Transient(url=self._name, reason=said or type(err).__name__)
+            return errors.Transient(url=self._name, reason=message or type(err).__name__)
         if isinstance(err, ValueError | KeyError | TypeError | AttributeError):
-            return errors.Transient(url=self._name, reason="an answer that makes no sense")
+            return errors.Transient(url=self._name, reason="invalid response")
         return None
 
 
 class _Arrived:
-    """Takes what the library writes."""
+    """A buffer that the library writes to."""
 
     def __init__(self, into: memoryview) -> None:
         self.count = 0
@@ -220,10 +219,10 @@ class _Arrived:
 
 
 def _like(client: Any) -> Any:
-    """Return one more connection to where another one goes.
+    """Return another connection to the same server.
 
-    As the library's own downloads do it: a new client would read all of the system's authorities again, which
-    costs 20 ms of CPU, and ask the server again what it can do.
+    As the library's own downloads do it. A new client would load the system's CAs again (20 ms of CPU) and
+    request the server's options again.
     """
     twin = copy.copy(client)
     twin._backend = client._backend.clone()  # noqa: SLF001
@@ -232,12 +231,12 @@ def _like(client: Any) -> Any:
 
 
 def _shut(client: Any) -> None:
-    # The library has no call that ends a read another thread waits in. Where that has ended meanwhile and
-    # closed the connection, what it leaves in its place answers every question with a ValueError.
+    # The library has no call to abort a read of another thread. A connection that was closed meanwhile
+    # raises ValueError.
     with contextlib.suppress(AttributeError, TypeError, ValueError):
         wire.shut(client._backend._con.sock)  # noqa: SLF001
 
 
 def _host(url: str) -> str:
-    """Return an address without the ticket, which is a secret."""
+    """Return a URL without the ticket, which is a secret."""
     return wire.safe_url(url).rpartition("/")[0]

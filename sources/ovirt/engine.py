@@ -17,35 +17,35 @@ from cdi_worker.sources.ovirt import locations
 
 log = logging.getLogger(__name__)
 
-#: Seconds for one answer of the engine, for one once the worker shall stop, and for the logout.
+#: Limits in seconds: a response of the engine, a response after a cancel, the logout.
 TIMEOUT, GRACE, FAREWELL = 30, 3.0, 3.0
-#: Seconds without any use after which the engine takes a transfer for abandoned, and unlocks the disk.
+#: Seconds after which the engine ends an unused transfer and unlocks the disk.
 INACTIVITY = 60
-#: Seconds between two looks at something that is awaited: short at first, for most things are quick.
+#: Shortest and longest poll interval, in seconds.
 FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0
-#: Seconds after which an engine that was asked to end a transfer, and does not, is asked again.
+#: Seconds after which the request to end a transfer is repeated.
 ASK_AGAIN = 5.0
-#: Answers that trying again can mend.
+#: HTTP statuses worth a retry.
 TRANSIENT = wire.TRANSIENT_STATUS | {409}
 
-# libcurl's codes for TLS: nothing that passes by itself.
+# libcurl's error codes of TLS: permanent failures.
 _TLS = re.compile(r"\((35|51|53|54|58|59|60|66|77|80|83|90|91), ")
 
 
-#: Waits so many seconds, or raises ``errors.Cancelled``.
+#: Waits the given seconds, or raises ``errors.Cancelled``.
 Pause = Callable[[float], None]
 
 
 class NotFound(errors.Unreachable):
-    """The engine knows no such thing, or not any more."""
+    """The object does not exist in the engine, or not any more."""
 
 
 class Locked(errors.Transient):
-    """Something else is being done with the disk."""
+    """The disk is locked by another operation."""
 
 
 def library() -> Any:
-    """Return the SDK, imported when it is used."""
+    """Import and return the SDK."""
     with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
         import ovirtsdk4
         import ovirtsdk4.types
@@ -53,7 +53,7 @@ def library() -> Any:
 
 
 class Engine:
-    """One login, used by several threads. ``authorities``: the path of a PEM file of all that is trusted."""
+    """A session of the engine. Thread-safe. ``authorities``: path of a PEM file with all trusted CAs."""
 
     def __init__(self, location: locations.Imageio, authorities: str, cancel: base.Cancel) -> None:
         self._cancel = cancel
@@ -70,19 +70,19 @@ class Engine:
         )
 
     def log_in(self) -> None:
-        """Log in. The SDK sets no time limit for that, and the engine's web server gives it an hour."""
+        """Log in. The SDK sets no time-out here, and the engine's web server allows an hour."""
         try:
             with self._translated("login"):
                 cancelling.apart(self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT)
         except TimeoutError as err:
-            raise errors.Transient(url=self.name, reason=f"login: no answer within {TIMEOUT} s") from err
+            raise errors.Transient(url=self.name, reason=f"login: no response within {TIMEOUT} s") from err
 
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""
         return self.ask(f"disk {number}", self._disks().disk_service(number).get)
 
     def snapshot(self, disk: Any, number: str) -> Any | None:
-        """Return the snapshot of ``disk`` with this id, None where no storage domain of it has one."""
+        """Return the snapshot of ``disk`` with this id, or None."""
         domains = self._connection.system_service().storage_domains_service()
         for domain in disk.storage_domains or ():
             listing = domains.storage_domain_service(domain.id).disk_snapshots_service().list
@@ -92,13 +92,13 @@ class Engine:
         return None
 
     def is_locked(self, number: str) -> bool:
-        """Tell whether a disk is locked: by a transfer, or by anything else that is done with it."""
+        """Return whether a disk is locked by a transfer or another operation."""
         return bool(self.disk(number).status == self._sdk.types.DiskStatus.LOCKED)
 
     def transfer(self, disk: Any, snapshot: Any | None, form: str) -> Transfer:
-        """Begin a download of a disk, or of its state at a snapshot; ``form``: ``raw`` or ``cow``.
+        """Start a download of a disk, or of a snapshot of it. ``form``: ``raw`` or ``cow``.
 
-        Raises ``Locked`` while something else is done with the disk.
+        Raises ``Locked`` while another operation locks the disk.
         """
         types = self._sdk.types
         wanted = types.ImageTransfer(
@@ -116,12 +116,12 @@ class Engine:
         return Transfer(self, begun.id, transfers.image_transfer_service(begun.id))
 
     def close(self) -> None:
-        """Log out; failing to do so is not worth an error, nor the time that the SDK would give it."""
+        """Log out. Failures are ignored: the session expires by itself."""
         with contextlib.suppress(errors.Error, TimeoutError), self._translated("logout"):
             cancelling.apart(self._connection.close, cancelling.NEVER, limit=FAREWELL)
 
     def ask(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return the answer to a call of the SDK. ``what`` it is about, for messages."""
+        """Return the result of an SDK call. ``what``: its subject, for messages."""
         with self._translated(what):
             return cancelling.apart(call, self._cancel, grace=GRACE)
 
@@ -135,27 +135,27 @@ class Engine:
         except self._sdk.Error as err:
             raise self._error(what, err) from err
         except (self._sdk.pycurl.error, ValueError, KeyError, TypeError) as err:
-            # What the SDK makes of an answer that is not the engine's: a proxy's page, a cut body.
-            raise errors.Transient(url=self.name, reason=f"{what}: an answer that makes no sense") from err
+            # The SDK raises these for a response that is not the engine's: a proxy's page, a truncated body.
+            raise errors.Transient(url=self.name, reason=f"{what}: invalid response") from err
 
     def _error(self, what: str, err: Any) -> errors.Error:
-        said = _words(err)
-        reason = f"{what}: {said}"
+        message = _message(err)
+        reason = f"{what}: {message}"
         if isinstance(err, self._sdk.NotFoundError):
-            return NotFound(url=self.name, reason=f"{what}: the engine has no such thing")
+            return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")
         if isinstance(err, self._sdk.AuthError):
             return errors.Unreachable(url=self.name, reason=f"{reason}; check user, password and permissions")
-        if err.code == 409 and re.search(r"\blocked\b", said, re.IGNORECASE):
+        if err.code == 409 and re.search(r"\blocked\b", message, re.IGNORECASE):
             return Locked(url=self.name, reason=reason)
-        if (err.code is None and not _TLS.search(said)) or err.code in TRANSIENT:
+        if (err.code is None and not _TLS.search(message)) or err.code in TRANSIENT:
             return errors.Transient(url=self.name, reason=reason)
         return errors.Unreachable(url=self.name, reason=reason)
 
 
 class Transfer:
-    """One image transfer, from its beginning until ``end``."""
+    """An image transfer."""
 
-    #: Phases in which nothing is left to do, and those on the way there.
+    #: Final phases, and those that lead to them.
     ENDED = frozenset({"cancelled", "finished_success", "finished_failure", "finished_cleanup"})
     ENDING = frozenset(
         {
@@ -166,7 +166,7 @@ class Transfer:
             "cancelled_user",
         }
     )
-    #: Phases that only a person can have caused, when it was not us.
+    #: Phases that only a user can cause, unless we ended the transfer.
     BY_USER = frozenset({"cancelled_user", "finalizing_cleanup", "finished_cleanup"})
 
     def __init__(self, engine: Engine, number: str, service: Any) -> None:
@@ -175,20 +175,20 @@ class Transfer:
         self._service = service
 
     def look(self) -> Any:
-        """Return the transfer as the engine sees it now. Raises ``NotFound`` once it is forgotten."""
+        """Return the current state of the transfer. Raises ``NotFound`` once the engine has removed it."""
         return self._engine.ask(f"image transfer {self.id}", self._service.get)
 
     def phase(self) -> str:
-        """Return the name of the phase; of one that the SDK does not know, ``unknown``."""
+        """Return the name of the phase; ``unknown`` if the SDK does not know it."""
         return _phase(self.look())
 
     def urls(self, limit: float, pause: Pause) -> list[str]:
-        """Wait until data can be had; return where, the best first.
+        """Wait until the transfer is ready; return the URLs of its data, the best first.
 
-        Raises ``errors.Unreachable`` when it comes to nothing, also after ``limit`` seconds.
+        Raises ``errors.Unreachable`` if the transfer ends, or is not ready after ``limit`` seconds.
         """
         deadline = time.monotonic() + limit
-        phase = "not seen yet"
+        phase = "unknown"
         for delay in _looks():
             with contextlib.suppress(errors.Transient):
                 found = self.look()
@@ -206,19 +206,19 @@ class Transfer:
         )
 
     def extend(self) -> None:
-        """Have the ticket renewed."""
+        """Renew the ticket."""
         self._engine.ask("extend", self._service.extend)
 
     def resume(self) -> None:
-        """Go on after a pause that the engine has made."""
-        log.info("transfer id=%r is paused by the engine: resume", self.id)
+        """Resume a transfer that the engine has paused."""
+        log.info("transfer id=%r was paused by the engine, resuming", self.id)
         self._engine.ask("resume", self._service.resume)
 
     def end(self, limit: Callable[[], float], *, succeeded: bool) -> str:
-        """Finalize, or cancel, and wait for it; return the last phase, '' once it is forgotten.
+        """Finalize or cancel the transfer and wait; return the last phase, '' once the engine has removed it.
 
-        Never raises: there is nothing to be done about it after ``limit`` seconds, asked again each
-        time, but to say that the engine will do it by itself.
+        Never raises. After ``limit`` seconds (evaluated at each poll) it logs that the engine will end the
+        transfer by itself.
         """
         started = ask_at = time.monotonic()
         phase = ""
@@ -239,10 +239,10 @@ class Transfer:
                 log.debug("transfer id=%r end reason=%s", self.id, err)
             if now - started > limit():
                 break
-            # Not a pause that ends with the worker's cancel: this has to be done even so.
+            # Not aborted by a cancel: the transfer must be ended then, too.
             time.sleep(delay)
         log.warning(
-            "transfer id=%r not ended phase=%r; the engine will after %d s", self.id, phase, INACTIVITY
+            "transfer id=%r not ended phase=%r; the engine ends it after %d s", self.id, phase, INACTIVITY
         )
         return phase
 
@@ -262,9 +262,9 @@ def _looks() -> Iterator[float]:
         delay = min(1.5 * delay, LONGEST_LOOK)
 
 
-def _words(err: Any) -> str:
-    """Return what the engine says of an error, without the SDK's wrapping."""
+def _message(err: Any) -> str:
+    """Return the engine's message of an error, without the SDK's wrapping."""
     fault = getattr(err, "fault", None)
-    said = (fault.detail or fault.reason or "") if fault is not None else ""
-    text = said.strip("[]") or str(err)
+    detail = (fault.detail or fault.reason or "") if fault is not None else ""
+    text = detail.strip("[]") or str(err)
     return " ".join("".join(char if char.isprintable() else " " for char in text[:300]).split())

@@ -1,4 +1,4 @@
-"""oVirt: disks and snapshots through an engine's image transfers, data by the ovirt-imageio client."""
+"""The oVirt source: an image transfer of the engine, whose data the ovirt-imageio client reads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from cdi_worker.sources.ovirt import data, engine, locations
 
 log = logging.getLogger(__name__)
 
-#: What is read at first: what a qcow2 header and the name of its backing file need, and more.
+#: Bytes of the first read: more than a qcow2 header and the name of its backing file.
 HEAD_SIZE = 256 * 1024
-#: Refusals of a ticket, one after the other, of a transfer that the engine takes for healthy.
+#: Successive refusals of the ticket after which a transfer that the engine reports as healthy is replaced.
 STRIKES = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait, in seconds.
+    """Limits of waits, in seconds.
 
-    ``renew``: between two renewals of the ticket. ``locked``: for a disk that something else is done with,
-    such as a transfer of a worker that was killed, until the engine gives that up. ``ready``: for the
-    engine to prepare a transfer. ``end`` and ``last``: to end it well, and after a failure or SIGTERM,
-    when the kubelet gives 30 s for everything.
+    ``renew``: interval between renewals of the ticket. ``locked``: for a locked disk, for example until the
+    engine ends the transfer of a killed worker. ``ready``: for the engine to prepare a transfer. ``end``: to
+    end a transfer after success. ``last``: to end it after a failure or SIGTERM, when the kubelet allows 30 s
+    in total.
     """
 
     renew: float = 20.0
@@ -46,10 +46,10 @@ def source(location: locations.Imageio, cancel: base.Cancel) -> ImageioSource:
 
 
 class ImageioSource(base.Source):
-    """A disk, its state at a snapshot, or, with a previous checkpoint, what has changed since that.
+    """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 
-    The first two come as the raw disk, the last as the qcow2 file of one snapshot. Other threads may
-    read while one renews the ticket; the transfer is ended by ``verify``, else by ``close``.
+    The first two are read as a raw disk, the changes as the qcow2 file of one snapshot. A thread renews the
+    ticket. The transfer is ended by ``verify``, or by ``close`` after a failure.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ImageioSource(base.Source):
             self._pool = data.Pool(self.name, self._location.access, trusted, self._cancel)
             stack.callback(self._end, succeeded=False)
             self._begin()
-            # From here on: to list the extents of a large disk may already take longer than a ticket lives.
+            # Started before the extents are read: for a large disk that may outlast the ticket.
             renewing = threading.Thread(target=self._renew, name="renew-ticket", daemon=True)
             renewing.start()
             stack.callback(renewing.join, engine.LONGEST_LOOK)
@@ -117,19 +117,19 @@ class ImageioSource(base.Source):
         return count
 
     def verify(self) -> None:
-        """End the transfer: all of it has come, and the disk is wanted elsewhere."""
+        """End the transfer. All data was read, and the transfer locks the disk."""
         self._end(succeeded=True)
 
-    # -- what it is a transfer of
+    # -- disk and snapshot
 
     def _find(self) -> None:
-        """Find the disk, and the snapshot of the checkpoint where it is not the disk's present state."""
+        """Find the disk and the checkpoint's snapshot. The active state of the disk has no snapshot."""
         wanted = self._location.current
         self._disk = self._engine.disk(self._location.disk_id)
         self._snapshot = self._engine.snapshot(self._disk, wanted) if wanted else None
         if self._snapshot is not None:
             found = self._snapshot
-            # A snapshot does not change; but removing another one can put other data under its id.
+            # A snapshot is immutable, but removing another snapshot can merge data into it.
             parts = (self._disk.id, found.id, found.snapshot and found.snapshot.id)
             sizes = (found.provisioned_size, found.actual_size)
             self.identity = " ".join(str(part) for part in (*parts, *sizes, self.format))
@@ -139,7 +139,7 @@ class ImageioSource(base.Source):
     # -- the transfer
 
     def _begin(self) -> None:
-        """Begin a transfer, waiting for the disk to be free, and go where its data is."""
+        """Start a transfer, once the disk is unlocked, and connect to its data server."""
         form = "cow" if self.format == "qcow2" else "raw"
         deadline = time.monotonic() + self._patience.locked
         while True:
@@ -149,13 +149,13 @@ class ImageioSource(base.Source):
             except engine.Locked as err:
                 if time.monotonic() > deadline:
                     raise errors.Unreachable(url=self.name, reason=err.fields["reason"]) from err
-                log.info("waiting for the disk reason=%s", err)
+                log.info("waiting for the locked disk reason=%s", err)
                 self._pause(engine.LONGEST_LOOK)
         self._strikes = 0
         self._go(self._transfer)
 
     def _go(self, transfer: engine.Transfer) -> None:
-        """Go where the data of the transfer is, once it is there."""
+        """Wait until the transfer is ready, and connect to its data server."""
         urls = transfer.urls(self._patience.ready, self._pause)
         cancelling.apart(lambda: self._pool.connect(urls), self._cancel)
 
@@ -166,14 +166,15 @@ class ImageioSource(base.Source):
                 raise errors.Cancelled
 
     def _mend(self, generation: int, offset: int) -> None:
-        """See what has become of a transfer whose data of ``generation`` was refused; go on if that is right.
+        """Recover from a refused ticket of ``generation``, as the phase of the transfer requires.
 
-        Raises ``errors.TransferFailed`` when it is not; a ``Transient`` when the engine is away.
+        Raises ``errors.TransferFailed`` if the transfer was cancelled or cannot be replaced, and
+        ``errors.Transient`` if the engine is unreachable.
         """
         with self._mending:
             transfer = self._transfer
             if transfer is None or generation != self._pool.generation:
-                return  # Another thread was here before.
+                return  # Another thread has recovered already.
             try:
                 phase = transfer.phase()
             except engine.NotFound:
@@ -193,8 +194,10 @@ class ImageioSource(base.Source):
 
     def _replace(self, transfer: engine.Transfer, phase: str, offset: int) -> None:
         if self.identity is None:
-            # Nothing has held the disk since: what comes now may not fit what has come.
-            raise self._failed(offset, f"the ticket of image transfer {transfer.id} is gone (phase {phase})")
+            # The disk was unlocked meanwhile: its data may differ from the data read so far.
+            raise self._failed(
+                offset, f"the ticket of image transfer {transfer.id} has expired (phase {phase})"
+            )
         transfer.end(self._limit, succeeded=False)
         self._begin()
 
@@ -202,22 +205,22 @@ class ImageioSource(base.Source):
         return errors.TransferFailed(url=self.name, offset=offset, reason=reason)
 
     def _renew(self) -> None:
-        """Keep the ticket alive, also while nothing is read: a target may take long to zero."""
-        seen = self._read
+        """Renew the ticket, also while nothing is read: zeroing a target may take long."""
+        before = self._read
         while not self._ending.wait(self._patience.renew):
             transfer = self._transfer
             if transfer is None:
                 return
             try:
                 transfer.extend()
-                if seen == self._read:
+                if before == self._read:
                     self._pool.read(0, memoryview(bytearray(512)))
             except errors.Error as err:
                 log.debug("renew transfer=%r reason=%s", transfer.id, err)
-            seen = self._read
+            before = self._read
 
     def _end(self, *, succeeded: bool) -> None:
-        """End the transfer once, and wait until the disk can be used again."""
+        """End the transfer once, and wait until the disk is unlocked."""
         self._ending.set()
         with self._mending:
             transfer, self._transfer = self._transfer, None
@@ -228,13 +231,13 @@ class ImageioSource(base.Source):
         limit = self._limit if succeeded else lambda: self._patience.last
         phase = transfer.end(limit, succeeded=succeeded)
         if succeeded and phase not in {"finished_success", ""}:
-            log.warning("all data has come, but transfer %r ended as %r", transfer.id, phase)
+            log.warning("all data was read, but transfer %r ended as %r", transfer.id, phase)
         with contextlib.suppress(errors.Error):
             while time.monotonic() - started < limit() and self._engine.is_locked(self._location.disk_id):
                 time.sleep(engine.FIRST_LOOK)
 
     def _limit(self) -> float:
-        """Return how long the end of a transfer may take; less once the worker shall stop."""
+        """Return the limit in seconds for the end of a transfer. It is shorter after a cancel."""
         return self._patience.last if self._cancel.is_set() else self._patience.end
 
     def _beginning(self) -> bytes:
@@ -246,7 +249,7 @@ class ImageioSource(base.Source):
 
 
 class _Ordered:
-    """One range after the other."""
+    """A reader of consecutive ranges."""
 
     def __init__(self, source: ImageioSource, offset: int) -> None:
         self._source = source
@@ -261,4 +264,4 @@ class _Ordered:
         return count
 
     def close(self) -> None:
-        """Leave the connections to the source."""
+        """Do nothing: the source closes the connections."""

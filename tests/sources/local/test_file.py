@@ -91,5 +91,5 @@ def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> Non
 
 
 def test_path_with_zero_byte_is_refused() -> None:
-    with pytest.raises(errors.RequestError, match="zero byte"):
+    with pytest.raises(errors.RequestError, match="NUL byte"):
         file.source(base.Location("file:///tmp/%00x"), cancelling.Cancel())

@@ -177,8 +177,8 @@ def test_response_that_is_not_the_range_is_refused(
 @pytest.mark.parametrize(
     ("extents", "words"),
     [
-        ("<html>", "makes no sense"),
-        ("[{}]", "makes no sense"),
+        ("<html>", "invalid response"),
+        ("[{}]", "invalid response"),
         ('[{"start": 0, "length": 10, "zero": true}, {"start": 11, "length": 1, "zero": true}]', "gap"),
         ('[{"start": 0, "length": -1, "zero": true}]', "gap"),
     ],

@@ -124,7 +124,7 @@ def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Setup) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"disk_id": "none"}, "disk none: the engine has no such thing"),
+        ({"disk_id": "none"}, "disk none: not found in the engine; check the id"),
         ({"current": "none"}, "the disk has no snapshot none"),
         ({"access": base.Access(user="x", password="secret", insecure=True)}, "check user, password"),
         ({"access": base.Access(user="x", password="secret")}, "certificate"),

@@ -252,8 +252,10 @@ def test_public_server_cannot_redirect_to_a_private_one(
     if follows:
         assert output == "b'data'\n1 requests\n"
     else:
-        refusal = f": leads to {there}, an internal address of this machine or its cloud; to import"
-        assert output.endswith(f"{refusal}\n0 requests\n")
+        refusal = (
+            f": leads to {there}, an internal address of this machine or its cloud; to import from there, "
+        )
+        assert output.endswith(f"{refusal}give that URL directly\n0 requests\n")
 
 
 def test_private_server_receives_no_byte() -> None:

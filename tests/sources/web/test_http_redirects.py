@@ -120,5 +120,5 @@ def test_body_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
 
 @pytest.mark.parametrize("to", ["http://[::1", "http://host:99999/", "http://@/", "//[x]/"])
 def test_malformed_redirect_is_refused(server: misbehave.Server, to: str) -> None:
-    with pytest.raises(errors.Unreachable, match="redirected to"):
+    with pytest.raises(errors.Unreachable, match="redirects to"):
         http_disk.refused(server.serve("/odd", misbehave.Page(to=(to,))))
