@@ -1,4 +1,4 @@
-"""Disks of VMware's vCenter and ESXi."""
+"""VMware disks on vCenter and ESXi."""
 
 from __future__ import annotations
 

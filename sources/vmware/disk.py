@@ -1,4 +1,4 @@
-"""The disk that nbdkit's vddk plugin serves, as ranges and extents, and what VDDK says meanwhile."""
+"""A disk served by nbdkit's vddk plugin: ranges, extents, and the log of VDDK."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cdi_worker.sources.vmware import nbd
 
 log = logging.getLogger(__name__)
 
-#: Each opens the disk at the host once more: a host allows some 50 for all of its clients (VDDK guide, NFC).
+#: Each connection opens the disk on the host; a host allows about 50 in total (VDDK guide, NFC).
 CONNECTIONS = 3
-#: Reads on their way on each; the library's own default for its asynchronous reads is 4 as well.
+#: Reads in flight per connection, as VDDK's default for asynchronous reads.
 READS = 4
-#: Seconds to wait for the words that belong to a failure, which come through a pipe, and seconds that they
-#: hold for: what ends one read ends all others of its connection.
+#: Seconds to wait for VDDK's log line of a failure, which arrives through a pipe; and seconds for which a
+#: line counts, because the failure of one read fails all others of its connection.
 WORDS, RECENT = 1.0, 2.0
-#: Seconds to wait for VDDK to let go of the host, which for a while counts what was only dropped.
+#: Seconds to wait for VDDK to close its sessions: the host counts dropped ones for a while.
 FAREWELL = 5.0
 
 _VERSION = re.compile(r"VMware VixDiskLib \((.*?)\) Release")
@@ -39,7 +39,10 @@ _CAUSES = {
 
 
 class Log:
-    """What nbdkit says: version and host in ``info``, as the contract calls them, and its last errors."""
+    """The log of nbdkit: VDDK's version and host in ``info`` (contract, ``vddkInfo``), and recent errors.
+
+    Thread-safe.
+    """
 
     def __init__(self, name: str) -> None:
         self.info: dict[str, str] = {}
@@ -49,7 +52,7 @@ class Log:
         self._changed = threading.Condition()
 
     def line(self, line: str) -> None:
-        """Take in a line. Called from another thread."""
+        """Parse a log line."""
         log.debug("%s", line)
         for key, pattern in (("Version", _VERSION), ("Host", _HOST)):
             if found := pattern.search(line):
@@ -62,48 +65,48 @@ class Log:
             self._changed.notify_all()
 
     def farewell(self) -> None:
-        """Wait until VDDK has closed what it has opened."""
+        """Wait until VDDK has closed its sessions, at most ``FAREWELL`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._connections, FAREWELL)
 
     def explained(self, error: errors.Error) -> errors.Error:
-        """Return ``error`` with the words of VDDK, and without hope where they leave none."""
+        """Add VDDK's message to ``error``; make it permanent if VDDK reports a permanent cause."""
         with self._changed:
             self._changed.wait_for(self._recent, WORDS)
-            said = "; ".join(dict.fromkeys(self._recent()))
-        said = said or str(error.fields["reason"])
+            message = "; ".join(dict.fromkeys(self._recent()))
+        message = message or str(error.fields["reason"])
         for pattern, cause in _CAUSES.items():
-            if re.search(pattern, said, re.IGNORECASE):
-                return errors.Unreachable(url=self._name, reason=f"{cause} (VDDK: {said})")
+            if re.search(pattern, message, re.IGNORECASE):
+                return errors.Unreachable(url=self._name, reason=f"{cause} (VDDK: {message})")
         if isinstance(error, errors.Transient):
-            return errors.Transient(url=self._name, reason=f"{error.fields['reason']} (VDDK: {said})")
+            return errors.Transient(url=self._name, reason=f"{error.fields['reason']} (VDDK: {message})")
         return error
 
     def _recent(self) -> list[str]:
-        return [said for at, said in self._errors if time.monotonic() - at < RECENT]
+        return [message for at, message in self._errors if time.monotonic() - at < RECENT]
 
 
 class Disk:
-    """See ``sources.base.RandomReader``: reads of many threads over a few connections.
+    """Reads of many threads over a few connections; see ``sources.base.RandomReader``.
 
-    ``longest``: bytes of one read at most.
+    ``longest``: largest read in bytes.
     """
 
-    def __init__(self, socket: str, name: str, said: Log, longest: int, cancel: base.Cancel) -> None:
+    def __init__(self, socket: str, name: str, vddk: Log, longest: int, cancel: base.Cancel) -> None:
         self._name = name
-        self._said = said
+        self._vddk = vddk
         self._longest = longest
         self._lock = threading.Lock()
         self._busy = [0] * CONNECTIONS
-        self._asking: list[Generator[base.Extent]] = []
+        self._listings: list[Generator[base.Extent]] = []
         self._clients = [nbd.Client(socket, name, cancel) for _ in range(CONNECTIONS)]
 
     def open(self) -> int:
-        """Have VDDK open the disk; return its size in bytes."""
+        """Open the disk in VDDK; return its size in bytes."""
         try:
             self._size = self._clients[0].size
         except errors.Transient as err:
-            raise self._said.explained(err) from err
+            raise self._vddk.explained(err) from err
         return self._size
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -114,25 +117,25 @@ class Disk:
         try:
             return self._clients[number].read_range(offset, into[: self._longest])
         except errors.Transient as err:
-            raise self._said.explained(err) from err
+            raise self._vddk.explained(err) from err
         finally:
             with self._lock:
                 self._busy[number] -= 1
 
     def close(self) -> None:
-        """End all connections and see VDDK do so, too."""
+        """Close all connections and wait until VDDK has closed its sessions."""
         for client in self._clients:
             client.close()
-        for asking in self._asking:
-            with contextlib.suppress(ValueError):  # its thread is just being told
-                asking.close()
-        self._said.farewell()
+        for listing in self._listings:
+            with contextlib.suppress(ValueError):  # another thread is executing it
+                listing.close()
+        self._vddk.farewell()
 
     def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
-        """Return what of the disk, or of parts of it, is data; all of it where VDDK does not tell."""
-        asking = self._extents(parts)
-        self._asking.append(asking)
-        return asking
+        """Return the extents of the disk, or of ``parts`` (start, end). All is data if VDDK reports none."""
+        listing = self._extents(parts)
+        self._listings.append(listing)
+        return listing
 
     def _extents(self, parts: Iterable[tuple[int, int]] | None) -> Generator[base.Extent]:
         try:
@@ -144,4 +147,4 @@ class Disk:
                 for extent in found:
                     yield base.Extent(*extent)
         except errors.Transient as err:
-            raise self._said.explained(err) from err
+            raise self._vddk.explained(err) from err

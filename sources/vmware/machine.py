@@ -1,4 +1,4 @@
-"""A virtual machine of vSphere: its disks, now and at its snapshots, and what has changed on them."""
+"""A virtual machine of vSphere: its disks, their snapshots and changed areas."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from cdi_worker.sources.vmware import session
 
 log = logging.getLogger(__name__)
 
-#: VDDK reads whole ones.
+#: In bytes. VDDK reads whole sectors.
 SECTOR = 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk at one moment: ``file`` holds it, ``snapshot`` is that moment, empty for now.
+    """A disk, now or at a snapshot. ``snapshot``: its reference, empty for the current state.
 
-    ``size`` in bytes. ``change_id``: names the moment for a later delta; empty without block tracking.
+    ``file``: path of the disk. ``size`` in bytes. ``change_id``: start of a later delta; empty without
+    changed block tracking.
     """
 
     file: str
@@ -32,34 +33,34 @@ class Disk:
 
 
 class Machine:
-    """The virtual machine with this instance uuid, else BIOS uuid."""
+    """The virtual machine with this instance UUID, else with this BIOS UUID."""
 
     def __init__(self, opened: session.Session, uuid: str) -> None:
         self._session = opened
         self._machine = machine = opened.find(uuid)
-        self.reference: str = machine._moId  # noqa: SLF001  (pyvmomi has no other name for it)
+        self.reference: str = machine._moId  # noqa: SLF001  (pyvmomi has no public name for it)
         self.name, power = opened.call(
-            "look at the virtual machine", lambda: (str(machine.name), str(machine.runtime.powerState))
+            "read the virtual machine", lambda: (str(machine.name), str(machine.runtime.powerState))
         )
         log.info("machine name=%r moref=%r power=%s", self.name, self.reference, power)
 
     def disk(self, file: str) -> Disk:
-        """Return the disk that ``file`` belongs to: now, in a snapshot, or below one of these."""
+        """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
         return self._session.call("find the disk", lambda: self._disk(file))
 
     def at(self, snapshot: str, disk: Disk) -> Disk:
-        """Return the disk as it was at a snapshot, given by its reference or unique name."""
+        """Return the disk at a snapshot, given by its reference or unique name."""
         return self._session.call("find the snapshot", lambda: self._at(snapshot, disk))
 
     def changed(self, disk: Disk, change_id: str) -> list[tuple[int, int]]:
-        """Return what has changed from ``change_id`` to ``disk``: offsets and lengths, in order, merged."""
+        """Return the areas changed between ``change_id`` and ``disk``: (offset, length), merged."""
         snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001
         areas: list[tuple[int, int]] = []
         start = 0
-        # vCenter answers with some 2000 areas at most and tells how far the answer goes.
+        # vCenter returns about 2000 areas at most, and the range that they cover.
         while start < disk.size:
             answer = self._session.call(
-                f"ask for the areas changed since {change_id!r}",
+                f"list the areas changed since {change_id!r}",
                 lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]
                     snapshot, disk.key, start, change_id
                 ),
@@ -85,7 +86,7 @@ class Machine:
             found = {(each.key, each.diskObjectId or ""): each for each in earlier if matches(each.backing)}
             found |= {(each.key, each.diskObjectId or ""): each for each in now if matches(each.backing)}
             if len(found) > 1:
-                raise errors.SourceError(reason=f"{self.name}: {file!r} belongs to {len(found)} of its disks")
+                raise errors.SourceError(reason=f"{self.name}: {len(found)} disks match {file!r}")
             for each in found.values():
                 return _described(each)
         names = ", ".join(repr(each.backing.fileName) for each in now)
@@ -103,15 +104,15 @@ class Machine:
             what = "no" if not matching else "more than one"
             raise errors.Unreachable(
                 url=self._session.name,
-                reason=f"virtual machine {self.name!r} has {what} snapshot {wanted!r}; there is {there}",
+                reason=f"virtual machine {self.name!r} has {what} snapshot {wanted!r}; available: {there}",
             )
         snapshot = matching[0]
         for each in _disks(snapshot.config):
-            # Keys of devices change when a machine is changed, the object id of a disk does not.
+            # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if (each.diskObjectId or "", each.key)[not disk.object_id] == (disk.object_id or disk.key):
                 return dataclasses.replace(_described(each), snapshot=snapshot._moId)  # noqa: SLF001
         raise errors.Unreachable(
-            url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} is without this disk"
+            url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
         )
 
     def _snapshots(self) -> Iterator[tuple[str, Any]]:
@@ -123,7 +124,7 @@ class Machine:
 
 
 def merged(areas: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Return areas of a disk of ``size`` bytes in order, none touching another, in whole sectors."""
+    """Sort and merge areas of a disk of ``size`` bytes, extended to whole sectors."""
     found: list[tuple[int, int]] = []
     for start, length in sorted(areas):
         end = min(-(-(start + length) // SECTOR) * SECTOR, size)

@@ -1,7 +1,7 @@
-"""A disk behind an NBD server on a unix socket, as ranges and extents (libnbd).
+"""An NBD client for a server on a unix socket: ranges and extents (libnbd).
 
-Many reads are in flight on one connection: a second one would open the disk at the far end again, which
-VDDK does slowly and a limited number of times.
+Many reads share one connection: with VDDK another connection opens the disk again, which is slow and
+limited in number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 
-# What every server has to grant, and what all know how to count with 32 bits.
+# Largest read that all servers support, and largest block status request (32-bit lengths), in bytes.
 _LONGEST = 32 << 20
 _LONGEST_STATUS = 1 << 30
 _ALLOCATION = "base:allocation"
@@ -27,7 +27,7 @@ _STATE_ZERO = 2
 
 
 class Extent(NamedTuple):
-    """A run of the disk, in bytes. ``zero``: reads as zeros, whatever is stored."""
+    """A range of the disk, in bytes. ``zero``: it reads as zeros."""
 
     offset: int
     length: int
@@ -35,11 +35,10 @@ class Extent(NamedTuple):
 
 
 class Client:
-    """Read the disk that a server on ``path`` offers. ``name``: for messages. ``cancel`` ends all waits.
+    """A client of the server at ``path``. Thread-safe. ``name`` is for messages; ``cancel`` aborts all waits.
 
-    A connection is made when needed and again after it broke or a read failed: opened anew, the disk
-    may be read again where the server had lost it. Raises ``errors.Transient`` for every
-    failure: whoever runs the server knows whether trying again can help.
+    Connects when needed, and again after a failed read: then the server opens the disk again, which may help.
+    All failures are ``errors.Transient``; the caller decides whether a retry can help.
     """
 
     def __init__(self, path: str, name: str, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
@@ -60,7 +59,7 @@ class Client:
         """Read up to ``len(into)`` bytes from ``offset``. Called from several threads at once."""
         into = into[:_LONGEST]
         connection = self._connected()
-        # All reads of the connection: libnbd cannot take back a single one.
+        # Aborts all reads of the connection: libnbd cannot cancel a single one.
         with self._cancel.ending(functools.partial(self._drop, connection)):
             error = connection.read(offset, into)
         if error:
@@ -71,9 +70,9 @@ class Client:
         return len(into)
 
     def extents(self, parts: Iterable[tuple[int, int]] | None = None) -> Generator[Extent] | None:
-        """Return the runs of the disk in order, or of ``parts`` (start, end); None: the server does not tell.
+        """Return the extents of the disk, or of ``parts`` (start, end), in order. None: not supported.
 
-        Over a connection of their own, ended with the iterator.
+        Uses a connection of its own, which is closed with the iterator.
         """
         handle = self._connect(extents=True)
         if not handle.can_meta_context(_ALLOCATION):
@@ -82,13 +81,13 @@ class Client:
         return self._merged(handle, [(0, handle.get_size())] if parts is None else parts)
 
     def close(self) -> None:
-        """End the reads that other threads wait for, and let none connect any more."""
+        """Abort the reads of other threads, and refuse new connections."""
         with self._lock:
             self._closed = True
         self._drop(self._connection)
 
     def _drop(self, connection: Connection | None) -> None:
-        """Close a connection, once, whoever else has made a new one meanwhile."""
+        """Close ``connection``, unless another thread has already replaced it."""
         with self._lock:
             if connection is None or connection is not self._connection:
                 return
@@ -104,9 +103,9 @@ class Client:
         if extents:
             handle.add_meta_context(_ALLOCATION)
         else:
-            # A simple reply has all bytes of a read. Of parts libnbd does not see whether one is missing.
+            # A simple reply contains the whole read; libnbd does not notice missing chunks of others.
             handle.set_request_structured_replies(False)
-        # Nobody looks at what a failed read has left: to fill 2 GiB with zeros first took 0.2 s of CPU.
+        # The buffer of a failed read is not used: clearing buffers first took 0.2 s of CPU for 2 GiB.
         handle.set_pread_initialize(False)
         with socket.socket(socket.AF_UNIX) as made:
             try:
@@ -135,7 +134,7 @@ class Client:
 
     @contextlib.contextmanager
     def _awaiting(self, fd: int) -> Iterator[None]:
-        """Have a wait for what comes over a socket, which may be for ever, end with the cancel."""
+        """Let ``cancel`` abort a blocking call on the socket ``fd`` in the block."""
         with (
             socket.socket(fileno=os.dup(fd)) as sock,
             self._cancel.ending(lambda: sock.shutdown(socket.SHUT_RDWR)),
@@ -147,7 +146,7 @@ class Client:
             last = Extent(0, 0, zero=False)
             for extent in (each for part in parts for each in self._asked(handle, *part)):
                 adjoins = extent.zero == last.zero and extent.offset == last.offset + last.length
-                # Data can be read while the next question is under way.
+                # Data is yielded early: it can be read during the next request.
                 if adjoins and (last.zero or last.length < _LONGEST_STATUS):
                     last = last._replace(length=last.length + extent.length)
                     continue
@@ -164,12 +163,14 @@ class Client:
             entries = self._status(handle, offset, min(_LONGEST_STATUS, end - offset))
             start = offset
             for length, flags in zip(entries[::2], entries[1::2], strict=True):
-                # The last one may reach beyond what was asked for, even beyond the end.
+                # The last extent may reach beyond the requested range, even beyond the end of the disk.
                 length = min(length, end - offset)  # noqa: PLW2901
                 yield Extent(offset, length, bool(flags & _STATE_ZERO))
                 offset += length
             if offset == start:
-                raise errors.SourceError(reason=f"{self._name}: the server gave no extents at byte {offset}")
+                raise errors.SourceError(
+                    reason=f"{self._name}: the server returned no extents at byte {offset}"
+                )
 
     def _status(self, handle: Any, offset: int, length: int) -> list[int]:
         import nbd
@@ -188,14 +189,14 @@ class Client:
         return found
 
 
-#: Bytes read at once of what nobody wants any more.
+#: Size of reads that discard the rest of a connection, in bytes.
 _REST = 256 << 10
 # LIBNBD_AIO_DIRECTION_READ and _WRITE.
 _READ, _WRITE = 1, 2
 
 
 def hang_up(handle: Any) -> None:
-    """Leave without waiting for the server to agree, as libnbd's own shutdown does."""
+    """Close the connection without waiting for the server. libnbd's shutdown waits."""
     import nbd
 
     with contextlib.suppress(nbd.Error), socket.socket(fileno=os.dup(handle.aio_get_fd())) as sock:
@@ -203,7 +204,7 @@ def hang_up(handle: Any) -> None:
 
 
 class Connection:
-    """One connection, with a thread that moves its bytes."""
+    """A connection, with a thread for its I/O. Thread-safe."""
 
     def __init__(self, handle: Any) -> None:
         self.size: int = handle.get_size()
@@ -213,13 +214,13 @@ class Connection:
         self._pending: set[_Pending] = set()
         self._lock = threading.Lock()
         self._wake = os.eventfd(0)
-        # The socket as our own, to be used past libnbd.
+        # A duplicate of the socket, usable after libnbd has closed its own.
         self._socket = socket.socket(fileno=os.dup(handle.aio_get_fd()))
         self._left = threading.Event()
         threading.Thread(target=self._run, name="nbd-client", daemon=True).start()
 
     def read(self, offset: int, into: memoryview) -> int:
-        """Fill ``into``; return 0 or the number of an error. Nobody writes there afterwards."""
+        """Fill ``into``; return 0 or an errno. ``into`` is not written to after the return."""
         import nbd
 
         pending = _Pending()
@@ -234,12 +235,12 @@ class Connection:
             os.eventfd_write(self._wake, 1)
         pending.done.wait()
         with self._lock:
-            # Not while the others are told of the end.
+            # Under the lock: ``_run`` iterates over the set at the end.
             self._pending.discard(pending)
         return pending.error
 
     def close(self) -> None:
-        """End the reads under way, now. What the server still sends comes to nobody."""
+        """Abort the reads in progress. Later replies of the server are discarded."""
         with self._lock:
             if not self.dead:
                 self._leaving = True
@@ -253,7 +254,7 @@ class Connection:
             while not (self._leaving or self._handle.aio_is_dead() or self._handle.aio_is_closed()):
                 self._turn()
         except nbd.Error:
-            # The server broke the protocol, or left in the middle of an answer.
+            # The server violated the protocol, or closed the connection within a reply.
             pass
         with self._lock:
             self.dead = True
@@ -264,7 +265,10 @@ class Connection:
         self._part()
 
     def _part(self) -> None:
-        """Hear the server out: two replies to nobody end nbdkit by an assertion, with the disk open."""
+        """Discard remaining replies until the server closes.
+
+        nbdkit aborts with a failed assertion, and the disk open, if two replies fail to be sent.
+        """
         rest = bytearray(_REST)
         with self._socket, contextlib.suppress(OSError):
             self._socket.setblocking(True)
@@ -289,7 +293,7 @@ class Connection:
 
 
 class _Pending:
-    """One read under way. ``complete`` is libnbd's callback."""
+    """A read in progress. ``complete`` is libnbd's callback."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -297,7 +301,7 @@ class _Pending:
 
     def complete(self, error: Any) -> int:
         self.end(error.value)
-        # 1: libnbd forgets the command by itself.
+        # 1: libnbd retires the command itself.
         return 1
 
     def end(self, error: int) -> None:

@@ -1,4 +1,4 @@
-"""nbdkit as a server beside us, for what only its plugins can read."""
+"""nbdkit as a child process, serving a disk that only its plugin can read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ADDRESS_SPACE = 8 << 30
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plugin:
-    """What to serve. Paths are absolute.
+    """A plugin and its parameters. Paths are absolute.
 
-    ``secrets`` are parameters of the kind that nbdkit takes as ``password=+FILE``; ``package`` is Debian's
-    name for people who miss nbdkit. ``debug``: flags of ``--debug``, with which it says much more.
-    ``library_path``: where what the plugin loads finds its own libraries. ``threads``: requests of each
-    connection that are worked on at once; every one of them keeps a buffer for the longest.
+    ``secrets``: parameters passed as ``password=+FILE``. ``package``: Debian package, for the message that
+    nbdkit is missing. ``debug``: flags for ``--debug``; any flag enables verbose logging. ``library_path``:
+    search path for the libraries that the plugin loads. ``threads``: concurrent requests per connection; each
+    has a buffer for the largest request.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Plugin:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follow:
-    """How it is followed: ``on_line`` gets each line that nbdkit says, from another thread.
+    """Supervision of nbdkit. ``on_line`` is called with each log line, from another thread.
 
-    ``cancel`` and ``watch`` end the start; what comes after it is the client's to end.
+    ``cancel`` and ``watch`` abort the start; later waits are aborted by the client.
     """
 
     on_line: Callable[[str], None] = lambda _line: None
@@ -50,10 +50,10 @@ class Follow:
 
 @contextlib.contextmanager
 def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
-    """Serve read-only while the block runs; gives the path of the unix socket to connect to.
+    """Serve read-only while the block runs; yield the path of the unix socket.
 
-    Raises ``errors.ToolFailed`` with nbdkit's own words when it does not start, or has ended by itself and
-    the block failed over that.
+    Raises ``errors.ToolFailed`` with nbdkit's message if it does not start, or if it exits and the block
+    fails.
     """
     with contextlib.ExitStack() as stack:
         socket = f"{stack.enter_context(process.workspace())}/nbdkit"
@@ -79,7 +79,7 @@ def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str
     return (
         "nbdkit",
         "--foreground",
-        # SIGTERM instead of the SIGKILL of ``process``: plugins let go of what they hold at the other end.
+        # SIGTERM before the SIGKILL of ``process``: plugins close their sessions at the server.
         "--exit-with-parent",
         "--readonly",
         f"--threads={plugin.threads}",
@@ -94,7 +94,7 @@ def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str
 
 
 def _in_memory(text: str, stack: contextlib.ExitStack) -> int:
-    """Return a descriptor to read a secret from, on no disk; more than once, for vddk starts nbdkit anew."""
+    """Return a descriptor of a secret in memory. Readable repeatedly, because vddk may restart nbdkit."""
     fd = os.memfd_create("secret")
     stack.callback(os.close, fd)
     os.write(fd, text.encode())
@@ -106,7 +106,7 @@ def _path(fd: int) -> str:
 
 
 def _await(running: process.Process, started: int, follow: Follow) -> None:
-    # nbdkit writes its process id when it can be connected to. Into a pipe: no time is spent asking.
+    # nbdkit writes its process id into the pipe when it accepts connections, so no polling is needed.
     watch = follow.watch or process.Watch("nbdkit")
     with cancelling.woken(follow.cancel) as wake:
         while not running.ready(started, watch.turn, wake):
@@ -118,7 +118,7 @@ def _await(running: process.Process, started: int, follow: Follow) -> None:
 
 @contextlib.contextmanager
 def _listening(running: process.Process) -> Iterator[None]:
-    """Take in what it says, so that it never waits for that."""
+    """Read the log in a thread, so that nbdkit never blocks on a full pipe."""
 
     def listen() -> None:
         while not running.ended:

@@ -1,4 +1,4 @@
-"""A login to vCenter or ESXi: trust, sessions that expire, faults as sentences (pyvmomi)."""
+"""A session of vCenter or ESXi: TLS trust, renewed logins, translated faults (pyvmomi)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds for an answer. vCenter takes its time to look for changed areas.
+#: Seconds for a response. vCenter is slow to list changed areas.
 TIMEOUT = 120.0
-#: ESXi and vCenter from 5.5 on speak it; newer fields are not needed.
+#: API version of ESXi and vCenter 5.5. Newer fields are not needed.
 VERSION = "vim.version.version9"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Server:
-    """Where vCenter or ESXi is; ``thumbprint``: what its certificate has, SHA-1 with colons."""
+    """A vCenter or ESXi host. ``thumbprint``: SHA-1 of its certificate, with colons."""
 
     host: str
     port: int
@@ -39,9 +39,9 @@ class Server:
 
 
 class Session:
-    """A login, ended with its block. Raises ``errors.Unreachable``, ``Transient`` and ``SourceError``.
+    """A login session. Raises ``errors.Unreachable``, ``Transient`` and ``SourceError``.
 
-    A session that expired is begun anew and the call made again.
+    If the session has expired, it logs in again and repeats the call.
     """
 
     def __init__(self, location: locations.Vddk) -> None:
@@ -69,7 +69,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A session that expired is logged out, and what broke is reported by whoever it broke for.
+        # An expired session needs no logout; other failures must not hide the error of the block.
         with contextlib.suppress(errors.Error), self._translated("log out"):
             self._content.sessionManager.Logout()
         self._stub.DropConnections()
@@ -79,7 +79,7 @@ class Session:
         return bool(self._content.about.apiType == "VirtualCenter")
 
     def find(self, uuid: str) -> Any:
-        """Return the virtual machine with this instance uuid, else BIOS uuid, as pyvmomi has it."""
+        """Return pyvmomi's virtual machine with this instance UUID, else with this BIOS UUID."""
 
         def find() -> Any:
             index = self._content.searchIndex
@@ -88,12 +88,12 @@ class Session:
         found = self.call("find the virtual machine", find)
         if found is None:
             raise errors.Unreachable(
-                url=self.name, reason=f"no virtual machine with instance or BIOS uuid {uuid!r}"
+                url=self.name, reason=f"no virtual machine with instance or BIOS UUID {uuid!r}"
             )
         return found
 
     def call(self, doing: str, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, after a new login if it needs one."""
+        """Return the result of ``function``, after a new login if the session has expired."""
         with self._translated(doing):
             try:
                 return function()
@@ -113,17 +113,17 @@ class Session:
             yield
         except ssl.SSLCertVerificationError as err:
             why = getattr(err, "verify_message", "")
-            reason = f"certificate not trusted: {why}; give its authority or thumbprint" if why else err
+            reason = f"certificate not trusted: {why}; add its CA or set the thumbprint" if why else err
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except (OSError, http.client.HTTPException) as err:
             raise errors.Transient(url=self.name, reason=f"{doing}: {err or type(err).__name__}") from err
         except xml.parsers.expat.ExpatError as err:
-            raise errors.Unreachable(url=self.name, reason="not an address of vSphere") from err
+            raise errors.Unreachable(url=self.name, reason="not a vSphere server; check the URL") from err
         except vmodl.MethodFault as err:
             raise self._fault(doing, err) from err
 
     def _fault(self, doing: str, fault: Any) -> errors.Error:
-        """Return a sentence for a fault, by its name or that of a kind it is of."""
+        """Return the error for a fault, by the name of its type or of a base type."""
         for kind in type(fault).__mro__:
             name = kind.__name__.rpartition(".")[2]
             if name in _FAULTS:
@@ -133,18 +133,18 @@ class Session:
         return errors.SourceError(reason=f"{self.name}: {doing}: {_message(fault)}")
 
 
-#: What a fault means to the one who asked, by the name of its type.
+#: Messages of faults, by the name of their type.
 _FAULTS = {
     "InvalidLogin": "wrong user name or password",
-    "NoPermission": "the user has no permission for that; see the privileges that VDDK needs",
-    "ManagedObjectNotFound": "it is no longer there",
+    "NoPermission": "permission denied; give the user the privileges that VDDK requires",
+    "ManagedObjectNotFound": "the object no longer exists",
     "FileFault": (
         "vSphere has no list of changes since then: changed block tracking is off or was reset, or the "
-        "change id is of another disk; begin again with a full copy"
+        "change id belongs to another disk; start again with a full copy"
     ),
-    "InvalidArgument": "vSphere does not accept that; is the change id one of this disk?",
+    "InvalidArgument": "vSphere refuses the request; check that the change id belongs to this disk",
 }
-#: Faults that trying again can mend.
+#: Faults worth a retry.
 _PASSING = {"HostCommunication", "HostConnectFault", "RequestCanceled", "Timedout", "TaskInProgress"}
 
 
@@ -153,7 +153,7 @@ def _message(fault: Any) -> str:
 
 
 class _PinnedContext(ssl.SSLContext):
-    """Trusts one certificate by its thumbprint, whoever signed it, before anything is sent."""
+    """Trusts one certificate by its thumbprint, regardless of its CA. Checked before any data is sent."""
 
     thumbprint = ""
 
@@ -163,8 +163,8 @@ class _PinnedContext(ssl.SSLContext):
         if presented != self.thumbprint:
             wrapped.close()
             raise ssl.SSLCertVerificationError(
-                f"the certificate has thumbprint {presented}, not {self.thumbprint}: "
-                "another server, or a new certificate"
+                f"the certificate has thumbprint {presented}, not {self.thumbprint}; "
+                "check the server, and the thumbprint if its certificate was renewed"
             )
         return wrapped
 
@@ -186,7 +186,7 @@ def _digest(connected: ssl.SSLSocket) -> str:
 
 
 def _thumbprint(host: str, port: int, context: ssl.SSLContext) -> str:
-    """Return the thumbprint of the certificate that ``context`` trusts: VDDK wants it in any case."""
+    """Return the thumbprint of the server's certificate, checked by ``context``. VDDK always requires it."""
     with (
         socket.create_connection((host, port), wire.TIMEOUT[0]) as plain,
         context.wrap_socket(plain, server_hostname=host) as wrapped,

@@ -1,4 +1,4 @@
-"""VMware disks: found through vSphere, read by VMware's library (VDDK) inside nbdkit."""
+"""The VMware source: disks found through vSphere, and read by VDDK in nbdkit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from cdi_worker.sources.vmware import machine as vsphere_machine
 
 log = logging.getLogger(__name__)
 
-#: vCenter runs out of memory for larger reads, ESXi by itself does not (KB 1022543); bytes.
+#: Largest read in bytes, through vCenter and on ESXi directly. vCenter runs out of memory for larger ones
+#: (KB 1022543).
 LONGEST = {True: 2 << 20, False: 32 << 20}
-#: A pod is no virtual machine of that host and sees none of its storage: of the ways, only the network's.
+#: Only the network transports: a pod is not a VM of that host and cannot access its storage.
 TRANSPORTS = "nbdssl:nbd"
-#: What nbdkit says of each read is not wanted; without any of these it does not tell version and host.
+#: No log lines for reads. Without any debug flag nbdkit does not log VDDK's version and host.
 DEBUG = {"nbdkit.backend.datapath": 0, "vddk.datapath": 0}
 
 
@@ -31,10 +32,9 @@ def source(location: locations.Vddk, cancel: base.Cancel) -> VddkSource:
 
 
 class VddkSource(base.Source):
-    """A disk, its state at a snapshot, or, with a previous checkpoint, what has changed up to that.
+    """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 
-    vSphere is asked everything before the first byte moves, and left again: its sessions do not live
-    as long as a large disk takes.
+    The vSphere session is closed before the transfer starts: sessions expire before a large disk is read.
     """
 
     format = "raw"
@@ -43,7 +43,7 @@ class VddkSource(base.Source):
         self.name = f"{wire.safe_url(location.endpoint)} {location.backing_file}"
         self._location = location
         self._cancel = cancel
-        self._said = vddk_disk.Log(self.name)
+        self._vddk = vddk_disk.Log(self.name)
         self._areas: list[tuple[int, int]] | None = None
         self._open = contextlib.ExitStack()
 
@@ -51,13 +51,13 @@ class VddkSource(base.Source):
         self._check_library()
         machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
         with contextlib.ExitStack() as stack:
-            follow = nbdkit.Follow(on_line=self._said.line, cancel=self._cancel)
+            follow = nbdkit.Follow(on_line=self._vddk.line, cancel=self._cancel)
             try:
                 socket = stack.enter_context(nbdkit.serve(self._plugin(machine, disk, server), follow))
             except errors.ToolFailed as err:
-                raise self._said.explained(err) from err
+                raise self._vddk.explained(err) from err
             self.longest_read = longest
-            self._disk = vddk_disk.Disk(socket, self.name, self._said, longest, self._cancel)
+            self._disk = vddk_disk.Disk(socket, self.name, self._vddk, longest, self._cancel)
             stack.callback(self._disk.close)
             self.size = self._disk.open()
             if self._areas is not None and self.size != disk.size:
@@ -65,7 +65,7 @@ class VddkSource(base.Source):
                     reason=f"{self.name}: has {self.size} bytes, vSphere lists changes of {disk.size}"
                 )
             self._open = stack.pop_all()
-        # Only a snapshot stays what it is.
+        # Only a snapshot is immutable.
         moment = (self._location.uuid, disk.object_id, disk.snapshot, disk.change_id, disk.file)
         self.identity = " ".join(moment) if disk.snapshot else None
         log.info("source file=%r size=%r identity=%r", disk.file, self.size, self.identity)
@@ -84,17 +84,17 @@ class VddkSource(base.Source):
         return extents.coarse(extents.overlay(self._areas, runs))
 
     def info(self) -> Mapping[str, str]:
-        return self._said.info
+        return self._vddk.info
 
     def _check_library(self) -> None:
         folder = Path(self._location.vddk_libdir)
         if not any(folder.glob("lib64/libvixDiskLib.so*")):
             raise errors.SourceError(
-                reason=f"no VDDK library in {folder}: an init container of the pod has to put it there"
+                reason=f"{folder}: VDDK library not found; an init container of the pod must copy it there"
             )
 
     def _look(self) -> tuple[str, vsphere_machine.Disk, session.Server, int]:
-        """Ask vSphere for what nbdkit has to be told, and for what has changed."""
+        """Query vSphere for nbdkit's parameters and for the changed areas."""
         wanted = self._location
         with session.Session(wanted) as opened:
             machine = vsphere_machine.Machine(opened, wanted.uuid)
@@ -110,14 +110,14 @@ class VddkSource(base.Source):
 
     def _change_id(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> str:
         previous = self._location.previous
-        # A change id ends in "/" and a number; a snapshot that was removed left only that.
+        # A change id ends in "/" and a number. It outlives a removed snapshot.
         if "/" in previous:
             return previous
         found = machine.at(previous, disk).change_id
         if not found:
             raise errors.SourceError(
                 reason=f"{self.name}: changed block tracking was off when snapshot {previous!r} was taken; "
-                "begin again with a full copy"
+                "start again with a full copy"
             )
         return found
 
@@ -137,7 +137,7 @@ class VddkSource(base.Source):
         if self._location.vddk_config:
             parameters["config"] = str(Path(self._location.vddk_config).absolute())
         secrets = {"password": self._location.access.password}
-        # Else the plugin starts nbdkit again with it, and passes the password through a file in /tmp.
+        # Without it the plugin restarts nbdkit with this path, and passes the password in a file in /tmp.
         libraries = str(Path(self._location.vddk_libdir).resolve() / "lib64")
         return nbdkit.Plugin(
             "vddk",

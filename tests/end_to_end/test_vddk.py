@@ -222,7 +222,7 @@ def test_message_of_the_library_is_reported(
 
 
 def test_missing_library_is_reported(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
-    with pytest.raises(errors.SourceError, match=f"no VDDK library in {tmp_path}"):
+    with pytest.raises(errors.SourceError, match=f"{tmp_path}: VDDK library not found"):
         cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path)))
 
 

@@ -74,12 +74,12 @@ def test_snapshot_is_found_by_its_name(vcsim: vmware.Vcsim) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"uuid": "0"}, "no virtual machine with instance or BIOS uuid '0'"),
+        ({"uuid": "0"}, "no virtual machine with instance or BIOS UUID '0'"),
         ({"backing_file": "[LocalDS_0] vm/other.vmdk"}, r"has no disk '\[LocalDS_0\] vm/other.vmdk'; it has"),
-        ({"current": "snapshot-99"}, r"no snapshot 'snapshot-99'; there is snapshot-11 \(stage 0\), snap"),
+        ({"current": "snapshot-99"}, r"no snapshot 'snapshot-99'; available: snapshot-11 \(stage 0\), snap"),
         ({"access": base.Access("root", "wrong")}, "log in: wrong user name or password"),
-        ({"thumbprint": ":".join(["AB"] * 20)}, "has thumbprint [0-9A-F:]*, not AB:AB.*another server"),
-        ({"thumbprint": ""}, "not trusted: .*; give its authority or thumbprint"),
+        ({"thumbprint": ":".join(["AB"] * 20)}, "has thumbprint [0-9A-F:]*, not AB:AB.*check the server"),
+        ({"thumbprint": ""}, "not trusted: .*; add its CA or set the thumbprint"),
     ],
 )
 def test_wrong_location_is_explained(vcsim: vmware.Vcsim, changes: dict[str, Any], reason: str) -> None:
