@@ -62,7 +62,7 @@ class Ending(Registration):
 
     def __enter__(self) -> Self:
         if self.was_called:
-            raise errors.Cancelled
+            raise self._cancel.error()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -70,7 +70,7 @@ class Ending(Registration):
         # The callback may not have been called yet: another callback may have ended this wait, for example by
         # closing its socket.
         if self.was_called or self._cancel.is_set():
-            raise errors.Cancelled from error
+            raise self._cancel.error() from error
 
 
 Made = TypeVar("Made", bound=Registration)
@@ -91,6 +91,12 @@ class Cancel:
         self._registered: dict[Registration, None] = {}
         self._is_set = False
         self._reason = ""
+        self._failure: Exception | None = None
+
+    @property
+    def failure(self) -> Exception | None:
+        """The failure of another part of the work that set it; None if somebody asked to stop."""
+        return self._failure
 
     @property
     def reason(self) -> str:
@@ -101,16 +107,28 @@ class Cancel:
         return self._is_set
 
     def check(self) -> None:
-        """Raise ``errors.Cancelled`` if it is set."""
+        """Raise ``error()`` if it is set."""
         if self.is_set():
-            raise errors.Cancelled
+            raise self.error()
 
-    def set(self, reason: str = "cancelled") -> None:
+    def error(self) -> Exception:
+        """Return what a wait that it ended raises: the failure that set it, else ``errors.Cancelled``.
+
+        Whichever thread ends first, the caller of all of them sees the failure, not its consequence.
+        """
+        return self.failure or errors.Cancelled()
+
+    def fail(self, error: BaseException) -> None:
+        """Set it because a part of the work failed with ``error``."""
+        cause = error if isinstance(error, Exception) and not isinstance(error, errors.Cancelled) else None
+        self.set(type(error).__name__, cause)
+
+    def set(self, reason: str = "cancelled", failure: Exception | None = None) -> None:
         """Set it and call all callbacks. Later calls have no effect."""
         with self._changed:
             if self._is_set:
                 return
-            self._is_set, self._reason = True, reason
+            self._is_set, self._reason, self._failure = True, reason, failure
         log.debug("cancel reason=%r", reason)
         self._wake()
 
@@ -120,9 +138,9 @@ class Cancel:
             return self._changed.wait_for(self.is_set, timeout)
 
     def pause(self, seconds: float) -> None:
-        """Sleep. Raises ``errors.Cancelled`` when it is set."""
+        """Sleep. Raises ``error()`` when it is set."""
         if self.wait(seconds):
-            raise errors.Cancelled
+            raise self.error()
 
     def on_set(self, callback: Callable[[], object]) -> Registration:
         """Call ``callback`` when it is set, or immediately if it is already set."""
@@ -182,14 +200,14 @@ class Child(Cancel):
 
     def __init__(self, parent: Cancel) -> None:
         super().__init__()
-        self._above = parent.on_set(lambda: self.set(parent.reason))
+        self._above = parent.on_set(lambda: self.set(parent.reason, parent.failure))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None:
-            self.set(kind.__name__)
+        if error is not None:
+            self.fail(error)
         self.close()
 
     def close(self) -> None:
@@ -217,6 +235,10 @@ class Reads(Cancel):
         self._above.close()
 
     @property
+    def failure(self) -> Exception | None:
+        return self._innermost.failure
+
+    @property
     def reason(self) -> str:
         return self._innermost.reason
 
@@ -224,13 +246,13 @@ class Reads(Cancel):
         # Setting the import's cancel or an outer scope also sets the innermost scope.
         return self._innermost.is_set()
 
-    def set(self, reason: str = "cancelled") -> None:
+    def set(self, reason: str = "cancelled", failure: Exception | None = None) -> None:
         """Not supported: set the import's cancel or a scope instead."""
         raise AssertionError(reason)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Child]:
-        """Yield the cancel of one attempt."""
+        """Yield the cancel of one attempt. Its failure is raised in place of ``errors.Cancelled``."""
         around = self._innermost
         with around.child() as scope, scope.on_set(self._wake):
             self._innermost = scope
@@ -238,14 +260,16 @@ class Reads(Cancel):
                 yield scope
             except BaseException as err:
                 # Before ``finally`` makes the outer cancel the innermost one again.
-                scope.set(type(err).__name__)
+                scope.fail(err)
+                if isinstance(err, errors.Cancelled) and scope.failure is not None:
+                    raise scope.failure from err
                 raise
             finally:
                 self._innermost = around
 
 
 class _Never(Cancel):
-    def set(self, reason: str = "cancelled") -> None:
+    def set(self, reason: str = "cancelled", failure: Exception | None = None) -> None:
         raise AssertionError(reason)
 
 

@@ -92,5 +92,5 @@ class Crew:
         except BaseException as err:  # noqa: BLE001  (raised again in the waiting thread)
             if self._failure is None:
                 self._failure = err
-            self._scope.set(type(err).__name__)
+            self._scope.fail(err)
         self._ended.put(True)

@@ -135,7 +135,7 @@ class Fetcher:
                 count = self._reader.read_range(offset + done, into[done:])
             except errors.Transient as err:
                 if self._scope.is_set():
-                    raise errors.Cancelled from err
+                    raise self._scope.error() from err
                 self._retried(err)
                 patience.wait(err, offset + done)
                 continue

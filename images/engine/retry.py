@@ -52,7 +52,7 @@ class Patience:
             ) from failure
         log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
-            raise errors.Cancelled from failure
+            raise self._cancel.error() from failure
 
 
 def patiently(

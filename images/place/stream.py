@@ -9,7 +9,6 @@ import bisect
 import collections
 import threading
 from concurrent import futures
-from types import TracebackType
 from typing import Self
 
 from cdi_worker import errors
@@ -71,24 +70,19 @@ def from_stream(
 
 
 class _Crew:
-    """Place batches in threads. A later call raises the first failure."""
+    """Place batches in threads. A failure sets the scope, which ends the read of the stream with it."""
 
     def __init__(self, placer: ranges.Placer, scope: cancelling.Cancel) -> None:
         self._placer = placer
         self._scope = scope
-        self._failure: BaseException | None = None
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
-        if self._failure is not None and isinstance(error, errors.Cancelled):
-            raise self._failure
 
     def submit(self, batch: Batch, source: Chunk | bytes) -> None:
         """Place a batch; ``source``: the chunk that holds it, or its bytes."""
@@ -116,8 +110,7 @@ class _Crew:
         try:
             self._placer.put(batch, data)
         except BaseException as err:
-            self._failure = self._failure or err
-            self._scope.set(type(err).__name__)
+            self._scope.fail(err)
             raise
 
 

@@ -274,6 +274,36 @@ def test_failing_part_ends_only_its_own_waits() -> None:
     assert child.reason == "KeyError"
 
 
+def test_ended_waits_raise_the_failure_of_the_other_part() -> None:
+    """Whichever thread ends first: the caller must not take a failure for a cancel."""
+    failure = errors.NoRanges(url="u", reason="r")
+    with cancelling.Cancel().child() as part:
+        below = part.child()
+        part.fail(failure)
+        for wait in (part.check, below.check, lambda: part.pause(9), part.ending(print).__enter__):
+            with pytest.raises(errors.NoRanges) as raised:
+                wait()
+            assert raised.value is failure
+        below.close()
+
+
+def test_cancelled_part_is_no_failure() -> None:
+    part = cancelling.Cancel().child()
+    part.fail(errors.Cancelled())
+    with part, pytest.raises(errors.Cancelled):
+        part.check()
+
+
+def test_attempt_raises_the_failure_that_ended_it() -> None:
+    def attempt() -> None:
+        with cancelling.Reads(cancelling.Cancel()) as reads, reads.scope() as scope:
+            scope.fail(errors.NoRanges(url="u", reason="r"))
+            raise errors.Cancelled
+
+    with pytest.raises(errors.NoRanges):
+        attempt()
+
+
 def test_part_that_succeeds_is_not_set() -> None:
     parent = cancelling.Cancel()
     with parent.child() as child:

@@ -41,8 +41,10 @@ def served(path: Path, directory: Path) -> Iterator[Path]:
     """Serve a file unchanged over NBD."""
     processes.need("nbdkit")
     socket = directory / "sock"
-    argv = ["nbdkit", "-f", "--exit-with-parent", "-U", socket, "file", path]
-    with processes.running(argv, log=directory / "nbdkit.log", ready=socket.exists):
+    # Written when nbdkit accepts connections; the socket is there a moment before.
+    listening = directory / "nbdkit.pid"
+    argv = ["nbdkit", "-f", "--exit-with-parent", "-P", listening, "-U", socket, "file", path]
+    with processes.running(argv, log=directory / "nbdkit.log", ready=listening.exists):
         yield socket
 
 
