@@ -18,7 +18,7 @@ from cdi_worker.sources.ovirt import locations
 log = logging.getLogger(__name__)
 
 #: Limits in seconds: a response of the engine, a response after a cancel, the logout.
-TIMEOUT, GRACE, FAREWELL = 30, 3.0, 3.0
+TIMEOUT, GRACE, LOGOUT = 30, 3.0, 3.0
 #: Seconds after which the engine ends an unused transfer and unlocks the disk.
 INACTIVITY = 60
 #: Shortest and longest poll interval, in seconds.
@@ -118,7 +118,7 @@ class Engine:
     def close(self) -> None:
         """Log out. Failures are ignored: the session expires by itself."""
         with contextlib.suppress(errors.Error, TimeoutError), self._translated("logout"):
-            cancelling.apart(self._connection.close, cancelling.NEVER, limit=FAREWELL)
+            cancelling.apart(self._connection.close, cancelling.NEVER, limit=LOGOUT)
 
     def ask(self, what: str, call: Callable[[], Any]) -> Any:
         """Return the result of an SDK call. ``what``: its subject, for messages."""

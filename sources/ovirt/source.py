@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: Bytes of the first read: more than a qcow2 header and the name of its backing file.
 HEAD_SIZE = 256 * 1024
 #: Successive refusals of the ticket after which a transfer that the engine reports as healthy is replaced.
-STRIKES = 3
+MAX_REFUSALS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class ImageioSource(base.Source):
         self._cancel = cancel
         self._patience = patience
         self._open = contextlib.ExitStack()
-        self._mending = threading.Lock()
+        self._recovering = threading.Lock()
         self._ending = cancelling.Cancel()
         self._transfer: engine.Transfer | None = None
-        self._strikes = 0
+        self._refusals = 0
         self._read = 0
 
     def __enter__(self) -> Self:
@@ -110,10 +110,10 @@ class ImageioSource(base.Source):
         try:
             count = self._pool.read(offset, into)
         except data.TicketRefused as err:
-            self._mend(generation, offset)
+            self._recover(generation, offset)
             raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
         self._read += count
-        self._strikes = 0
+        self._refusals = 0
         return count
 
     def verify(self) -> None:
@@ -151,10 +151,10 @@ class ImageioSource(base.Source):
                     raise errors.Unreachable(url=self.name, reason=err.fields["reason"]) from err
                 log.info("waiting for the locked disk reason=%s", err)
                 self._pause(engine.LONGEST_LOOK)
-        self._strikes = 0
-        self._go(self._transfer)
+        self._refusals = 0
+        self._connect(self._transfer)
 
-    def _go(self, transfer: engine.Transfer) -> None:
+    def _connect(self, transfer: engine.Transfer) -> None:
         """Wait until the transfer is ready, and connect to its data server."""
         urls = transfer.urls(self._patience.ready, self._pause)
         cancelling.apart(lambda: self._pool.connect(urls), self._cancel)
@@ -165,13 +165,13 @@ class ImageioSource(base.Source):
             if turn.wait(seconds):
                 raise errors.Cancelled
 
-    def _mend(self, generation: int, offset: int) -> None:
+    def _recover(self, generation: int, offset: int) -> None:
         """Recover from a refused ticket of ``generation``, as the phase of the transfer requires.
 
         Raises ``errors.TransferFailed`` if the transfer was cancelled or cannot be replaced, and
         ``errors.Transient`` if the engine is unreachable.
         """
-        with self._mending:
+        with self._recovering:
             transfer = self._transfer
             if transfer is None or generation != self._pool.generation:
                 return  # Another thread has recovered already.
@@ -180,13 +180,13 @@ class ImageioSource(base.Source):
             except engine.NotFound:
                 phase = "forgotten by the engine"
             log.info("ticket refused transfer=%r phase=%r", transfer.id, phase)
-            self._strikes += phase == "transferring"
-            if phase == "transferring" and self._strikes < STRIKES:
+            self._refusals += phase == "transferring"
+            if phase == "transferring" and self._refusals < MAX_REFUSALS:
                 transfer.extend()
-                self._go(transfer)
+                self._connect(transfer)
             elif phase == "paused_system":
                 transfer.resume()
-                self._go(transfer)
+                self._connect(transfer)
             elif phase in transfer.BY_USER:
                 raise self._failed(offset, f"image transfer {transfer.id} was cancelled in the engine")
             elif phase not in {"initializing", "resuming", "paused_user"}:
@@ -222,7 +222,7 @@ class ImageioSource(base.Source):
     def _end(self, *, succeeded: bool) -> None:
         """End the transfer once, and wait until the disk is unlocked."""
         self._ending.set()
-        with self._mending:
+        with self._recovering:
             transfer, self._transfer = self._transfer, None
         if transfer is None:
             return

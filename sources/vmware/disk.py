@@ -22,9 +22,9 @@ CONNECTIONS = 3
 READS = 4
 #: Seconds to wait for VDDK's log line of a failure, which arrives through a pipe; and seconds for which a
 #: line counts, because the failure of one read fails all others of its connection.
-WORDS, RECENT = 1.0, 2.0
+LOG_WAIT, RECENT = 1.0, 2.0
 #: Seconds to wait for VDDK to close its sessions: the host counts dropped ones for a while.
-FAREWELL = 5.0
+CLOSE_LIMIT = 5.0
 
 _VERSION = re.compile(r"VMware VixDiskLib \((.*?)\) Release")
 _HOST = re.compile(r"Opened '.*@(.*?):.*' \(0x")
@@ -64,15 +64,15 @@ class Log:
                 self._connections += change if call in line else 0
             self._changed.notify_all()
 
-    def farewell(self) -> None:
-        """Wait until VDDK has closed its sessions, at most ``FAREWELL`` seconds."""
+    def wait_closed(self) -> None:
+        """Wait until VDDK has closed its sessions, at most ``CLOSE_LIMIT`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._connections, FAREWELL)
+            self._changed.wait_for(lambda: not self._connections, CLOSE_LIMIT)
 
     def explained(self, error: errors.Error) -> errors.Error:
         """Add VDDK's message to ``error``; make it permanent if VDDK reports a permanent cause."""
         with self._changed:
-            self._changed.wait_for(self._recent, WORDS)
+            self._changed.wait_for(self._recent, LOG_WAIT)
             message = "; ".join(dict.fromkeys(self._recent()))
         message = message or str(error.fields["reason"])
         for pattern, cause in _CAUSES.items():
@@ -129,7 +129,7 @@ class Disk:
         for listing in self._listings:
             with contextlib.suppress(ValueError):  # another thread is executing it
                 listing.close()
-        self._vddk.farewell()
+        self._vddk.wait_closed()
 
     def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
         """Return the extents of the disk, or of ``parts`` (start, end). All is data if VDDK reports none."""

@@ -67,7 +67,7 @@ class HttpSource(base.Source):
         self._has_ranges = False
         self._first: _HttpStream | None = None
         #: Per thread: its open response, and the end of the range that it will read.
-        self._mine = threading.local()
+        self._thread = threading.local()
 
     def __enter__(self) -> Self:
         response = self._resource.get(f"bytes=0-{self.head_size - 1}")
@@ -113,21 +113,21 @@ class HttpSource(base.Source):
 
     def expect(self, offset: int, length: int, /) -> None:
         """Set the range of this thread's next request; see ``images.engine.fetch.Continuing``."""
-        self._mine.end = offset + length
+        self._thread.end = offset + length
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open response, or send a request; see ``sources.base.RandomReader``."""
-        answer: _Range | None = getattr(self._mine, "answer", None)
-        self._mine.answer = None
+        answer: _Range | None = getattr(self._thread, "answer", None)
+        self._thread.answer = None
         if answer is not None and not answer.skip_to(offset, into):
             answer.close()
             answer = None
-        end = getattr(self._mine, "end", 0)
+        end = getattr(self._thread, "end", 0)
         if answer is None:
             answer = self._ask(offset, end if offset < end else offset + len(into))
         done = answer.fill(into)
         if answer.left and done == len(into):
-            self._mine.answer = answer
+            self._thread.answer = answer
         else:
             answer.close()
         return done
@@ -182,7 +182,7 @@ class HttpSource(base.Source):
             self._check_version(response, None)
             raise errors.NoRanges(url=self.name, reason="server answers 416 to a range within the object")
         failure = self._resource.failure(response)
-        if isinstance(failure, errors.Unreachable) and self._resource.was_led(response):
+        if isinstance(failure, errors.Unreachable) and self._resource.was_redirected(response):
             # The target of the redirect has expired; the original URL may redirect to another one.
             self._resource.unpin()
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])

@@ -56,8 +56,8 @@ class Resource:
         self._answered = False
         #: The open responses, and those of them that a thread is reading from.
         self._answers: dict[requests.Response, cancelling.Registration] = {}
-        self._in_hand: set[requests.Response] = set()
-        self._led: weakref.WeakSet[requests.Response] = weakref.WeakSet()
+        self._being_read: set[requests.Response] = set()
+        self._from_redirect: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -73,17 +73,17 @@ class Resource:
             if response.status_code not in REDIRECTS or not location:
                 break
             self.drop(response)
-            url = self._led_to(url, location)
+            url = self._redirect_target(url, location)
         else:
             raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
         if url != self.url:
-            self._led.add(response)
+            self._from_redirect.add(response)
         if response.status_code < 300:
             self._pinned = url
             self._answered = True
         return response
 
-    def _led_to(self, url: str, location: str) -> str:
+    def _redirect_target(self, url: str, location: str) -> str:
         """Return the target of a redirect from ``url``."""
         try:
             there = urllib.parse.urljoin(url, location)
@@ -145,9 +145,9 @@ class Resource:
         """Forget the target of the redirects: the next request follows them again."""
         self._pinned = self.url
 
-    def was_led(self, response: requests.Response) -> bool:
+    def was_redirected(self, response: requests.Response) -> bool:
         """Return whether a response came from the target of a redirect."""
-        return response in self._led
+        return response in self._from_redirect
 
     def drop(self, response: requests.Response) -> None:
         """Release a response, read or not. Safe to call twice, also after ``close``."""
@@ -163,11 +163,11 @@ class Resource:
         ending = self._answers.get(response)
         if ending is None:
             raise errors.Transient(url=self.name, reason="closed")
-        self._in_hand.add(response)
+        self._being_read.add(response)
         try:
             yield
         finally:
-            self._in_hand.discard(response)
+            self._being_read.discard(response)
             if self._closed:
                 self.drop(response)
             if self._closed or ending.was_called:
@@ -177,7 +177,7 @@ class Resource:
         """Close all connections. Reads in other threads are aborted, and these threads close theirs."""
         self._closed = True
         for response in list(self._answers):
-            if response in self._in_hand:
+            if response in self._being_read:
                 _shut(response)
             else:
                 self.drop(response)
