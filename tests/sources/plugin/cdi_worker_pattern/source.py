@@ -24,9 +24,6 @@ class PatternSource(cdi_worker.Source):
         into[:] = self._byte * len(into)
         return len(into)
 
-    def interrupt(self) -> None:
-        """Do nothing: reads never block."""
-
 
 def open(where: location.Pattern, _cancel: cdi_worker.Cancel) -> PatternSource:  # noqa: A001
     """Return the source of a location."""
