@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import core, registry
 
+from cdi_worker.images.engine import cancelling
+
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
@@ -26,8 +28,6 @@ PATH = "/metrics"
 CONNECTIONS = 8
 #: Seconds of silence after which a client is disconnected.
 PATIENCE = 10.0
-#: Seconds until the end of the work is noticed.
-TURN = 0.1
 #: Longer than any import. Clients cannot verify a self-signed certificate anyway.
 VALIDITY = dt.timedelta(days=365)
 
@@ -37,7 +37,8 @@ Families = Callable[[], Iterable[core.Metric]]
 def serve(families: Families, port: int, over: threading.Event) -> None:
     """Serve what ``families`` returns until ``over`` is set. Raises ``OSError`` if the port is taken."""
     with _Server(families, port) as server:
-        server.timeout = TURN
+        # socketserver can only wait for connections; its own ``serve_forever`` polls as well.
+        server.timeout = cancelling.TURN
         log.info("metrics port=%d path=%r", port, PATH)
         while not over.is_set():
             server.handle_request()

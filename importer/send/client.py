@@ -9,20 +9,18 @@ import logging
 import os
 import socket
 import ssl
-import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import wire
 from cdi_worker.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
 
 #: Seconds to connect, and to send one piece of a body.
 CONNECT, SEND = 20.0, 180.0
-#: Seconds between two checks of ``cancel``.
-TURN = 0.2
 _ANSWER = 64 << 10
 #: Bytes of a piece below which it is copied into one TLS record with its chunk header.
 _SHORT = 4096
@@ -144,48 +142,40 @@ class Client:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
-        over = threading.Event()
-        connection = self._connection()
-
-        def connect() -> None:
-            connection.connect()
-            if over.is_set():
-                # The caller was cancelled while this thread was connecting.
-                connection.close()
-
         try:
-            cancelling.apart(connect, self._cancel)
-            connection.sock.settimeout(SEND)
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-            watch = threading.Thread(target=self._watch, args=(connection.sock, over), daemon=True)
-            watch.start()
-            try:
-                yield connection
-            finally:
-                over.set()
-                watch.join()
+            with contextlib.closing(self._connect()) as connection:
+                sock = connection.sock
+                sock.settimeout(SEND)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+                with self._cancel.on_set(lambda: wire.shut(sock)):
+                    yield connection
         except ssl.SSLCertVerificationError as err:
             raise errors.Unreachable(url=self.url, reason=err.verify_message) from err
         except (OSError, http.client.HTTPException) as err:
             if self._cancel.is_set():
                 raise errors.Cancelled from err
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
-        finally:
-            over.set()
-            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        connection = self._connection()
+
+        def connect() -> None:
+            try:
+                connection.connect()
+            except BaseException:
+                # A TLS handshake that failed leaves the socket open.
+                connection.close()
+                raise
+
+        # A connect that was abandoned still uses the socket, so its own thread closes it.
+        cancelling.apart(connect, self._cancel, late=connection.close)
+        return connection
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._tls is None:
             return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT)
         return http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT, context=self._tls)
-
-    def _watch(self, sock: socket.socket, over: threading.Event) -> None:
-        while not over.wait(TURN):
-            if self._cancel.is_set():
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
-                return
 
 
 def _parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:

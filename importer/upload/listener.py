@@ -8,11 +8,11 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import http
 from cdi_worker.upload.connection import Connection
 
@@ -24,8 +24,6 @@ HANDSHAKE = 10.0
 SHUTDOWN = 10.0
 #: Connections at once. For one more, the oldest idle one is closed; ``LEAVING`` may still be closing.
 MOST, LEAVING = 256, 16
-#: Seconds to wait after a connection could not be accepted: there may be no descriptor left.
-PAUSE = 0.1
 
 Handle: TypeAlias = Callable[[http.Request, http.Exchange], http.Answer]
 
@@ -76,7 +74,9 @@ class Listener:
                 # No descriptor or no thread is left.
                 if not self._ending:
                     log.warning("cannot accept a connection: %s", err)
-                    time.sleep(PAUSE)
+                    # The kernel does not report that a descriptor is free again.
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._ending, cancelling.TURN)
 
     def _start(self, plain: socket.socket, _: object) -> None:
         with contextlib.ExitStack() as stack:

@@ -12,6 +12,7 @@ from concurrent import futures
 from typing import TypeAlias
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import http
 from cdi_worker.upload import running as upload_running
 from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
@@ -25,8 +26,6 @@ CAPABILITIES = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defe
 CONTENT = "application/offset+octet-stream"
 #: A length with this many digits is refused: it may not fit in 63 bits.
 DIGITS = 19
-#: Seconds between two attempts to take the session over from another request.
-TURN = 0.1
 
 #: Begin an upload with these request headers. Size in bytes, None if unknown. Raises ``Refusal`` and
 #: ``RequestError``.
@@ -66,7 +65,8 @@ class Session:
     def taken_over(self) -> Iterator[None]:
         """Take over the session: abort the previous PATCH, whose client has reconnected."""
         self.running.body.withdraw()
-        while not self._exclusive.acquire(timeout=TURN):
+        # Repeated, because the other request may lend its body to the import only after a withdrawal.
+        while not self._exclusive.acquire(timeout=cancelling.TURN):
             self.running.body.withdraw()
         try:
             yield

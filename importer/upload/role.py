@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from cdi_worker.upload import server as upload_server
 
 log = logging.getLogger(__name__)
-
-#: Seconds between two checks of the deadline.
-TURN = 0.2
 
 
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
@@ -37,11 +35,15 @@ def serve(server: upload_server.Server) -> report.Report:
     settings = server.settings
     # Loaded before the first client connects, so that no upload waits for it.
     execute.load()
-    with server.listening():
-        while not (server.done.wait(TURN) or server.cancel.is_set()):
-            if _has_passed(settings.deadline) and server.is_idle:
+    with server.listening(), server.cancel.on_set(server.wake.set):
+        while not (server.done.is_set() or server.cancel.is_set()):
+            left = _left(settings.deadline)
+            if left == 0 and server.is_idle:
                 log.info("deadline passed deadline=%s", settings.deadline)
                 break
+            # After the deadline, the end of the running upload is waited for.
+            server.wake.wait(left or None)
+            server.wake.clear()
     # An upload that was admitted before the end has finished by now, perhaps with success.
     if server.has_succeeded and server.running is not None:
         done = server.running.work.result()
@@ -51,5 +53,8 @@ def serve(server: upload_server.Server) -> report.Report:
     return report.deadline_passed()
 
 
-def _has_passed(deadline: dt.datetime | None) -> bool:
-    return deadline is not None and dt.datetime.now(dt.UTC) >= deadline
+def _left(deadline: dt.datetime | None) -> float | None:
+    """Return the seconds until the deadline, 0 after it, and None without one."""
+    if deadline is None:
+        return None
+    return min(max(0.0, (deadline - dt.datetime.now(dt.UTC)).total_seconds()), threading.TIMEOUT_MAX)

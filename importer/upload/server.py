@@ -32,6 +32,8 @@ class Server:
         self.cancel = cancel
         self.running: upload_running.Running | None = None
         self.done = threading.Event()
+        #: Set when an upload has ended; see ``role.serve``.
+        self.wake = threading.Event()
         #: Held from the check whether an upload may begin until it has begun.
         self._admitting = threading.Lock()
         self._ending = False
@@ -141,3 +143,4 @@ class Server:
             log.error("upload failed: %s", failure)
         else:
             log.error("internal error", exc_info=failure)
+        self.wake.set()
