@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import re
 import signal
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -31,21 +29,20 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def cancelled_by_signals() -> cancelling.Cancel:
     """Return a cancel that the first SIGTERM or SIGINT sets.
 
-    A signal handler interrupts the main thread, which may hold any lock, also one that ``Cancel.set`` needs.
-    So the handler only passes the signal to a thread, through ``SimpleQueue``, whose ``put`` is reentrant.
+    A thread reads the numbers that the interpreter writes to a pipe. Python's own handlers would run
+    in the main thread: only when its wait ends, if the signal came just before it, and with any lock held.
     """
     cancel = cancelling.Cancel()
-    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+    arrived, wakeup = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(wakeup, False)
 
     def set_it() -> None:
-        cancel.set(signal.Signals(arrived.get()).name)
-
-    def hand_over(number: int, _frame: FrameType | None) -> None:
-        arrived.put(number)
+        cancel.set(signal.Signals(os.read(arrived, 1)[0]).name)
 
     threading.Thread(target=set_it, name="signals", daemon=True).start()
-    signal.signal(signal.SIGTERM, hand_over)
-    signal.signal(signal.SIGINT, hand_over)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     return cancel
 
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import ssl
-import struct
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.sources.base import Access
@@ -149,18 +146,3 @@ def _chain(err: BaseException | None) -> Iterator[BaseException]:
         for item in inner:
             yield from _chain(item)
         err = err.__cause__ or err.__context__
-
-
-def shut(sock: Any) -> None:
-    """Abort the reads of a socket in other threads. Raises ``TypeError`` for an object without a socket.
-
-    Bypasses ``SSLSocket.shutdown``: that removes the TLS layer first, and a read in progress would return
-    ciphertext as data. urllib3's TLS in TLS (through an https proxy) is not a socket, but wraps one.
-
-    ``SO_LINGER`` makes ``close`` reset the connection. A server with a full send window would not notice the
-    end otherwise, and would keep its resources, such as a locked disk, until a time-out.
-    """
-    sock = getattr(sock, "socket", sock)
-    with suppress(OSError):
-        socket.socket.setsockopt(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -13,8 +13,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import wire
+from cdi_worker.images.engine import cancelling, sockets
 from cdi_worker.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
@@ -148,7 +147,7 @@ class Client:
                 sock.settimeout(SEND)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-                with self._cancel.on_set(lambda: wire.shut(sock)):
+                with self._cancel.on_set(lambda: sockets.shut(sock)):
                     yield connection
         except ssl.SSLCertVerificationError as err:
             raise errors.Unreachable(url=self.url, reason=err.verify_message) from err

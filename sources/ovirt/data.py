@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, sockets
 from cdi_worker.sources import base, wire
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def _shut(client: Any) -> None:
     # The library has no call to abort a read of another thread. A connection that was closed meanwhile
     # raises ValueError.
     with contextlib.suppress(AttributeError, TypeError, ValueError):
-        wire.shut(client._backend._con.sock)  # noqa: SLF001
+        sockets.shut(client._backend._con.sock)  # noqa: SLF001
 
 
 def _host(url: str) -> str:

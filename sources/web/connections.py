@@ -27,8 +27,7 @@ import urllib3
 import urllib3.connection
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import wire
+from cdi_worker.images.engine import cancelling, sockets
 
 #: Bytes of one read of a body without a length. Larger reads mean less work in Python.
 READ_SIZE = 512 * 1024
@@ -186,7 +185,7 @@ class _Plain(urllib3.connection.HTTPConnection):
         self.answering = self.sock
         response = None
         try:
-            with self._cancel.ending(lambda: wire.shut(self.answering)):
+            with self._cancel.ending(lambda: sockets.shut(self.answering)):
                 response = super().getresponse()
         except errors.Cancelled:
             if response is not None:

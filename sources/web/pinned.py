@@ -16,7 +16,7 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, sockets
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.web import session
 
@@ -212,4 +212,4 @@ def _shut(response: requests.Response) -> None:
     connection: Any = response.raw.connection
     # A finished response has no connection, or one without a socket.
     with contextlib.suppress(AttributeError, TypeError):
-        wire.shut(connection.answering)
+        sockets.shut(connection.answering)

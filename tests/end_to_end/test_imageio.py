@@ -77,7 +77,9 @@ def test_delta_of_another_checkpoint_is_refused(
     ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
 ) -> None:
     first, _, last = (volume.id for volume in first_stage.volumes)
-    with pytest.raises(errors.Refused, match=f"backing file is '{first_stage.volumes[1].id}', not '{first}'"):
+    with pytest.raises(
+        errors.Refused, match=f"backing file is '{first_stage.volumes[1].id}', expected '{first}'"
+    ):
         cdi_worker.run(ovirt.request(first_stage, target, last, first))
     oracle.same(target, ovirt.content(first_stage, first), beyond=devices.beyond(target))
     ovirt.check_settled()

@@ -27,3 +27,27 @@ print(cancel.reason)
 def test_signal_does_not_deadlock_with_a_held_lock() -> None:
     done = processes.script(BUSY)
     assert done.stdout.strip() == "SIGTERM", done.stderr
+
+
+# The kernel may give a signal to any thread, and the main thread may have begun its wait just before.
+WAITING = """
+import signal, threading, time
+from cdi_worker import cli
+cancel = cli.cancelled_by_signals()
+woken = threading.Event()
+cancel.on_set(woken.set)
+
+def send():
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+threading.Thread(target=send, daemon=True).start()
+woken.wait()
+print(cancel.reason, flush=True)
+"""
+
+
+def test_signal_ends_a_wait_of_the_main_thread() -> None:
+    done = processes.script(WAITING)
+    assert done.stdout.strip() == "SIGTERM", done.stderr

@@ -17,8 +17,8 @@ import requests
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, wire
+from cdi_worker.images.engine import cancelling, sockets
+from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import locations as ovirt
 from cdi_worker.sources.vmware import locations as vmware
 from cdi_worker.sources.web import connections, http
@@ -161,7 +161,7 @@ def test_server_notices_that_the_connection_is_closed() -> None:
         with socket.create_connection(listener.getsockname()) as client:
             # Wait until the window is full: it is not visible, and not waiting only weakens the test.
             time.sleep(0.5)
-            wire.shut(client)
+            sockets.shut(client)
             while client.recv(1 << 20):
                 pass
         assert failed.wait(SOON)
