@@ -21,8 +21,11 @@ class Checksum:
 
 
 def parse(text: str) -> Checksum:
-    """Parse ``algorithm:hex`` in any letter case. Raises ``errors.RequestError``."""
-    algorithm, colon, digest = text.strip().lower().partition(":")
+    """Parse ``algorithm:hex`` in any letter case, with blanks around each part.
+
+    Raises ``errors.RequestError``.
+    """
+    algorithm, colon, digest = (part.strip() for part in text.lower().partition(":"))
     if not colon or algorithm not in _ALGORITHMS:
         known = "|".join(_ALGORITHMS)
         raise errors.RequestError(

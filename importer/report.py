@@ -8,11 +8,14 @@ import logging
 from collections.abc import Mapping
 
 from cdi_worker import errors
+from cdi_worker.formats import detect
 
 log = logging.getLogger(__name__)
 
 #: The kubelet cuts longer messages (Kubernetes, "Customizing the termination message").
 LIMIT = 4096
+#: Longest word, such as a URL, in a message that would be cut otherwise.
+LONG = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,9 +73,14 @@ def failure(error: errors.Error, source: str) -> Report:
         return Report(_as_json({"message": f"Unable to process data: {error}"}), 0)
     if isinstance(error, errors.Unreachable):
         return Report(_one_line(f"Unable to connect to {source} data source: {error}"), 1)
-    if isinstance(error, errors.SourceError):
+    if isinstance(error, errors.SourceError) or _is_cut_short(error):
         return Report(_one_line(f"Unable to process data: failed to pull image: {error}"), 1)
     return Report(_one_line(f"Unable to process data: {error}"), 1)
+
+
+def _is_cut_short(error: errors.Error) -> bool:
+    """Return whether a compressed stream ended early: the transfer's fault for the controllers, as in CDI."""
+    return isinstance(error, errors.Truncated) and error.fields["format"] in detect.COMPRESSIONS
 
 
 def internal(error: Exception) -> Report:
@@ -115,8 +123,11 @@ def _json(fields: Mapping[str, object]) -> str:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(errors.one_line(text).split())
-    return line.encode()[:LIMIT].decode("utf-8", "ignore")
+    words = errors.one_line(text).split()
+    if len(" ".join(words).encode()) > LIMIT:
+        # A long URL must not displace the reason after it.
+        words = [word if len(word) <= LONG else f"{word[: LONG - 100]}…{word[-100:]}" for word in words]
+    return " ".join(words).encode()[:LIMIT].decode("utf-8", "ignore")
 
 
 def _text(text: str) -> str:

@@ -17,6 +17,12 @@ HEAD: Final = 1 << 20
 #: Offset in the head where the journal is stored during a transfer.
 JOURNAL_OFFSET: Final = 256 << 10
 
+#: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless it is told to.
+_NOT_OURS: Final = (
+    "the user of this process may not write to the device; in Kubernetes, set "
+    "device_ownership_from_security_context = true in the node's container runtime"
+)
+
 
 class BlockTarget(base.Target):
     """A block device, opened exclusively: a mounted device is refused.
@@ -86,7 +92,10 @@ def _head_size(size: int | None, device_size: int) -> int:
 
 def _open_device(path: str) -> tuple[int, int]:
     # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
-    fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as err:
+        raise errors.TargetError(path=path, reason=f"open: {errors.words(err)}; {_NOT_OURS}") from err
     try:
         if not stat.S_ISBLK(os.fstat(fd).st_mode):
             raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))

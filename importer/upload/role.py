@@ -46,8 +46,9 @@ def serve(server: upload_server.Server) -> report.Report:
             server.wake.clear()
     # An upload that was admitted before the end has finished by now, perhaps with success.
     if server.has_succeeded and server.running is not None:
-        done = server.running.work.result()
-        return report.uploaded(clone=bool(server.running.order.clone), preallocated=done.preallocated)
+        done, order = server.running.work.result(), server.running.order
+        preallocated = done.preallocated or order.fills_folder
+        return report.uploaded(clone=bool(order.clone), preallocated=preallocated)
     if server.cancel.is_set():
         raise errors.Cancelled
     return report.deadline_passed()

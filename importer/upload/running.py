@@ -30,6 +30,11 @@ class Order:
     clone: str
     ours: bool
 
+    @property
+    def fills_folder(self) -> bool:
+        """Whether files are cloned into a folder, which CDI always reports as preallocated."""
+        return self.clone == headers.FILESYSTEM and pathlib.Path(self.wanted.target).is_dir()
+
     def source(self, body: upload.Body, size: int | None, cancel: cancelling.Cancel) -> upload.UploadSource:
         """Return the source of the bytes. ``size``: of the body, None if unknown."""
         if self.clone:

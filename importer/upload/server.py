@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 VERSIONS = ("v1beta1", "v1alpha1")
 KINDS = ("upload", "upload-async", "upload-form", "upload-form-async", "upload-archive")
+#: Clients ask with HEAD whether the server has these.
+PROBED = ("upload-async", "upload-form-async")
 RESUMABLE = "upload-resumable"
 
 
@@ -90,8 +92,8 @@ class Server:
         raise Refusal(404)
 
     def _upload(self, request: Request, exchange: Exchange, kind: str) -> Answer:
-        if kind == "upload-async" and request.method == "HEAD":
-            return Answer(headers={headers.OFFER: headers.EXTENTS})
+        if request.method == "HEAD" and kind in PROBED:
+            return Answer(headers={headers.OFFER: headers.EXTENTS} if kind == "upload-async" else {})
         http.authorize(request, self.settings.client_name, "POST")
         try:
             content: upload.Content = request.content

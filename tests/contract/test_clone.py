@@ -44,7 +44,7 @@ def test_clone_replaces_leftovers_of_a_killed_one(
             pod = worker.Pod(tmp_path / "source")
             done = pod.run(**clones.environment(server, "filesystem", volume.parent))
             assert (done.status, pod.message) == (0, "Clone Complete"), done.errors
-            assert server.result() == report.uploaded(clone=True, preallocated=False)
+            assert server.result() == report.uploaded(clone=True, preallocated=True)
         assert [path.name for path in point.iterdir()] == ["disk.img"]
         oracle.same(point / "disk.img", volume)
 

@@ -41,6 +41,11 @@ def test_mismatch_shows_both_checksums(algorithm, data):
     )
 
 
+def test_blanks_around_the_parts_are_ignored():
+    digest = hashlib.sha256(DATA).hexdigest()
+    assert checksum.parse(f" SHA256 :\t{digest.upper()} \n") == checksum.Checksum("sha256", digest)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", ":", "sha256", "sha256:", "sha256:00", "crc32:00000000", "md5:" + "g" * 32, "md5:" + "0" * 33,

@@ -91,6 +91,28 @@ def test_message_has_at_most_4096_bytes(text: str) -> None:
     assert json.loads(final.message)["message"].startswith("Unable to process data: checksum mismatch")
 
 
+@pytest.mark.parametrize("kind", [errors.Unreachable, errors.Withdrawn])
+def test_long_url_keeps_the_reason(kind: type[errors.Error]) -> None:
+    error = kind(url=f"https://host/{'x' * 6000}/disk.img", reason="404 Not Found; check the URL")
+    message = report.failure(error, "http").message
+    assert "https://host/xxx" in message
+    assert "x/disk.img: " in message
+    assert message.endswith("404 Not Found; check the URL")
+    assert message.count("…") == 1
+
+
+def test_message_that_fits_is_not_shortened() -> None:
+    url = f"https://host/{'x' * 3000}"
+    assert url in report.failure(errors.Unreachable(url=url, reason="404"), "http").message
+
+
+@pytest.mark.parametrize("name", ["gz", "xz", "zst", "bz2"])
+def test_compressed_stream_that_ends_early_is_a_failed_pull(name: str) -> None:
+    """The controller derives the reason ImagePullFailed from these words."""
+    error = errors.Truncated(format=name, reason="the stream ends at byte 7")
+    assert "failed to pull image: truncated" in report.failure(error, "http").message
+
+
 def test_message_is_written_in_one_line(tmp_path: Path) -> None:
     report.write(report.Report("said", 0), str(tmp_path / "log"))
     assert (tmp_path / "log").read_text() == "said"

@@ -21,6 +21,8 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 SIZE = 24 * MIB
 DONE = '{"preallocationApplied":false,"message":"Clone Complete"}'
+#: After files were cloned into a folder: CDI always reports them as preallocated.
+FOLDER_DONE = '{"preallocationApplied":true,"message":"Clone Complete"}'
 
 
 def write_disk(path: Path, size: int = SIZE) -> Path:

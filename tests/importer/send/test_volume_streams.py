@@ -104,7 +104,7 @@ def test_tar_of_upstream_is_received(
     )
     headers = {"x-cdi-content-type": "filesystem-clone"}
     assert server.ask("POST", SYNC, foreign_stream(made.stdout), headers).status == 200
-    assert server.result().message == DONE
+    assert server.result().message == clones.FOLDER_DONE
     oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
 
@@ -118,7 +118,7 @@ def test_clone_header_overrides_the_path(
     body = clones.body(folder, "filesystem" if kind == "filesystem-clone" else "block", ours=False)
     answer = server.ask("POST", f"/v1beta1/{path}", body, {"x-cdi-content-type": kind})
     assert answer.status == 200, answer.text
-    assert server.result().message == DONE
+    assert server.result().message == (DONE if kind == "blockdevice-clone" else clones.FOLDER_DONE)
     assert set(Path(paths.data).parent.iterdir()) == beside
     oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
@@ -136,7 +136,7 @@ def test_broken_stream_is_refused(
         stream[0] = 0
     for kind in ("blockdevice-clone", "filesystem-clone"):
         answer = server.ask("POST", SYNC, bytes(stream), {"x-cdi-content-type": kind})
-        assert answer.status == 500
+        assert answer.status == 400
     assert not list(Path(paths.data).iterdir())
 
 
@@ -162,11 +162,12 @@ def test_checksum_of_a_clone_is_verified(
     env = {"DESTINATION": str(block)} if to == "device" else {}
     with uploads.Server(certificates, env, paths) as server:
         answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})
-        assert (answer.status, "checksum mismatch" in answer.text) == (500, True)
+        assert (answer.status, "checksum mismatch" in answer.text) == (400, True)
         oracle.unusable(block if env else Path(paths.data, "disk.img"))
         right = hashlib.sha256(body).hexdigest()
         assert server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{right}"}).status == 200
-        assert server.result().message == DONE
+        into_folder = mode == "filesystem" and to == "file system"
+        assert server.result().message == (clones.FOLDER_DONE if into_folder else DONE)
     oracle.same(
         block if env else Path(paths.data, "disk.img"),
         folder / "disk.img",

@@ -50,7 +50,7 @@ def test_clone_in_a_form_is_received(
     kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
     headers = {**FORM, "x-cdi-content-type": kind}
     assert server.ask("POST", "/v1beta1/upload-form", body, headers).status == 200
-    assert server.result().message == clones.DONE
+    assert server.result().message == (clones.FOLDER_DONE if mode == "filesystem" else clones.DONE)
     oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
 

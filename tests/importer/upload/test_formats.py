@@ -78,7 +78,7 @@ def test_upload_is_preallocated_and_grown(
 def test_checksum_is_verified(server: uploads.Server, disk: Path) -> None:
     wrong = {"x-cdi-checksum": "sha256:" + "0" * 64}
     answer = server.ask("POST", SYNC, DATA, wrong)
-    assert (answer.status, "checksum mismatch: expected sha256:000" in answer.text) == (500, True)
+    assert (answer.status, "checksum mismatch: expected sha256:000" in answer.text) == (400, True)
     oracle.unusable(disk)
     assert server.ask("POST", SYNC, DATA, {"x-cdi-checksum": "sha256:zz"}).status == 400
     right = {"x-cdi-checksum": f"sha256:{hashlib.sha256(DATA).hexdigest()}"}
@@ -96,5 +96,5 @@ def test_archive_is_unpacked(
 
 
 def test_disk_is_refused_as_archive(server: uploads.Server, paths: contract.Paths) -> None:
-    assert server.ask("POST", "/v1beta1/upload-archive", DATA).status == 500
+    assert server.ask("POST", "/v1beta1/upload-archive", DATA).status == 400
     assert not list(Path(paths.data).iterdir())

@@ -127,6 +127,7 @@ REQUEST_LINES = {
     "GET /healthz": 200,
     "HEAD /healthz": 200,
     "HEAD /v1beta1/upload-async": 200,
+    "HEAD /v1beta1/upload-form-async": 200,
     "GET /": 404,
     "HEAD /nothing": 404,
     "OPTIONS *": 404,
