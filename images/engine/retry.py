@@ -17,39 +17,46 @@ T = TypeVar("T")
 
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 20.0
-#: Maximum of a server's Retry-After, in seconds. It may be longer than the no-progress limit.
-LONGEST_RETRY_AFTER = 300.0
+#: Maximum seconds without progress for a server that asks to wait (Retry-After). Rate limits are usually
+#: counted per minute; a request for more is answered by a later run.
+LONGEST_SILENCE = 600.0
 
 
 class Patience:
     """Decide after each failure whether to retry, and when.
 
     The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
-    retries. Not thread-safe: each piece of work has its own.
+    retries. What the server asks to wait (Retry-After) is added to them, up to ``longest`` seconds in total.
+    Not thread-safe: each piece of work has its own.
     """
 
-    def __init__(self, limit: float, cancel: cancelling.Cancel) -> None:
+    def __init__(self, limit: float, cancel: cancelling.Cancel, *, longest: float = LONGEST_SILENCE) -> None:
         self._limit = limit
+        self._longest = max(limit, longest)
         self._cancel = cancel
         self.progress()
 
     def progress(self) -> None:
         """Report progress: restart the limit and the back-off."""
-        self._deadline = time.monotonic() + self._limit
+        self._since = time.monotonic()
+        self._allowed = self._limit
         self._delay = FIRST_DELAY
 
     def wait(self, failure: errors.Transient, offset: int) -> None:
-        """Sleep before the next attempt. Raises ``errors.TransferFailed`` when the limit is reached."""
+        """Sleep before the next attempt. Raises ``errors.TransferFailed`` if that would exceed the limit."""
         delay = self._delay * random.uniform(0.5, 1.0)  # noqa: S311  (jitter, not a secret)
         self._delay = min(self._delay * 2, LONGEST_DELAY)
-        if failure.retry_after is not None:
-            requested = min(failure.retry_after, LONGEST_RETRY_AFTER)
-            delay = max(delay, requested)
-            self._deadline = max(self._deadline, time.monotonic() + requested + self._limit / 2)
-        if time.monotonic() + delay > self._deadline:
-            raise errors.TransferFailed(
-                url=failure.fields["url"], offset=offset, reason=failure.fields["reason"]
-            ) from failure
+        asked = failure.retry_after or 0.0
+        delay = max(delay, asked)
+        self._allowed = min(self._allowed + asked, self._longest)
+        waited = time.monotonic() - self._since
+        if waited + delay > self._allowed:
+            reason = f"{failure.fields['reason']}; no data for {waited:.0f} s"
+            if asked:
+                reason += (
+                    f", and the server asks to wait {asked:.0f} s (at most {self._longest:.0f} s in total)"
+                )
+            raise errors.TransferFailed(url=failure.fields["url"], offset=offset, reason=reason) from failure
         log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
             raise self._cancel.error() from failure

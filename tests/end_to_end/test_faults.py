@@ -165,6 +165,18 @@ def test_bytes_behind_content_length_are_ignored(
         check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
+@pytest.mark.parametrize("good", [0, 2], ids=["first-contact", "transfer"])
+def test_too_long_a_wait_is_not_honoured(
+    server: misbehave.Server, disks: disks_module.Disks, target: Path, good: int
+) -> None:
+    page = misbehave.Page(disks.raw().read_bytes())
+    busy = dataclasses.replace(page, status=429, headers={"Retry-After": "3600"})
+    url = server.serve("/disk", (page, good), busy)
+    message = "429 Too Many Requests; no data for 0 s, and the server asks to wait 3600 s (at most 600 s"
+    check_failure(worker.run("import", url, target), SOURCE, message, target)
+    check_rerun(server.serve("/disk", page), target, disks.raw())
+
+
 @pytest.mark.parametrize(
     "later",
     [{"etag": '"two"'}, {"modified": "Tue, 03 Nov 2026 10:00:00 GMT"}, {"body": b"another"}],

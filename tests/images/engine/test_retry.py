@@ -1,0 +1,63 @@
+"""When the retries of a failing source end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling, retry
+
+
+def busy(seconds: float | None) -> errors.Transient:
+    return errors.Transient(url="http://a/disk", reason="server answers 429", retry_after=seconds)
+
+
+def patience(limit: float, longest: float) -> retry.Patience:
+    return retry.Patience(limit, cancelling.Cancel(), longest=longest)
+
+
+def wait_often(waiting: retry.Patience, seconds: float) -> None:
+    for _ in range(100):
+        waiting.wait(busy(seconds), 7)
+
+
+def test_server_that_always_asks_to_wait_is_given_up() -> None:
+    """Each wait is honoured, and yet the total is limited."""
+    waiting, started = patience(0.3, 1.0), time.monotonic()
+    with pytest.raises(errors.TransferFailed, match="no data for 1 s, and the server asks to wait 0 s"):
+        wait_often(waiting, 0.4)
+    assert 0.8 <= time.monotonic() - started < 1.0
+
+
+def test_waits_the_server_asked_for_are_added_to_the_limit() -> None:
+    waiting, started = patience(0.3, 10), time.monotonic()
+    for _ in range(2):
+        waiting.wait(busy(0.4), 0)
+    assert time.monotonic() - started >= 0.8
+
+
+def test_no_wait_does_not_extend_the_limit() -> None:
+    waiting, started = patience(0.3, 60), time.monotonic()
+    with pytest.raises(errors.TransferFailed, match=r"429; no data for 0 s$"):
+        wait_often(waiting, 0.0)
+    assert time.monotonic() - started < 1
+
+
+def test_too_long_a_wait_fails_at_once() -> None:
+    started = time.monotonic()
+    with pytest.raises(errors.TransferFailed) as caught:
+        patience(180, retry.LONGEST_SILENCE).wait(busy(3600), 4096)
+    assert str(caught.value) == (
+        "http://a/disk: transfer failed at byte 4096: server answers 429; no data for 0 s, "
+        "and the server asks to wait 3600 s (at most 600 s in total)"
+    )
+    assert time.monotonic() - started < 1
+
+
+def test_data_restarts_the_limit() -> None:
+    waiting = patience(0.3, 0.5)
+    for _ in range(4):
+        waiting.wait(busy(0.4), 0)
+        waiting.progress()
