@@ -107,7 +107,7 @@ class Keys(buckets.Keys):
         if self._send is None:
             self._send = google.auth.transport.requests.Request(session.new_session(self._access))
         options["timeout"] = wire.TIMEOUT
-        return self._send(url, *rest, proxies=session.proxies(self._access, url), **options)
+        return self._send(url, *rest, proxies=session.proxy(self._access, url), **options)
 
 
 class _Bearer(requests.auth.AuthBase):

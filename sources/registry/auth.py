@@ -153,7 +153,7 @@ class Authorizer:
             stream=True,
             # A redirect would send the credentials to another server.
             allow_redirects=False,
-            proxies=session.proxies(self._access, realm),
+            proxies=session.proxy(self._access, realm),
             timeout=session.timeout(self._access),
             **what,
         )

@@ -28,6 +28,7 @@ import urllib3.connection
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, sockets
+from cdi_worker.sources.web import proxies
 
 #: Bytes of one read of a body without a length. Larger reads mean less work in Python.
 READ_SIZE = 512 * 1024
@@ -103,6 +104,11 @@ class Adapter(requests.adapters.HTTPAdapter):
         manager = super().proxy_manager_for(proxy, **kwargs, ssl_context=context, proxy_ssl_context=context)
         manager.pool_classes_by_scheme = self._pools
         return manager
+
+    def proxy_headers(self, proxy: str) -> dict[str, str]:
+        """Return the credentials for a proxy. requests cannot send all passwords, nor an empty one."""
+        value = proxies.authorization(proxy)
+        return {"Proxy-Authorization": value} if value else {}
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
         if _is_secure(url):

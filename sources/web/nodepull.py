@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
@@ -30,13 +29,11 @@ class NodePullSource(http.HttpSource):
     def __init__(
         self, location: locations.Http, cancel: base.Cancel, patience: float = READY_PATIENCE
     ) -> None:
-        # The containers of a pod share a network: the cluster's proxy must not be used.
-        access = dataclasses.replace(location.access, http_proxy="", https_proxy="")
-        self._location = dataclasses.replace(location, access=access)
+        self._location = location
         self._cancel = cancel
         self._patience = patience
         self._labels: Mapping[str, str] = {}
-        super().__init__(location.endpoint, access, cancel=cancel)
+        super().__init__(location.endpoint, location.access, cancel=cancel)
 
     def __enter__(self) -> Self:
         name = self._wait()

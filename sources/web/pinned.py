@@ -114,7 +114,7 @@ class Resource:
                     auth=auth,
                     stream=True,
                     allow_redirects=False,
-                    proxies=session.proxies(self.access, url),
+                    proxies=session.proxy(self.access, url),
                     timeout=session.timeout(self.access),
                 )
         except errors.Transient:

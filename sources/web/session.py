@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
-from cdi_worker.sources.web import connections
+from cdi_worker.sources.web import connections, proxies
 
 USER_AGENT = "cdi-worker/0.1"
 MAX_REDIRECTS = 10
@@ -74,30 +71,10 @@ def new_session(access: Access, cancel: cancelling.Cancel = cancelling.NEVER) ->
     return session
 
 
-def proxies(access: Access, url: str) -> dict[str, str]:
+def proxy(access: Access, url: str) -> dict[str, str]:
     """Return the proxy for ``url`` as the ``proxies`` argument of requests; empty for none."""
-    scheme, host, port = wire.origin(url)
-    proxy = access.https_proxy if scheme == "https" else access.http_proxy
-    if not proxy or _bypasses_proxy(access.no_proxy, host, port):
-        return {}
-    return {scheme: proxy}
-
-
-def _bypasses_proxy(no_proxy: str, host: str, port: int | None) -> bool:
-    """Return whether ``no_proxy`` matches the host: names, suffixes, ``*``, addresses and networks."""
-    if urllib.request.proxy_bypass_environment(f"{host}:{port}", {"no": no_proxy}):  # type: ignore[attr-defined]
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    for entry in no_proxy.split(","):
-        try:
-            if address in ipaddress.ip_network(entry.strip(), strict=False):
-                return True
-        except ValueError:
-            continue
-    return False
+    found = proxies.find(access, url)
+    return {wire.origin(url)[0]: found} if found else {}
 
 
 def retry_after(value: str | None) -> float | None:

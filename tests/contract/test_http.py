@@ -103,7 +103,8 @@ def test_proxies_are_used(
         misbehave.Server(authority.issue()) as server,
         proxy.Proxy(authority=middle, password="me:s3cret") as between,
     ):
-        url = server.serve("/disk", page(disks))
+        server.serve("/disk", page(disks))
+        url = server.url("/disk", host=tls.FAR)
         env = dict(zip(names, ["", between.url, "elsewhere.example"], strict=True))
         env = {name.upper() if upper else name: value for name, value in env.items()}
         done = pod.run(IMPORTER_ENDPOINT=url, IMPORTER_PROXY_CERT_DIR=str(trusted), **env)
@@ -115,12 +116,18 @@ def test_proxies_are_used(
 def test_no_proxy_is_honoured(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
     with proxy.Proxy() as between:
         url = server.serve("/disk", page(disks))
-        env = {"http_proxy": between.url, "https_proxy": "", "no_proxy": "127.0.0.0/8,.svc"}
+        far = server.url("/disk", host=tls.FAR)
+        # Without a scheme, as many set it.
+        env = {"http_proxy": between.url.removeprefix("http://"), "https_proxy": "", "no_proxy": "*.svc"}
         check_done(pod, pod.run(IMPORTER_ENDPOINT=url, **env), disks)
         assert not between.requests
         pod.disk.unlink()
-        check_done(pod, pod.run(IMPORTER_ENDPOINT=url, **{**env, "no_proxy": ""}), disks)
+        check_done(pod, pod.run(IMPORTER_ENDPOINT=far, **env), disks)
         assert between.requests
+        pod.disk.unlink()
+        # The name does not resolve without the proxy.
+        assert pod.run(IMPORTER_ENDPOINT=far, **{**env, "no_proxy": "*.test"}).status == 1
+        assert "unknown host" in pod.message
 
 
 def test_node_pull_imports_disk_and_labels(

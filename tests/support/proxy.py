@@ -33,7 +33,7 @@ class Proxy(threaded.Threaded):
     ``password`` is the ``user:password`` that clients must send. With an ``authority`` the proxy decrypts
     tunnels: it issues a certificate for the requested host and does not verify the server behind it.
     ``origin``, such as ``http://127.0.0.1:8080``, then receives all tunnelled requests. With a ``pair``
-    the proxy itself is reached over TLS.
+    the proxy itself is reached over TLS. It resolves ``tls.FAR`` to this machine.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Proxy(threaded.Threaded):
     @property
     def url(self) -> str:
         """Return the value for ``http_proxy`` and ``https_proxy``."""
-        user = f"{self.password}@" if self.password else ""
+        user = f"{urllib.parse.quote(self.password, safe=':')}@" if self.password else ""
         return f"{self.scheme}://{user}127.0.0.1:{self.port}"
 
 
@@ -92,13 +92,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if headers is None:
             return
         target = urllib.parse.urlsplit(self.origin + self.path)
+        server = f"{_resolved(target.hostname or '')}:{target.port or ''}".rstrip(":")
         if target.scheme == "https":
             trusting = ssl._create_unverified_context()
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                target.netloc, context=trusting
-            )
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(server, context=trusting)
         else:
-            connection = http.client.HTTPConnection(target.netloc)
+            connection = http.client.HTTPConnection(server)
         with contextlib.closing(connection):
             path = urllib.parse.urlunsplit(("", "", target.path, target.query, ""))
             body = self.rfile.read(int(headers.get("content-length", "0")))
@@ -114,7 +113,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if authority:
             self._impersonate(authority, host)
             return
-        with socket.create_connection((host, int(port))) as there:
+        with socket.create_connection((_resolved(host), int(port))) as there:
             self.send_response(200)
             self.end_headers()
             _join(self.connection, there)
@@ -158,6 +157,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             )
             tunnelled(inside, self.client_address, self.server)
         self.close_connection = True
+
+
+def _resolved(host: str) -> str:
+    return "127.0.0.1" if host == tls.FAR else host
 
 
 def _join(one: socket.socket, other: socket.socket) -> None:

@@ -157,7 +157,15 @@ class Tokens(threaded.Threaded):
 
     LEEWAY = 60
 
-    def __init__(self, authority: tls.Authority, *, lifetime: float = 300, member: str = "token") -> None:
+    def __init__(
+        self,
+        authority: tls.Authority,
+        *,
+        lifetime: float = 300,
+        member: str = "token",
+        host: str = "localhost",
+    ) -> None:
+        self.host = host
         self.authority = authority
         self.lifetime = lifetime
         self.member = member
@@ -169,7 +177,7 @@ class Tokens(threaded.Threaded):
     @property
     def url(self) -> str:
         """Return the URL of the token endpoint."""
-        return f"https://localhost:{self.port}/token"
+        return f"https://{self.host}:{self.port}/token"
 
     def token(self, user: str, scopes: list[str], *, lifetime: float | None = None) -> str:
         """Return a signed token (RFC 7519) that contains its certificate, which the registry checks."""

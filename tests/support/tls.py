@@ -12,7 +12,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-LOCAL = ("localhost", "127.0.0.1")
+#: A name that only the test proxy can resolve, to 127.0.0.1: loopback itself is never proxied.
+FAR = "far.test"
+LOCAL = ("localhost", "127.0.0.1", FAR)
 
 
 @dataclasses.dataclass(frozen=True)

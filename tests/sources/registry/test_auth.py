@@ -240,11 +240,12 @@ def test_expired_token_is_renewed_while_reading(authority: tls.Authority, tmp_pa
 
 def test_registry_is_reached_through_a_proxy(authority: tls.Authority, tmp_path: Path) -> None:
     """Both the registry and its token server are reached through the proxy."""
-    with by_token(authority, tmp_path) as (served, tokens), proxy.Proxy() as between:
+    with by_token(authority, tmp_path, host=tls.FAR) as (served, tokens), proxy.Proxy() as between:
         access = served.access(https_proxy=between.url)
-        assert pull(served.reference("team/disk"), access) == 4000
+        reference = served.reference("team/disk").replace("localhost", tls.FAR)
+        assert pull(reference, access) == 4000
         targets = {request.target for request in between.requests}
-        assert targets == {served.host, urllib.parse.urlsplit(tokens.url).netloc}
+        assert targets == {f"{tls.FAR}:{served.port}", urllib.parse.urlsplit(tokens.url).netloc}
 
 
 def page(**headers: str) -> misbehave.Page:

@@ -266,8 +266,8 @@ def test_private_server_receives_no_byte() -> None:
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         to = f"https://localhost:{listener.getsockname()[1]}/"
-        start = server.serve("/start", misbehave.Page(to=(to,)))
-        source = http.HttpSource(start, base.Access(http_proxy=between.url))
+        server.serve("/start", misbehave.Page(to=(to,)))
+        source = http.HttpSource(server.url("/start", host=tls.FAR), base.Access(http_proxy=between.url))
         with pytest.raises(errors.Unreachable, match=r"/start: leads to 127.0.0.1"), source:
             pass
         taken, _ = listener.accept()

@@ -220,24 +220,32 @@ def test_plain_server_is_reported_for_https_url(server: misbehave.Server) -> Non
         http_disk.refused(server.serve("/disk", http_disk.GOOD).replace("http:", "https:"))
 
 
-def test_proxies_are_used(tmp_path: Path, server: misbehave.Server) -> None:
+@pytest.mark.parametrize("password", ["me:secret", "me:", "me:gr\u00fc\u00dfe"])
+def test_proxies_are_used(tmp_path: Path, server: misbehave.Server, password: str) -> None:
     authority = tls.Authority(tmp_path)
     trust = (str(authority.certificate),)
-    plain = server.serve("/disk", http_disk.GOOD)
-    with misbehave.Server(authority.issue()) as secure, proxy.Proxy(password="me:secret") as between:
+    server.serve("/disk", http_disk.GOOD)
+    with misbehave.Server(authority.issue()) as secure, proxy.Proxy(password=password) as between:
+        secure.serve("/disk", http_disk.GOOD)
         access = base.Access(http_proxy=between.url, https_proxy=between.url, ca_files=trust)
-        for url in (plain, secure.serve("/disk", http_disk.GOOD)):
+        for url in (server.url("/disk", host=tls.FAR), secure.url("/disk", host=tls.FAR)):
             with http_disk.opened(url, access) as source:
                 assert http_disk.whole(source) == http_disk.DATA
         methods = {request.method for request in between.requests}
         assert methods == {"GET", "CONNECT"}
-        count = len(between.requests)
-        with http_disk.opened(plain, dataclasses.replace(access, no_proxy="127.0.0.0/8")) as source:
-            assert http_disk.whole(source) == http_disk.DATA
-        assert len(between.requests) == count
         wrong = dataclasses.replace(access, http_proxy=f"http://127.0.0.1:{between.port}")
         with pytest.raises(errors.Unreachable, match="407"):
-            http_disk.refused(plain, wrong)
+            http_disk.refused(server.url("/disk", host=tls.FAR), wrong)
+
+
+def test_loopback_is_never_proxied(server: misbehave.Server) -> None:
+    server.serve("/disk", http_disk.GOOD)
+    with proxy.Proxy() as between:
+        access = base.Access(http_proxy=between.url)
+        for host in ("127.0.0.1", "localhost"):
+            with http_disk.opened(server.url("/disk", host=host), access):
+                pass
+        assert not between.requests
 
 
 def test_proxy_that_decrypts_tunnels_is_trusted_by_its_ca(tmp_path: Path) -> None:
@@ -245,8 +253,10 @@ def test_proxy_that_decrypts_tunnels_is_trusted_by_its_ca(tmp_path: Path) -> Non
     with misbehave.Server(authority.issue()) as secure, proxy.Proxy(authority=middle) as between:
         trust = (str(middle.certificate),)
         access = base.Access(https_proxy=between.url, ca_files=trust)
-        with http_disk.opened(secure.serve("/disk", http_disk.GOOD), access) as source:
+        secure.serve("/disk", http_disk.GOOD)
+        with http_disk.opened(secure.url("/disk", host=tls.FAR), access) as source:
             assert http_disk.whole(source) == http_disk.DATA
+        assert between.requests
 
 
 def test_closing_ends_a_blocked_read(server: misbehave.Server) -> None:
