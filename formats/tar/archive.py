@@ -19,6 +19,10 @@ from cdi_worker.formats.tar import sparse as tar_sparse
 
 _SKIP = 1 << 18
 _LAST_TIME = 1 << 40
+#: Zeros after the last entry. GNU tar fills a record, rarely above 1 MiB; a stream of zeros may be endless.
+_LARGEST_END = 64 << 20
+#: Bytes of headers that an archive of any size may have.
+_HEADERS = 1 << 30
 
 Kind = Literal["file", "directory", "symlink", "hardlink"]
 
@@ -26,6 +30,7 @@ _KINDS: dict[bytes, Kind] = {
     headers.FILE: "file",
     headers.SPARSE: "file",
     headers.DIRECTORY: "directory",
+    headers.DUMPDIR: "directory",
     headers.SYMLINK: "symlink",
     headers.HARD_LINK: "hardlink",
 }
@@ -35,9 +40,9 @@ _KINDS: dict[bytes, Kind] = {
 class Entry:
     """A file, directory or link to create below the target directory.
 
-    ``path``: the parts of its path, none of them ``..``. ``link``: target of a symlink, or path of the file
-    that a hard link refers to. ``size``: bytes of a file; only its ``extents`` are in the archive, the rest
-    reads as zeros.
+    ``path``: the parts of its path, none of them ``..``. ``link``: target of a symlink, which may lead
+    anywhere, or path of the file that a hard link refers to. ``size``: bytes of a file; only its ``extents``
+    are in the archive, the rest reads as zeros.
     """
 
     path: tuple[str, ...]
@@ -93,13 +98,16 @@ class Archive(headers.Stream):
                     raise headers.corrupt("the archive ends between the headers of an entry")
                 self._expect_end()
                 return None
+            if self.at > 2 * self._limit + _HEADERS:
+                raise errors.TooLarge(virtual_size=self.at, available=self._limit)
             raw = headers.parse(block)
-            if raw.type == headers.LABEL:
-                continue
-            if raw.type not in _ADDITIONS:
+            if raw.type in _IGNORED:
+                self._take_header(raw.size)
+            elif raw.type in _ADDITIONS:
+                header.add(_ADDITIONS[raw.type], self._take_header(raw.size))
+            else:
                 header.raw = raw
                 return header
-            header.add(raw.type, self._take_header(raw.size))
 
     def _entry(self, header: _Header) -> Entry:
         raw = header.raw
@@ -114,7 +122,9 @@ class Archive(headers.Stream):
         entry = Entry(path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME))
         if kind == "file":
             return self._file(header, entry)
-        if header.stored:
+        if raw.type == headers.DUMPDIR:
+            self._begin(header.stored)  # the names in the directory
+        elif raw.type not in headers.WITHOUT_DATA and header.stored:
             raise headers.corrupt(f"{header.name[:200]!r} is not a file, but has data")
         if kind == "symlink":
             return dataclasses.replace(entry, link=symlink(header.link, path))
@@ -128,18 +138,22 @@ class Archive(headers.Stream):
         stored = header.stored
         if header.raw.type == headers.SPARSE:
             extents, size = tar_sparse.gnu(header.raw.block, self._take)
-        elif header.sparse_size is not None:
+        elif header.is_sparse:
             size = header.sparse_size
-            extents, taken = tar_sparse.pax(stored, self._take)
+            extents, taken = header.sparse_map or tar_sparse.pax(stored, self._take)
             stored -= taken
         else:
             extents, size = array.array("Q", (0, stored)), stored
         tar_sparse.check(extents, size, stored)
+        self._begin(stored, size)
+        return dataclasses.replace(entry, size=size, map=extents)
+
+    def _begin(self, stored: int, size: int = 0) -> None:
+        """Expect ``stored`` bytes of data, of an entry of ``size`` bytes. Raises ``errors.TooLarge``."""
         self._total += stored
         if max(size, self._total) > self._limit:
             raise errors.TooLarge(virtual_size=max(size, self._total), available=self._limit)
         self._left, self._padding = stored, -stored % headers.BLOCK
-        return dataclasses.replace(entry, size=size, map=extents)
 
     def _skip(self) -> None:
         """Skip the rest of the current entry."""
@@ -150,11 +164,10 @@ class Archive(headers.Stream):
         self._padding = 0
 
     def _expect_end(self) -> None:
-        """Check the end of the archive after the first of its two zero blocks; only zeros may follow."""
-        if self._take(headers.BLOCK).strip(b"\0"):
-            raise headers.corrupt(f"a single zero block before byte {self.at}, expected two")
+        """Check that only zeros follow. POSIX requires two zero blocks, some tools write one."""
+        start = self.at
         while data := self._stream.read(_SKIP):
-            if data.strip(b"\0"):
+            if data.strip(b"\0") or self.at - start > _LARGEST_END:
                 raise errors.TrailingGarbage(format="tar", offset=self.at)
             self.at += len(data)
 
@@ -203,18 +216,29 @@ class _Header:
         return size
 
     @property
-    def sparse_size(self) -> int | None:
-        """Size in bytes of a sparse file in pax format 1.0; None if the file is not sparse."""
-        sparse = {key: value for key, value in self.records.items() if key.startswith(b"GNU.sparse.")}
-        if not sparse:
+    def is_sparse(self) -> bool:
+        """Whether it is a sparse file in a pax format."""
+        return any(key.startswith(b"GNU.sparse.") for key in self.records)
+
+    @property
+    def sparse_size(self) -> int:
+        """Size in bytes of a sparse file in a pax format."""
+        key = b"GNU.sparse.realsize"
+        return self._decimal(key if key in self.records else b"GNU.sparse.size")
+
+    @property
+    def sparse_map(self) -> tuple[tar_sparse.Map, int] | None:
+        """The map of a sparse file in pax format 0.0 or 0.1; None in 1.0, where it is before the data."""
+        version = tuple(self.records.get(key) for key in _VERSION)
+        if version == (b"1", b"0"):
             return None
-        if sparse.get(b"GNU.sparse.major") != b"1" or sparse.get(b"GNU.sparse.minor") != b"0":
+        if version != (None, None):
             raise errors.Refused(
                 format="tar",
                 rule="sparse",
-                reason="a sparse file is not in pax format 1.0; use tar --sparse-version=1.0",
+                reason="a sparse file has an unknown format; use tar --sparse-version=1.0",
             )
-        return self._decimal(b"GNU.sparse.realsize")
+        return tar_sparse.listed(self.records, self.added[headers.EXTENDED]), 0
 
     def _either(self, kind: bytes, key: bytes, otherwise: bytes) -> bytes:
         long = self.added.get(kind)
@@ -229,11 +253,16 @@ class _Header:
         return int(text)
 
 
-_ADDITIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.EXTENDED, headers.GLOBAL})
+_IGNORED = frozenset({headers.LABEL, headers.ACL})
+_ADDITIONS = {
+    kind: kind for kind in (headers.LONG_NAME, headers.LONG_LINK, headers.EXTENDED, headers.GLOBAL)
+} | {headers.SOLARIS_EXTENDED: headers.EXTENDED}
+_VERSION = (b"GNU.sparse.major", b"GNU.sparse.minor")
 _CHECKED = frozenset({b"path", b"linkpath", b"size"})
 
 
 _MAX_NAME, _MAX_PATH = 255, 4095  # NAME_MAX, PATH_MAX with its NUL
+_DEEPEST = 256  # each level costs a descriptor and a stack frame when a tree is merged or removed
 
 
 def archive_path(name: bytes) -> tuple[str, ...]:
@@ -245,23 +274,19 @@ def archive_path(name: bytes) -> tuple[str, ...]:
         raise refused("dotdot", parts, 'leads outside: contains ".."')
     if len(name) > _MAX_PATH or any(len(part.encode(errors="surrogateescape")) > _MAX_NAME for part in parts):
         raise refused("name", parts, "has a name that is too long")
+    if len(parts) > _DEEPEST:
+        raise refused("name", parts, f"is below more than {_DEEPEST} directories")
     return parts
 
 
 def symlink(target: bytes, path: tuple[str, ...]) -> str:
-    """Return the target of the symlink at ``path``. Raises ``errors.Refused`` if it may lead outside.
+    """Return the target of the symlink at ``path``, as it is: a symlink is data and is never followed.
 
-    ``..`` is allowed only at the start, where it goes through the real directories of the symlink: after a
-    name, which may be another symlink, ``..`` can lead anywhere.
+    Raises ``errors.Refused`` for a target that no file system can store.
     """
-    text = _decode(target)
-    parts = [part for part in text.split("/") if part not in {"", "."}]
-    ups = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
-    if not text or text.startswith("/") or len(target) > _MAX_PATH:
-        raise refused("link", path, f"is a symlink to {text[:200]!r}: empty, absolute or too long")
-    if ups > len(path) - 1 or ".." in parts[ups:]:
-        raise refused("link", path, f"is a symlink to {text[:200]!r}, which may lead outside")
-    return text
+    if not 0 < len(target) <= _MAX_PATH:
+        raise refused("link", path, "is a symlink whose target is empty or too long")
+    return _decode(target)
 
 
 def refused(rule: str, path: tuple[str, ...], reason: str) -> errors.Refused:

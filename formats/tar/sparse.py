@@ -7,6 +7,7 @@ tuples.
 from __future__ import annotations
 
 import array
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -59,6 +60,23 @@ def pax(stored: int, take: Take) -> tuple[Map, int]:
     return extents, -(-length // headers.BLOCK) * headers.BLOCK
 
 
+def listed(records: dict[bytes, bytes], header: bytes) -> Map:
+    """Parse a map in pax format 0.1 or 0.0: in the ``records`` of the extended ``header``.
+
+    GNU tar manual, "PAX Format, Versions 0.0 and 0.1": 0.1 has one record GNU.sparse.map,
+    "offset,length,…"; 0.0 repeats GNU.sparse.offset and GNU.sparse.numbytes.
+    """
+    text = records.get(b"GNU.sparse.map")
+    extents = array.array("Q")
+    for value in _repeated(header) if text is None else _members(text):
+        if not _DECIMAL.fullmatch(value):
+            raise headers.corrupt("a sparse map is malformed")
+        extents.append(int(value))
+    if records.get(b"GNU.sparse.numblocks") != b"%d" % (len(extents) // 2) or len(extents) % 2:
+        raise headers.corrupt("a sparse map has another length than stated")
+    return extents
+
+
 def check(extents: Map, size: int, stored: int) -> None:
     """Check that extents are ascending, within the file, and ``stored`` bytes in all.
 
@@ -93,6 +111,24 @@ def _positive(field: bytes) -> int:
     if not 0 <= value < 1 << 63:
         raise headers.corrupt(f"a sparse file has an extent with the offset or length {value}")
     return value
+
+
+def _members(text: bytes) -> Iterator[bytes]:
+    """Split at commas; a list of all members of a long map would use ten times its memory."""
+    at = 0
+    while (comma := text.find(b",", at)) >= 0:
+        yield text[at:comma]
+        at = comma + 1
+    yield text[at:]
+
+
+def _repeated(header: bytes) -> Iterator[bytes]:
+    keys = itertools.cycle((b"GNU.sparse.offset", b"GNU.sparse.numbytes"))
+    for key, value in headers.pairs(header):
+        if key in headers.REPEATED:
+            if key != next(keys):
+                raise headers.corrupt("a sparse map is malformed")
+            yield value
 
 
 def _lines(stored: int, take: Take) -> Iterator[bytes]:

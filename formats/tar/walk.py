@@ -14,8 +14,6 @@ from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 
 BUFFER = 1 << 18
-#: Types without data, whatever their size field: links, devices, directories and FIFOs.
-_WITHOUT_DATA = frozenset(b"123456"[at : at + 1] for at in range(6))
 
 
 class Entry(NamedTuple):
@@ -86,7 +84,7 @@ class Walk(headers.Stream):
             more = self._take(headers.BLOCK)[504]
         if any(key.startswith(b"GNU.sparse.") for key in records):
             kind, name = headers.SPARSE, records.get(b"GNU.sparse.name", name)
-        size = 0 if raw.type in _WITHOUT_DATA else _size(records.get(b"size"), raw)
+        size = 0 if raw.type in headers.WITHOUT_DATA else _size(records.get(b"size"), raw)
         self._left, self._padding = size, -size % headers.BLOCK
         if kind == headers.FILE and name.endswith(b"/"):
             kind = headers.DIRECTORY  # as in archives from before POSIX

@@ -92,35 +92,47 @@ class Staging:
 
     def commit(self) -> None:
         """Move everything to ``directory`` and sync. Existing directories are merged, files replaced."""
-        with _storage(self._directory, "move into place"):
-            _merge(self.path, self._directory)
-            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                kernel.sync_filesystem(fd)
-            finally:
-                os.close(fd)
+        with _storage(self._directory, "move into place"), _opened(self._directory) as final:
+            with _opened(_NAME, final) as staged:
+                _merge(staged, final)
+            kernel.sync_filesystem(final)
 
 
-def _merge(source: pathlib.Path, target: pathlib.Path) -> None:
-    for path in sorted(source.iterdir()):
-        final = target / path.name
+@contextlib.contextmanager
+def _opened(name: str | os.PathLike[str], parent: int | None = None) -> Iterator[int]:
+    """Open a directory; in ``parent``, without following a symlink."""
+    nofollow = 0 if parent is None else os.O_NOFOLLOW
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | nofollow, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _merge(source: int, target: int) -> None:
+    for name in sorted(os.listdir(source)):
         try:
-            path.rename(final)
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
         except OSError as err:
             if err.errno not in _OCCUPIED:
                 raise
-            _make_room(path, final)
+            _make_room(name, source, target)
 
 
-def _make_room(path: pathlib.Path, final: pathlib.Path) -> None:
-    """Move ``path`` to a name that exists: merge directories, replace a file."""
-    if not stat.S_ISDIR(final.lstat().st_mode):
-        final.unlink()
-        path.rename(final)
-    elif stat.S_ISDIR(path.lstat().st_mode):
-        _merge(path, final)
+def _make_room(name: str, source: int, target: int) -> None:
+    """Move ``name``, which exists in ``target``: merge directories, replace a file or link."""
+    if not _is_directory(name, target):
+        os.unlink(name, dir_fd=target)
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+    elif _is_directory(name, source):
+        with _opened(name, source) as inner, _opened(name, target) as outer:
+            _merge(inner, outer)
     else:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(final))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+
+
+def _is_directory(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
 @contextlib.contextmanager

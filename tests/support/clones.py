@@ -55,6 +55,10 @@ def fill_volume(directory: Path) -> Path:
     (directory / "more" / "empty").touch()
     (directory / "-dash").write_text("an unfriendly name")
     (directory / "more" / "link").symlink_to("deep/file")
+    # A root file system is full of these.
+    (directory / "more" / "absolute").symlink_to("/usr/lib/os-release")
+    (directory / "more" / "above").symlink_to("../../../etc/passwd")
+    os.link(directory / "more" / "absolute", directory / "more" / "hard", follow_symlinks=False)
     return directory
 
 

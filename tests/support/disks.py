@@ -266,6 +266,7 @@ def _tree(path: Path) -> None:
     (path / "deep" / "text").write_text("text\n" * 1000)
     (path / "deep" / "same").hardlink_to(path / "deep" / "text")
     (path / "link").symlink_to("deep/text")
+    (path / "absolute").symlink_to("/etc/hostname")
     _write(path / "sparse", 2 * MiB, [(MiB, b"island")])
 
 

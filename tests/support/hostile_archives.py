@@ -75,6 +75,13 @@ ARCHIVES: dict[str, Callable[[], bytes]] = {
     ),
     "hardlink-out": lambda: _pack(_special("hard", tarfile.LNKTYPE, "../../etc/hostname")),
     "hardlink-absolute": lambda: _pack(_special("hard", tarfile.LNKTYPE, "/etc/hostname")),
+    "hardlink-through": lambda: _pack(
+        _special("way", tarfile.SYMTYPE, "/etc"), _special("hard", tarfile.LNKTYPE, "way/hostname")
+    ),
+    "directory-through": lambda: _pack(
+        _special("way", tarfile.SYMTYPE, "/tmp"), _special("way/cdi-test-absolute", tarfile.DIRTYPE)
+    ),
+    "mode-through": lambda: _pack(_special("way", tarfile.SYMTYPE, "/tmp"), _special("way", tarfile.DIRTYPE)),
     "character-device": lambda: _pack(_special("null", tarfile.CHRTYPE)),
     "block-device": lambda: _pack(_special("disk", tarfile.BLKTYPE)),
     "fifo": lambda: _pack(_special("fifo", tarfile.FIFOTYPE)),

@@ -23,8 +23,6 @@ RULES = {
     "absolute": "absolute",
     "dotdot": "dotdot",
     "dotdot-deep": "dotdot",
-    "symlink-out": "link",
-    "symlink-absolute": "link",
     "hardlink-out": "dotdot",
     "hardlink-absolute": "absolute",
     "character-device": "type",
@@ -53,44 +51,30 @@ def test_broken_archive_is_detected(disks, name):
         tar_parts.unpacked(hostile_archives.archive(disks, name).read_bytes(), limit=2 << 30)
 
 
-@pytest.mark.parametrize(
-    ("path", "target"),
-    [
-        ("l", ".."),
-        ("a/l", "../.."),
-        ("a/l", "../../b"),
-        ("l", "a/../b"),
-        ("a/l", "./../b/.."),
-        ("l", "/"),
-        ("l", "//b"),
-        ("l", "a" * 4096),
-    ],
-)
-def test_symlink_leading_outside_is_refused(path, target):
+@pytest.mark.parametrize("target", ["", "a" * 4096])
+def test_symlink_that_no_file_system_stores_is_refused(target):
+    records = [tar_parts.record(b"linkpath", target.encode())]
+    link = tar_parts.resummed(tar_parts.block(), 156, b"2")
     with pytest.raises(errors.Refused, match="link"):
-        tar_parts.unpacked(tar_parts.packed(tar_parts.member(path, type=tarfile.SYMTYPE, linkname=target)))
+        tar_parts.unpacked(tar_parts.pax(records, then=link))
+
+
+@pytest.mark.parametrize("target", [".", "a/b", "..", "../../b", "a/../../b", "/", "//b", "/a/../..", "a/"])
+def test_symlink_is_kept_as_it_is(target):
+    """It is data: nothing is created or opened through it."""
+    link = tar_parts.member("a/l", type=tarfile.SYMTYPE, linkname=target)
+    assert tar_parts.unpacked(tar_parts.packed(link))["a/l"][0].link == target
 
 
 @pytest.mark.parametrize(
-    ("path", "target"),
-    [("l", "."), ("l", "a/b"), ("a/l", ".."), ("a/b/l", "../../c"), ("a/l", "./../b/./c")],
+    "name", ["", ".", "..", "../a", "a/..", "n" * 256, "d/" * 2100 + "n", "d/" * 256 + "n"]
 )
-def test_symlink_staying_inside_is_kept(path, target):
-    assert (
-        tar_parts.unpacked(tar_parts.packed(tar_parts.member(path, type=tarfile.SYMTYPE, linkname=target)))[
-            path
-        ][0].link
-        == target
-    )
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/..", "n" * 256, "d/" * 2100 + "n"])
 def test_unsafe_name_is_refused(name):
     with pytest.raises(errors.Refused):
         tar_parts.unpacked(tar_parts.packed(tar_parts.member(name, b"x")))
 
 
-@pytest.mark.parametrize("kind", [b"3", b"4", b"6", b"M", b"D", b"N", b"A", b"\xff"])
+@pytest.mark.parametrize("kind", [b"3", b"4", b"6", b"M", b"N", b"\xff"])
 def test_other_entry_type_is_refused(kind):
     with pytest.raises(errors.Refused, match="type"):
         tar_parts.unpacked(tar_parts.resummed(tar_parts.block(), 156, kind) + tar_parts.END)
@@ -111,8 +95,8 @@ def test_volume_label_is_skipped():
         tar_parts.resummed(tar_parts.block(), 124, b"-1234567890\0") + tar_parts.END,
         tar_parts.resummed(tar_parts.block(), 124, b"\xff" * 12) + tar_parts.END,
         tar_parts.resummed(tar_parts.block(), 124, b"\x80" + b"\xff" * 11) + tar_parts.END,
-        tar_parts.resummed(tar_parts.block(size=512), 156, b"5") + bytes(512) + tar_parts.END,
-        tar_parts.block() + bytes(512) + tar_parts.block() + tar_parts.END,
+        tar_parts.resummed(tar_parts.block(size=512), 0, b"d/\0") + bytes(512) + tar_parts.END,
+        tar_parts.resummed(tar_parts.block(size=512), 156, b"5") + b"x" * 512 + tar_parts.END,
         tar_parts.resummed(tar_parts.block(size=5), 156, b"L") + b"name".ljust(512, b"\0") + tar_parts.END,
         (tar_parts.resummed(tar_parts.block(size=5), 156, b"L") + b"name".ljust(512, b"\0")) * 2
         + tar_parts.block()
@@ -136,6 +120,7 @@ def test_oversized_extended_header_is_refused():
     [
         [b"x"],
         [b"5 a=\n", b"5 a=\n"],
+        [tar_parts.record(b"GNU.sparse.map", b"0,1")] * 2,
         [b"999 path=a\n"],
         [b"6 path=a\n"],
         [b"7 path\n"],

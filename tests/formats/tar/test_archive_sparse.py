@@ -10,8 +10,13 @@ from cdi_worker import errors
 from cdi_worker.formats.tar import sparse
 from tests.support import processes, tar_parts
 
+DIALECTS = {
+    "gnu": ["--format=gnu"],
+    **{version: ["--format=posix", f"--sparse-version={version}"] for version in ("0.0", "0.1", "1.0")},
+}
 
-@pytest.mark.parametrize("dialect", ["gnu", "posix"])
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_sparse_file_with_many_extents_is_read(tmp_path, dialect):
     with (tmp_path / "sparse").open("wb") as file:
         for index in range(300):
@@ -23,7 +28,7 @@ def test_sparse_file_with_many_extents_is_read(tmp_path, dialect):
         "tar",
         "-c",
         "--sparse",
-        f"--format={dialect}",
+        *DIALECTS[dialect],
         f"--file={path}",
         f"--directory={tmp_path}",
         "sparse",
@@ -37,13 +42,75 @@ def test_sparse_file_with_many_extents_is_read(tmp_path, dialect):
         }
 
 
-def test_pax_sparse_format_0_is_refused():
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("size", [0, 1, 70_000, 5 << 30])
+def test_file_that_is_all_hole_is_read(tmp_path, dialect, size):
+    name = "n" * 150
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(size)
+    argv = [
+        "tar",
+        "-c",
+        "--sparse",
+        *DIALECTS[dialect],
+        f"--file={tmp_path}/a.tar",
+        f"--directory={tmp_path}",
+    ]
+    processes.run(*argv, name)
+    entry, pieces = tar_parts.unpacked((tmp_path / "a.tar").read_bytes(), limit=5 << 30)[name]
+    assert entry.size == size
+    assert not b"".join(pieces.values()).strip(b"\0")
+
+
+def sparse_0(version, *extents, size=100, stored=20, count=None):
+    """Return an archive with a sparse file in pax format 0.0 or 0.1; ``version`` is 0 or 1."""
+    records = [tar_parts.record(b"GNU.sparse.size", b"%d" % size)]
+    records += [tar_parts.record(b"GNU.sparse.numblocks", b"%d" % (len(extents) if count is None else count))]
+    if version:
+        text = b",".join(b"%d,%d" % extent for extent in extents)
+        records.append(tar_parts.record(b"GNU.sparse.map", text))
+    else:
+        for offset, length in extents:
+            records.append(tar_parts.record(b"GNU.sparse.offset", b"%d" % offset))
+            records.append(tar_parts.record(b"GNU.sparse.numbytes", b"%d" % length))
+    data = tar_parts.block(size=stored) + bytes(stored + -stored % 512)
+    return tar_parts.pax(records, then=data)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_map_in_an_extended_header_is_read(version):
+    entry, pieces = tar_parts.unpacked(sparse_0(version, (0, 10), (50, 10)))["name"]
+    assert (entry.size, pieces) == (100, {0: bytes(10), 50: bytes(10)})
+    for bad in (sparse_0(version, (0, 20), count=2), sparse_0(version, (0, 10)), sparse_0(version, (95, 20))):
+        with pytest.raises(errors.Corrupt):
+            tar_parts.unpacked(bad)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [(b"map", b"0"), (b"numblocks", b"0")],
+        [(b"map", b"0,"), (b"numblocks", b"1")],
+        [(b"map", b"0,-1"), (b"numblocks", b"1")],
+        [(b"map", b"0,20,"), (b"numblocks", b"1")],
+        [(b"map", b"0,20")],
+        [(b"numbytes", b"20"), (b"offset", b"0"), (b"numblocks", b"1")],
+        [(b"offset", b"0"), (b"offset", b"20"), (b"numblocks", b"1")],
+        [(b"offset", b"0"), (b"numblocks", b"1")],
+        [(b"offset", b"9" * 25), (b"numbytes", b"20"), (b"numblocks", b"1")],
+        [(b"size", b"20")],
+    ],
+)
+def test_malformed_map_in_an_extended_header_is_corrupt(records):
+    records = [tar_parts.record(b"GNU.sparse." + key, value) for key, value in records]
+    with pytest.raises(errors.Corrupt):
+        tar_parts.unpacked(tar_parts.pax(records, then=tar_parts.block(size=20) + bytes(512)))
+
+
+def test_unknown_pax_sparse_format_is_refused():
+    records = [tar_parts.record(b"GNU.sparse.major", b"2"), tar_parts.record(b"GNU.sparse.size", b"5")]
     with pytest.raises(errors.Refused, match="sparse"):
-        tar_parts.unpacked(
-            tar_parts.pax(
-                [tar_parts.record(b"GNU.sparse.map", b"0,5"), tar_parts.record(b"GNU.sparse.size", b"5")]
-            )
-        )
+        tar_parts.unpacked(tar_parts.pax(records))
 
 
 @pytest.mark.parametrize(

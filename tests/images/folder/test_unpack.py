@@ -61,6 +61,132 @@ def test_tree_is_unpacked_as_by_gnu_tar(disks, volume, tmp_path, dialect):
     assert (volume / "sparse").stat().st_blocks * 512 < 64 << 10
 
 
+def listed_by_gnu_tar(tree, archive_path, *options):
+    """Pack ``tree`` by GNU tar with ``options``; return the archive."""
+    processes.run("tar", "-c", *options, f"--file={archive_path}", f"--directory={tree}", ".")
+    return archive_path.read_bytes()
+
+
+def same_as_gnu_tar(data, volume, tmp_path):
+    """Unpack ``data`` to ``volume``, and check that GNU tar makes the same of it."""
+    packed, other = tmp_path / "packed.tar", tmp_path / "other"
+    packed.write_bytes(data)
+    other.mkdir()
+    processes.run("tar", "-x", f"--file={packed}", f"--directory={other}")
+    unpack_into(volume, data)
+    assert facts(volume) == facts(other)
+    assert facts(volume)
+
+
+FILE = tar_parts.packed(tar_parts.member("f", b"hello", mode=0o644))[:1024]
+LINK = tar_parts.member("h", type=tarfile.LNKTYPE, linkname="f")[0].tobuf(tarfile.GNU_FORMAT)
+LAST = tar_parts.block()
+
+
+def stated(header, size):
+    return tar_parts.resummed(header, 124, b"%011o\0" % size)
+
+
+def with_kind(kind, size):
+    return tar_parts.resummed(tar_parts.block(size=size, mode=0o755), 156, kind)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(FILE + stated(LINK, 5) + LAST + tar_parts.END, id="hard-link-with-a-size"),
+        pytest.param(
+            FILE + tar_parts.pax([tar_parts.record(b"size", b"600")], then=LINK)[:-1024] + tar_parts.END,
+            id="hard-link-with-a-pax-size",
+        ),
+        pytest.param(with_kind(b"5", 4096) + FILE + tar_parts.END, id="directory-with-a-size"),
+        pytest.param(FILE + bytes(512), id="one-zero-block"),
+        pytest.param(with_kind(b"D", 5) + b"Yf\0\0\0".ljust(512, b"\0") + FILE + tar_parts.END, id="dumpdir"),
+        pytest.param(
+            FILE
+            + tar_parts.packed(tar_parts.member("f", type=tarfile.LNKTYPE, linkname="f"))[:512]
+            + tar_parts.END,
+            id="hard-link-to-itself",
+        ),
+        pytest.param(
+            tar_parts.pax([tar_parts.record(b"path", b"other")], b"X"), id="extended-header-of-solaris"
+        ),
+    ],
+)
+def test_archive_of_another_tool_is_unpacked_as_by_gnu_tar(volume, tmp_path, data):
+    same_as_gnu_tar(data, volume, tmp_path)
+
+
+def test_acl_of_solaris_is_skipped(volume):
+    acl = with_kind(b"A", 5) + b"acl:x".ljust(512, b"\0")
+    unpack_into(volume, acl + FILE + tar_parts.END)
+    assert list(facts(volume)) == ["f"]
+
+
+@pytest.mark.parametrize("dialect", ["gnu", "posix"])
+def test_incremental_archive_is_unpacked_as_by_gnu_tar(disks, volume, tmp_path, dialect):
+    options = [f"--listed-incremental={tmp_path}/snapshot", f"--format={dialect}", "--sparse"]
+    same_as_gnu_tar(listed_by_gnu_tar(disks.tree(), tmp_path / "a.tar", *options), volume, tmp_path)
+
+
+@pytest.mark.parametrize("version", ["0.0", "0.1", "1.0"])
+def test_sparse_formats_are_unpacked_as_by_gnu_tar(disks, volume, tmp_path, version):
+    options = ["--format=posix", "--sparse", f"--sparse-version={version}"]
+    same_as_gnu_tar(listed_by_gnu_tar(disks.tree(), tmp_path / "a.tar", *options), volume, tmp_path)
+    assert (volume / "sparse").stat().st_blocks * 512 < 64 << 10
+
+
+@pytest.mark.parametrize("dialect", ["gnu", "posix"])
+def test_links_are_kept_as_they_are(volume, tmp_path, dialect):
+    """A root file system is full of absolute links, and of links that lead above it."""
+    tree = tmp_path / "tree"
+    (tree / "etc/alternatives").mkdir(parents=True)
+    (tree / "etc/file").write_text("file")
+    targets = [
+        "/etc/file",
+        "../../../../../etc/passwd",
+        "/",
+        "..",
+        "missing",
+        "/proc/self/root",
+        "file/../x",
+        "//",
+    ]
+    for index, target in enumerate([*targets, "/n" * 1500]):
+        (tree / f"etc/link{index}").symlink_to(target)
+    os.link(tree / "etc/link0", tree / "hard", follow_symlinks=False)
+    os.link(tree / "etc/file", tree / "also")
+    options = [f"--format={dialect}"]
+    same_as_gnu_tar(listed_by_gnu_tar(tree, tmp_path / "a.tar", *options), volume, tmp_path)
+    assert (volume / "hard").readlink() == Path("/etc/file")
+    assert (volume / "hard").lstat().st_nlink == 2
+
+
+def test_nothing_is_changed_through_a_link(volume, tmp_path):
+    """Entries that replace links or give them modes and times, and merges into a tree with links."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    before = [path.stat() for path in (outside, outside / "file")]
+    link = tar_parts.member("l", type=tarfile.SYMTYPE, linkname=str(outside / "file"), mode=0o777, mtime=1)
+    data = tar_parts.packed(
+        link,
+        tar_parts.member("h", type=tarfile.LNKTYPE, linkname="l"),
+        link,
+        tar_parts.member("h", b"new", mode=0o600, mtime=2),
+        tar_parts.member("d", type=tarfile.SYMTYPE, linkname=str(outside)),
+        tar_parts.member("e/file", b"new"),
+    )
+    (volume / "e").symlink_to(outside)
+    (volume / "l").symlink_to(outside)
+    unpack_staged(volume, data)
+    assert [path.stat() for path in (outside, outside / "file")] == before
+    assert (volume / "l").readlink() == outside / "file"
+    assert (volume / "h").read_text() == "new"
+    assert os.listdir(volume / "e") == ["file"]
+    assert not (volume / "e").is_symlink()
+
+
 def test_holes_take_no_space(disks, volume):
     unpack_into(volume, hostile_archives.archive(disks, "huge-sparse").read_bytes())
     file = volume / "sparse"
@@ -138,9 +264,18 @@ def test_hostile_archive_writes_nothing_outside(disks, volume, name):
             tar_parts.member("d", type=tarfile.DIRTYPE),
             tar_parts.member("h", type=tarfile.LNKTYPE, linkname="d"),
         ],
+        [tar_parts.member("l", type=tarfile.SYMTYPE, linkname="/"), tar_parts.member("l/tmp/file", b"x")],
         [
-            tar_parts.member("a/b/l", type=tarfile.SYMTYPE, linkname="../../x"),
-            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="a/b/l"),
+            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="/"),
+            tar_parts.member("l", type=tarfile.DIRTYPE, mode=0o700),
+        ],
+        [
+            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="/etc"),
+            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="l/hostname"),
+        ],
+        [
+            tar_parts.member("l", type=tarfile.SYMTYPE, linkname=".."),
+            tar_parts.member("l/l", type=tarfile.SYMTYPE, linkname="x"),
         ],
         [
             tar_parts.member("l", type=tarfile.SYMTYPE, linkname="d"),
