@@ -6,7 +6,7 @@ import io
 import tarfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdi_worker import errors
@@ -48,6 +48,7 @@ ENTRIES = st.builds(
 
 
 @given(st.lists(ENTRIES, max_size=6), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+@settings(deadline=None)
 def test_walk_yields_the_entries_of_tarfile(entries: list[Entry], form: int) -> None:
     data = containers.tar(entries, form)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
