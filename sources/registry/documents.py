@@ -149,10 +149,11 @@ def normal_architecture(wanted: str) -> str:
 
 
 def choose(index: Index, wanted: str, name: str) -> Descriptor:
-    """Return the manifest for architecture ``wanted`` (empty: this machine's).
+    """Return the manifest for architecture ``wanted``; empty: this machine's, or the only one there is.
 
-    A single manifest without a platform matches; ``check_platform`` checks its configuration later. Raises
-    ``errors.WrongPlatform`` with the available platforms.
+    A disk may be for a virtual machine of another architecture than this one. A single manifest without a
+    platform matches; ``check_platform`` checks its configuration later. Raises ``errors.WrongPlatform`` with
+    the available platforms.
     """
     architecture = normal_architecture(wanted)
     images = [item for item in index.manifests if not item.is_attestation]
@@ -160,7 +161,7 @@ def choose(index: Index, wanted: str, name: str) -> Descriptor:
     linux = [item for item in fitting if item.system in {"linux", ""}]
     if found := linux or fitting:
         return found[0]
-    if len(images) == 1 and not images[0].architecture:
+    if len(images) == 1 and not (wanted and images[0].architecture):
         return images[0]
     raise errors.WrongPlatform(url=name, wanted=architecture, found=", ".join(platforms(images)) or "nothing")
 
@@ -173,14 +174,15 @@ def platforms(images: Sequence[Descriptor]) -> list[str]:
 def check_platform(config: Mapping[str, Any], wanted: str, name: str) -> None:
     """Raise ``errors.WrongPlatform`` if an image is for another architecture than ``wanted``.
 
-    A configuration without an architecture (of an artifact) matches only if ``wanted`` is empty.
+    If ``wanted`` is empty, every image matches, else only one that states its architecture.
     """
+    if not wanted:
+        return
     stated = config.get("architecture")
     architecture = normal_architecture(wanted)
     if not isinstance(stated, str) or not stated:
-        if wanted:
-            raise errors.WrongPlatform(url=name, wanted=architecture, found="an image without a platform")
-    elif normal_architecture(stated) != architecture:
+        raise errors.WrongPlatform(url=name, wanted=architecture, found="an image without a platform")
+    if normal_architecture(stated) != architecture:
         system = config.get("os") or "linux"
         raise errors.WrongPlatform(url=name, wanted=architecture, found=f"{system}/{stated}")
 

@@ -21,7 +21,7 @@ class Registry(base.Location):
     architecture: str = fields.field(
         env="IMPORTER_REGISTRY_IMAGE_ARCHITECTURE",
         option="--architecture",
-        help="Architecture of the container image [default: this machine's].",
+        help="Architecture of the container image [default: this machine's, or the only one].",
         key="platform.architecture",
     )
     auth_file: str = fields.field(

@@ -129,7 +129,13 @@ def test_image_is_chosen_by_platform(guarded: registries.Registry, docker: bool)
             assert source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
     with pytest.raises(errors.WrongPlatform, match="s390x; available: linux/amd64, linux/arm64"):
         pulled.opened(guarded, guarded.reference("multi", ":all"), architecture="s390x").__enter__()
-    # The platform of a plain image is checked as well.
+    # The platform of a plain image is checked as well, but only if one was requested.
+    with pulled.opened(guarded, guarded.reference("multi", ":arm64")) as source:
+        assert pulled.read(source) == pulled.OTHER
+    only = containers.index(containers.for_platform(image.manifest, "arm64"), docker=docker)
+    guarded.push_manifest("multi", only, "only")
+    with pulled.opened(guarded, guarded.reference("multi", ":only")) as source:
+        assert pulled.read(source) == pulled.OTHER
     with pytest.raises(errors.WrongPlatform, match="amd64; available: linux/arm64"):
         pulled.opened(guarded, guarded.reference("multi", ":arm64"), architecture="amd64").__enter__()
 
