@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sysconfig
 import threading
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ def daemon(
     (directory / "conf.d" / "test.conf").write_text(
         CONFIGURATION.format(pair=pair, port=port, directory=directory, local=str(local).lower(), level=level)
     )
-    ready = lambda: processes.is_listening(port) and (directory / "control").exists()  # noqa: E731
+    control = directory / "control"
+    ready = lambda: processes.is_listening(port) and processes.is_listening(control)  # noqa: E731
     with processes.running([program, "-c", directory], log=directory / "daemon.log", ready=ready):
         yield Daemon(directory, port)
 
@@ -175,11 +177,13 @@ def exported(directory: Path, path: Path, *, delay: str = "") -> Iterator[Path]:
     argv: list[str | Path] = ["qemu-nbd", "-r", "-f", "qcow2", "-x", "", "-e", "16", "-t"]
     with contextlib.ExitStack() as stack:
         command = [*argv, f"--socket={socket}", path]
-        stack.enter_context(processes.running(command, log=log, ready=socket.exists))
+        ready = functools.partial(processes.is_listening, socket)
+        stack.enter_context(processes.running(command, log=log, ready=ready))
         if delay:
             front = directory / "slow"
             slow: list[str | Path] = ["nbdkit", "-f", "-r", "-U", front, "--filter=delay", "nbd"]
             command = [*slow, f"socket={socket}", f"delay-read={delay}"]
-            stack.enter_context(processes.running(command, log=log, ready=front.exists))
+            ready = functools.partial(processes.is_listening, front)
+            stack.enter_context(processes.running(command, log=log, ready=ready))
             socket = front
         yield socket

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -63,33 +64,57 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 
 
 def free_port() -> int:
-    """Return a free TCP port of 127.0.0.1 that no other test process is given.
+    """Return a free TCP port of 127.0.0.1, reserved for this process until it ends.
 
-    It is below the kernel's ephemeral ports (ip_local_port_range), so no connection can take it, and each
-    pytest worker has a range of its own.
+    The server that the port is for listens later: meanwhile another test process, perhaps of another run on
+    this machine, would find the port free. The ports are below the kernel's ephemeral ones
+    (ip_local_port_range), so no connection takes them.
     """
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", next(_ports))) as listener:
-            return int(listener.getsockname()[1])
+        port = next(_ports)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if reserve(port):
+                return port
 
 
-def _own_ports() -> Iterator[int]:
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
-    start = os.getpid()
-    while True:
-        # Start elsewhere in each run: a server of the previous run may still be listening.
-        yield 10000 + 2000 * worker + start % 2000
-        start += 1
+def reserve(port: int) -> bool:
+    """Reserve a port of 127.0.0.1 until this process ends; return whether no other process has it.
+
+    The reservation is a name in the abstract namespace of unix sockets, which like ports belongs to the
+    network namespace, and is released with the last descriptor.
+    """
+    with socket.socket(socket.AF_UNIX) as name:
+        try:
+            name.bind(f"\0cdi-tests-port-{port}")
+        except OSError:
+            return False
+        name.detach()
+    return True
 
 
-_ports = _own_ports()
+# Start elsewhere in each process: most ports are then free at the first try.
+_ports = itertools.cycle([*range(10_000 + 97 * os.getpid() % 20_000, 30_000), *range(10_000, 30_000)])
 
 
-def is_listening(port: int) -> bool:
-    """Report whether a server accepts connections on the port."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+def is_listening(address: int | Path) -> bool:
+    """Report whether a server accepts connections on a port, or on a unix socket.
+
+    A socket that exists may not accept connections yet: bind(2) creates it, before listen(2).
+    """
+    with contextlib.suppress(OSError), contextlib.closing(_connection(address)):
         return True
     return False
+
+
+def _connection(address: int | Path) -> socket.socket:
+    if isinstance(address, int):
+        return socket.create_connection(("127.0.0.1", address), timeout=1)
+    with contextlib.ExitStack() as undo:
+        made = undo.enter_context(socket.socket(socket.AF_UNIX))
+        made.settimeout(1)
+        made.connect(str(address))
+        undo.pop_all()
+        return made
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -106,3 +107,19 @@ def test_proxy_decrypts_tunnels(tmp_path: Path) -> None:
         assert curl(*through, "--cacert", authority.certificate, page).returncode == 60
         assert curl(*through, "--cacert", middle.certificate, page).stdout == "behind"
         assert between.requests[-1].target == page
+
+
+def test_port_is_reserved_before_its_server_listens(tmp_path: Path) -> None:
+    """Two runs of the tests on one machine must not be given the same port."""
+    port = processes.free_port()
+    code = f"from tests.support import processes; print(processes.reserve({port}))"
+    assert processes.script(code).stdout == "False\n"
+
+
+def test_unix_socket_that_is_only_bound_is_not_listening(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert not processes.is_listening(path)
+        server.listen()
+        assert processes.is_listening(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 from collections.abc import Iterator
@@ -41,10 +42,9 @@ def served(path: Path, directory: Path) -> Iterator[Path]:
     """Serve a file unchanged over NBD."""
     processes.need("nbdkit")
     socket = directory / "sock"
-    # Written when nbdkit accepts connections; the socket is there a moment before.
-    listening = directory / "nbdkit.pid"
-    argv = ["nbdkit", "-f", "--exit-with-parent", "-P", listening, "-U", socket, "file", path]
-    with processes.running(argv, log=directory / "nbdkit.log", ready=listening.exists):
+    argv = ["nbdkit", "-f", "--exit-with-parent", "-U", socket, "file", path]
+    ready = functools.partial(processes.is_listening, socket)
+    with processes.running(argv, log=directory / "nbdkit.log", ready=ready):
         yield socket
 
 
@@ -235,7 +235,9 @@ def test_stalled_source_is_no_progress(disks: disks_module.Disks, tmp_path: Path
     processes.need("nbdkit")
     socket = tmp_path / "sock"
     argv = ["nbdkit", "-f", "-U", socket, "--filter=delay", "file", disks.image("qcow2"), "delay-read=60"]
-    with processes.running(argv, log=tmp_path / "log", ready=socket.exists):
+    with processes.running(
+        argv, log=tmp_path / "log", ready=functools.partial(processes.is_listening, socket)
+    ):
         follow = qemu_img.Follow(watch=process.Watch("qemu-img", 1))
         with pytest.raises(errors.NoProgress):
             qemu_img.virtual_size(qemu_img.exported(socket, "qcow2"), follow)
