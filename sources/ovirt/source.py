@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.ovirt import data, engine, locations
 
@@ -28,14 +28,15 @@ class Patience:
     """Limits of waits, in seconds.
 
     ``renew``: interval between renewals of the ticket. ``locked``: for a locked disk, for example until the
-    engine ends the transfer of a killed worker. ``ready``: for the engine to prepare a transfer. ``end``: to
-    end a transfer after success. ``last``: to end it after a failure or SIGTERM, when the kubelet allows 30 s
-    in total.
+    engine ends the transfer of a killed worker. ``ready``: for the engine to prepare a transfer. ``first``:
+    for the data server to answer. ``end``: to end a transfer after success. ``last``: to end it after a
+    failure or SIGTERM, when the kubelet allows 30 s in total.
     """
 
     renew: float = 20.0
     locked: float = 600.0
     ready: float = 300.0
+    first: float = 10.0
     end: float = 120.0
     last: float = 15.0
 
@@ -83,9 +84,7 @@ class ImageioSource(base.Source):
             renewing.start()
             stack.callback(renewing.join, engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
-            self._extents = self._pool.extents()
-            self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
-            self.head = self._beginning()
+            self._look()
             self._open = stack.pop_all()
         log.info("source disk=%r size=%r identity=%r", self._location.disk_id, self.size, self.identity)
         return self
@@ -139,7 +138,7 @@ class ImageioSource(base.Source):
     # -- the transfer
 
     def _begin(self) -> None:
-        """Start a transfer, once the disk is unlocked, and connect to its data server."""
+        """Start a transfer, once the disk is unlocked."""
         form = "cow" if self.format == "qcow2" else "raw"
         deadline = time.monotonic() + self._patience.locked
         while True:
@@ -152,7 +151,21 @@ class ImageioSource(base.Source):
                 log.info("waiting for the locked disk reason=%s", err)
                 self._pause(engine.LONGEST_LOOK)
         self._refusals = 0
-        self._connect(self._transfer)
+
+    def _look(self) -> None:
+        """Connect and read the first bytes; retry on this transfer, because a new one waits for its lock."""
+
+        def look() -> None:
+            if self._transfer is not None:
+                self._connect(self._transfer)
+            self._extents = self._pool.extents()
+            self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
+            self.head = self._beginning()
+
+        try:
+            retry.patiently(look, self._patience.first, self._cancel)
+        except errors.TransferFailed as err:
+            raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
 
     def _connect(self, transfer: engine.Transfer) -> None:
         """Wait until the transfer is ready, and connect to its data server."""
@@ -200,6 +213,8 @@ class ImageioSource(base.Source):
             )
         transfer.end(self._limit, succeeded=False)
         self._begin()
+        if self._transfer is not None:
+            self._connect(self._transfer)
 
     def _failed(self, offset: int, reason: str) -> errors.TransferFailed:
         return errors.TransferFailed(url=self.name, offset=offset, reason=reason)

@@ -30,7 +30,8 @@ class Engine:
     Faults: ``slow`` seconds in the phase initializing, ``broken``: the number of 503 responses to come,
     ``inactivity`` timeout in seconds, ``host``: whether transfer URLs have the host's real address (proxy
     URLs always do), ``delay`` of each read, ``flat``: serve raw disks from a file, without extents,
-    ``mute``: answer no request until it is reset, ``extends``: whether an extend renews a lost ticket.
+    ``mute``: answer no request until it is reset, ``extends``: whether an extend renews a lost ticket,
+    ``front``: the port of a relay to the daemon, for all transfer URLs.
     """
 
     def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
@@ -48,6 +49,7 @@ class Engine:
         self.flat = False
         self.mute = False
         self.extends = True
+        self.front: int | None = None
         self._pair = pair
         self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
@@ -282,7 +284,8 @@ class Engine:
 
     def _describe(self, transfer: Transfer) -> str:
         url = self.daemon.url(transfer.ticket) if transfer.phase == "transferring" else ""
-        host = url if self.host else url.replace(str(self.daemon.port), "1")
+        url = url.replace(f":{self.daemon.port}/", f":{self.front or self.daemon.port}/")
+        host = url if self.host else url.replace(f":{self.daemon.port}/", ":1/")
         urls = f"<transfer_url>{host}</transfer_url><proxy_url>{url}</proxy_url>" if url else ""
         return (
             f'<image_transfer id="{transfer.id}"><direction>download</direction>'

@@ -18,7 +18,7 @@ from tests.support import reading, tls
 MIB = 1 << 20
 SIZE = 8 * MIB
 #: Short timeouts for tests: every server is local.
-QUICK = imageio.Patience(renew=0.3, locked=20, ready=20, end=10, last=5)
+QUICK = imageio.Patience(renew=0.3, locked=20, ready=20, first=2, end=10, last=5)
 
 
 @dataclasses.dataclass
@@ -37,6 +37,7 @@ class Setup:
         engine.calls.clear()
         engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
         engine.flat = engine.mute = False
+        engine.front = None
 
     def location(self, current: str = "", previous: str = "", disk: str = "disk") -> locations.Imageio:
         """Return the location of a disk, or of the delta between two checkpoints."""

@@ -15,7 +15,7 @@ import cdi_worker
 from cdi_worker import errors, progress
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources.ovirt import source as imageio
-from tests.support import ovirt_disks, processes, reading
+from tests.support import ovirt_disks, processes, reading, upload_relay
 
 
 def test_slow_initialization_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
@@ -48,6 +48,15 @@ def test_unreachable_host_is_read_through_the_proxy(ovirt_disk: ovirt_disks.Setu
     ovirt_disk.engine.host = False
     with ovirt_disk.source() as source:
         assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+
+
+def test_broken_first_connections_need_no_second_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
+    """Before each attempt, both the host and the proxy are tried."""
+    with upload_relay.Relay(ovirt_disk.engine.daemon.port, 0, 0) as relay:
+        ovirt_disk.engine.front = relay.port
+        with ovirt_disk.source() as source:
+            assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+    ovirt_disk.check_ended("finished_cleanup")
 
 
 def test_locked_disk_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
@@ -83,7 +92,7 @@ def test_unreachable_engine_is_reported(ovirt_disk: ovirt_disks.Setup) -> None:
     started = time.monotonic()
     with pytest.raises(errors.Cancelled):
         imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < processes.PATIENCE
     ovirt_disk.engine.mute = False
 
 
@@ -248,10 +257,15 @@ def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
         source="imageio", location=ovirt_disk.location(), target=str(ovirt_disk.before.parent / "target"),
         fetch=cdi_worker.FetchOptions(connections=2, chunk=256 << 10),
     )  # fmt: skip
-    started = time.monotonic()
+    began: list[float] = []
+
+    def act() -> None:
+        began.append(time.monotonic())
+        cancel.set()
+
     with pytest.raises(errors.Cancelled):
-        cdi_worker.run(request, ActHalfWay(cancel.set), cancel)
-    assert time.monotonic() - started < 10
+        cdi_worker.run(request, ActHalfWay(act), cancel)
+    assert time.monotonic() - began[0] < processes.PATIENCE  # the limit of other ends is 120 s
     ovirt_disk.check_ended("finished_cleanup")
     with contextlib.suppress(FileNotFoundError):
         (ovirt_disk.before.parent / "target").unlink()
