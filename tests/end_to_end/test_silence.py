@@ -23,7 +23,7 @@ from tests.support import devices, misbehave, processes, worker
 MIB = 1 << 20
 NOISE = random.Random(7).randbytes(16 * MIB)
 #: Seconds until the end: less than the shortest timeout, that of a connect.
-SOON = 10.0
+SOON = processes.PATIENCE
 
 
 @contextlib.contextmanager

@@ -196,9 +196,9 @@ def test_mutated_image_raises_only_our_errors(disks, variant, data):
         at = data.draw(offsets)
         value = data.draw(st.binary(min_size=1, max_size=9) | st.sampled_from([b"\xff" * 8, bytes(8)]))
         bad[at : at + len(value)] = value
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.suppress(errors.Error):
         safety.check(name, bytes(bad[: detect.HEAD]))
         safety.check(name, bytes(bad[: detect.HEAD]), **inspected.reader_arguments(bytes(bad)))
         safety.check_length(name, **inspected.reader_arguments(bytes(bad)))
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cdi_worker import errors
 from cdi_worker.images import directio
+from tests.support import processes
 
 
 def naive_extents(data: bytes, block: int) -> list[tuple[int, int, bool]]:
@@ -57,7 +58,7 @@ def test_pool_is_bounded() -> None:
     waiting.join(0.05)
     assert not taken
     pool.give(first)
-    waiting.join(5)
+    waiting.join(processes.PATIENCE)
     assert taken == [first]
     assert second is not first
 
@@ -76,5 +77,5 @@ def test_closing_the_pool_wakes_waiting_threads() -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     pool.close()
-    waiting.join(5)
+    waiting.join(processes.PATIENCE)
     assert len(raised) == 1

@@ -34,7 +34,7 @@ def scrape(port: int, path: str = "/metrics", accept: str = "text/plain") -> str
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+    with urllib.request.urlopen(request, timeout=processes.PATIENCE, context=context) as answer:
         return str(answer.read().decode())
 
 

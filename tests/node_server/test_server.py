@@ -49,7 +49,7 @@ def test_flags_have_one_or_two_dashes(empty_node: node_servers.Container, flags:
 def test_wrong_arguments_print_usage(empty_node: node_servers.Container, arguments: list[str]) -> None:
     empty_node.put("disk.img")
     process = empty_node.start(*arguments)
-    assert "usage:" in process.communicate(timeout=10)[1]
+    assert "usage:" in process.communicate(timeout=processes.PATIENCE)[1]
     assert process.returncode == 2
 
 
@@ -131,7 +131,9 @@ def test_if_range_and_if_match_are_honoured(node: node_servers.Container) -> Non
 
 
 def test_connection_is_kept_alive(node: node_servers.Container) -> None:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", node.port, timeout=10)) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", node.port, timeout=processes.PATIENCE)
+    ) as connection:
         for first in range(5):
             connection.request("GET", "/disk.img", headers={"Range": f"bytes={first}-{first}"})
             assert connection.getresponse().read() == node_servers.DATA[first : first + 1]

@@ -18,7 +18,7 @@ from tests.support import misbehave, processes, proxy, tls
 
 DATA = bytes(range(256)) * 4096
 #: Seconds. Timeouts are much longer.
-SOON = 5.0
+SOON = processes.PATIENCE
 
 
 @pytest.mark.parametrize("silence", [{"silent": True}, {"stall": 1000}])

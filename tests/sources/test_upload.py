@@ -78,7 +78,7 @@ def test_requests_are_read_one_after_the_other() -> None:
     assert body.received == 3003
     assert not body.is_complete
     body.end()
-    reading.ended.result(10)
+    reading.ended.result(processes.PATIENCE)
     assert reading.found == b"one" + b"two" * 1000
     assert body.is_complete
     assert body.lend(Content(b"late")) is None
@@ -92,7 +92,7 @@ def test_error_of_the_content_is_raised_in_the_lender() -> None:
     assert body.lend(Content(b"abc", breaks=broken)) is broken
     assert body.lend(Content(b"def")) is None
     body.end()
-    reading.ended.result(10)
+    reading.ended.result(processes.PATIENCE)
     assert reading.found == b"abcdef"
 
 
@@ -102,11 +102,11 @@ def test_silent_content_is_withdrawn() -> None:
     body.withdraw()
     lent = lending(body, Content(b"abc", stays=True))
     body.withdraw()
-    assert isinstance(lent.result(10), ConnectionError)
+    assert isinstance(lent.result(processes.PATIENCE), ConnectionError)
     assert (body.received, body.is_lent) == (3, False)
     assert body.lend(Content(b"def")) is None
     body.end()
-    reading.ended.result(10)
+    reading.ended.result(processes.PATIENCE)
     assert reading.found == b"abcdef"
 
 
@@ -115,12 +115,12 @@ def test_content_is_withdrawn_without_a_reader() -> None:
     body = upload.Body()
     lent = lending(body, Content(b"abc"))
     body.withdraw()
-    assert isinstance(lent.result(10), ConnectionError)
+    assert isinstance(lent.result(processes.PATIENCE), ConnectionError)
     assert body.received == 0
     reading = Reading(body)
     assert body.lend(Content(b"abc")) is None
     body.end()
-    reading.ended.result(10)
+    reading.ended.result(processes.PATIENCE)
     assert reading.found == b"abc"
 
 
@@ -130,11 +130,11 @@ def test_available_content_is_not_withdrawn() -> None:
     withdrawing = threading.Thread(target=body.withdraw)
     withdrawing.start()
     reading = Reading(body)
-    withdrawing.join(10)
-    assert lent.result(10) is None
+    withdrawing.join(processes.PATIENCE)
+    assert lent.result(processes.PATIENCE) is None
     assert body.received == 5000
     body.end()
-    reading.ended.result(10)
+    reading.ended.result(processes.PATIENCE)
 
 
 @pytest.mark.parametrize("lends", [False, True])
@@ -146,11 +146,11 @@ def test_failure_reaches_reader_and_lender(lends: bool) -> None:
     failure = errors.TransferFailed(url="x", offset=3, reason="first")
     body.fail(failure)
     body.stop()
-    assert reading.ended.exception(10) is failure
+    assert reading.ended.exception(processes.PATIENCE) is failure
     assert body.is_complete
     body.end()
     if lent is not None:
-        assert lent.result(10) is None
+        assert lent.result(processes.PATIENCE) is None
     with pytest.raises(errors.TransferFailed):
         body.readinto(memoryview(bytearray(1)))
 
@@ -160,9 +160,9 @@ def test_stop_ends_reader_and_lender() -> None:
     reading = Reading(body)
     lent = lending(body, Content(b"", stays=True))
     body.stop()
-    assert isinstance(reading.ended.exception(10), errors.Cancelled)
+    assert isinstance(reading.ended.exception(processes.PATIENCE), errors.Cancelled)
     body.end()
-    assert lent.result(10) is None
+    assert lent.result(processes.PATIENCE) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -194,7 +194,7 @@ def test_no_byte_is_lost_or_duplicated(seed: int) -> None:
     for each in clients:
         each.join(processes.PATIENCE)
     body.end()
-    reading.ended.result(10)
+    reading.ended.result(processes.PATIENCE)
     assert hashlib.sha256(reading.found).digest() == hashlib.sha256(data).digest()
 
 
@@ -215,4 +215,4 @@ def test_source_is_read_once() -> None:
         for offset in (0, 5):
             with pytest.raises(errors.NoRanges):
                 source.stream(offset)
-    assert lent.result(10) is None
+    assert lent.result(processes.PATIENCE) is None

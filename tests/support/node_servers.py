@@ -80,7 +80,7 @@ class Container:
     def refusal(self, *arguments: str) -> str:
         """Start the server, check that it refuses to run, and return its error message."""
         process = self.start(*arguments)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=processes.PATIENCE)
         assert process.returncode == 1
         assert not self.ready.exists()
         return errors
@@ -115,7 +115,9 @@ class Response:
 
 def request(port: int, path: str, method: str = "GET", **headers: str) -> Response:
     """Send one request; an underscore in a header's name stands for a dash."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=processes.PATIENCE)
+    ) as connection:
         connection.request(
             method, path, headers={key.replace("_", "-"): value for key, value in headers.items()}
         )
@@ -127,7 +129,7 @@ def request(port: int, path: str, method: str = "GET", **headers: str) -> Respon
 
 def send_raw(port: int, text: bytes) -> bytes:
     """Send raw bytes and return everything the server sends back."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=processes.PATIENCE) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(text)
             connection.shutdown(socket.SHUT_WR)

@@ -17,7 +17,8 @@ import pytest
 
 from tests.support import repository
 
-#: Seconds that a server may take to start or stop on a busy machine.
+#: Seconds that a start, a stop or the end of a wait may take on a busy machine. What a test proves not to be
+#: waited for must take longer.
 PATIENCE = 20.0
 
 

@@ -170,10 +170,10 @@ def test_mutated_archive_raises_only_our_errors(disks, data):
             header = bytes(bad[start : start + 512])
             with contextlib.suppress(struct.error):
                 bad[start : start + 512] = tar_parts.resummed(header, 0, header[:1])
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.suppress(errors.Error):
         tar_parts.unpacked(bytes(bad))
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30
 
 
 @hypothesis.given(st.binary(min_size=1, max_size=12))

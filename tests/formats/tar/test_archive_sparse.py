@@ -142,10 +142,10 @@ def test_malformed_pax_map_is_corrupt(text):
 
 def test_endless_line_in_pax_map_is_corrupt():
     """The line is not collected: 64 MiB of it would take minutes, and a stream may be endless."""
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(errors.Corrupt):
         tar_parts.unpacked(tar_parts.pax_sparse(b"1" * (64 << 20), 100, 20), 1 << 20)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_gnu_and_pax_maps_are_read():

@@ -16,7 +16,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from tests.support import processes
 
-SOON = 5.0
+SOON = processes.PATIENCE
 
 
 def started(work: Callable[[], object]) -> threading.Thread:

@@ -204,7 +204,7 @@ def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
 
     def slow(fd: int, offset: int, length: int) -> None:
         started.set()
-        go.wait(10)
+        go.wait(processes.PATIENCE)
         kernel.punch_hole(fd, offset, length)
 
     with target.open(block, 32 * MiB) as disk:
@@ -213,7 +213,7 @@ def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
             disk.zero(start, 4096)  # as many runs as may grow side by side
         zeroing_thread = threading.Thread(target=disk.zero, args=(8 * MiB, 4096))
         zeroing_thread.start()
-        started.wait(10)
+        started.wait(processes.PATIENCE)
         flushing = threading.Thread(target=disk.flush)
         started.clear()
         flushing.start()

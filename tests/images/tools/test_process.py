@@ -151,7 +151,7 @@ def test_program_without_progress_is_stopped() -> None:
 
 
 def test_fed_watch_keeps_the_program_running() -> None:
-    watch = process.Watch("the fed one", 1)
+    watch = process.Watch("the fed one", 3)
     stop = threading.Event()
 
     def feed() -> None:
@@ -161,7 +161,7 @@ def test_fed_watch_keeps_the_program_running() -> None:
     feeder = threading.Thread(target=feed)
     feeder.start()
     try:
-        process.run(shell("exec sleep 2"), watch=watch)
+        process.run(shell("exec sleep 5"), watch=watch)
     finally:
         stop.set()
         feeder.join()

@@ -44,7 +44,7 @@ def qcow2_of(path: Path, size: int) -> bytes:
 def test_cancel_interrupts_zeroing_of_a_slow_device(tmp_path: Path) -> None:
     """A pod has 30 seconds from SIGTERM to its end."""
     cancel = threading.Event()
-    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=10 * MIB) as device:
         request = cdi_worker.Request(
             source="none",
             location=cdi_worker.Location(""),
@@ -56,7 +56,7 @@ def test_cancel_interrupts_zeroing_of_a_slow_device(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(errors.Cancelled):
             cdi_worker.run(request, cancel=cancel)
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < processes.PATIENCE  # the whole takes 60 s
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
@@ -66,10 +66,10 @@ def test_cancel_interrupts_zeroing_of_a_huge_hole(
     cancel = threading.Event()
     empty = qcow2_of(tmp_path / "empty", 600 * MIB)
     url = server.serve("/disk", misbehave.Page(empty, ranges=ranges))
-    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=40 * MIB) as device:
+    with devices.slow(tmp_path, 600 * MIB, bytes_per_second=10 * MIB) as device:
         request = dataclasses.replace(import_request(url, device), preallocation=True)
         threading.Timer(1, cancel.set).start()
         started = time.monotonic()
         with pytest.raises(errors.Cancelled):
             cdi_worker.run(request, cancel=cancel)
-        assert time.monotonic() - started < 8  # the whole takes 15
+        assert time.monotonic() - started < processes.PATIENCE

@@ -103,7 +103,7 @@ def test_cancel_ends_waiting_for_a_silent_handshake(image: Path) -> None:
         upload_request = file.Settings(str(image), url, insecure=True)
         with pytest.raises(errors.Cancelled):
             file.send(upload_request, progress.NullProgress(), cancel)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < processes.PATIENCE
 
 
 def test_checksum_is_verified_for_servers_without_checksums(image: Path) -> None:

@@ -141,9 +141,7 @@ def test_head_is_answered_while_a_client_sends(server: uploads.Server, disk: Pat
         sending = threading.Thread(target=send)
         sending.start()
         processes.wait_for(lambda: server.received > len(DATA), "the first bytes")
-        begun = time.monotonic()
         offset = server.offset()
-        assert time.monotonic() - begun < 3
         assert len(DATA) < offset < size
         assert server.offset() == offset
         sending.join(processes.PATIENCE)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import contract
-from tests.support import oracle, uploads
+from tests.support import oracle, processes, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -100,7 +100,7 @@ def test_one_of_ten_concurrent_clients_succeeds(server: uploads.Server, disk: Pa
 
 
 def test_garbage_instead_of_tls_is_dropped(server: uploads.Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=processes.PATIENCE) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
         plain.recv(1000)
     assert server.ask("GET", "/healthz", client=None).status == 200

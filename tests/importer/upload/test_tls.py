@@ -10,7 +10,7 @@ import pytest
 from cdi_worker import contract, errors
 from cdi_worker.send import client as upload_client
 from cdi_worker.upload import tls
-from tests.support import uploads
+from tests.support import processes, uploads
 
 NAMES = {
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
@@ -82,7 +82,8 @@ def test_unknown_ciphers_are_ignored(certificates: uploads.Certificates, paths: 
 
 def shake_hands(server: uploads.Server, context: ssl.SSLContext) -> tuple[str, str]:
     """Return the cipher and the version that both ends agreed on."""
-    client = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=10)
+    port, limit = server.port, processes.PATIENCE
+    client = http.client.HTTPSConnection("localhost", port, context=context, timeout=limit)
     try:
         client.connect()
         found = client.sock.cipher()

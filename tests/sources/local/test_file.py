@@ -15,7 +15,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.local import file
-from tests.support import devices, vmdk_stream
+from tests.support import devices, processes, vmdk_stream
 
 MIB = 1 << 20
 
@@ -77,7 +77,7 @@ def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> Non
     def write() -> None:
         with (tmp_path / "pipe").open("wb", buffering=0) as stream:
             stream.write(os.urandom(sent or 0))
-            end.wait(30)
+            end.wait(2 * processes.PATIENCE)
 
     writer = threading.Thread(target=write, daemon=True)
     if sent is not None:
@@ -86,7 +86,7 @@ def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> Non
     started = time.monotonic()
     with pytest.raises(errors.Cancelled):
         cdi_worker.run(import_request(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < processes.PATIENCE
     end.set()
 
 

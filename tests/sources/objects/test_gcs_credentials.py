@@ -147,7 +147,7 @@ def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
         location = locations.Gcs("gs://b/o", credentials_file=str(file))
         with pytest.raises(errors.Cancelled):
             gcs.source(location, cancel).__enter__()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < processes.PATIENCE
 
 
 def test_rejected_credentials_are_reported(guard: objectservers.Service, tmp_path: Path) -> None:

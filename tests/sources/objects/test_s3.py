@@ -217,5 +217,5 @@ def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None
     thread.start()
     processes.wait_for(lambda: server.sent("/b/k") > 1000 and len(server.gets("/b/k")) > 1, "the read")
     source.close()
-    thread.join(5)
+    thread.join(processes.PATIENCE)
     assert not thread.is_alive()

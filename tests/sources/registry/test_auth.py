@@ -62,9 +62,9 @@ def test_any_challenge_is_parsed_or_ignored(header: str) -> None:
 def test_long_challenge_is_parsed_quickly(filling: str) -> None:
     """A client may receive 100 headers of 64 KiB; quadratic time would mean hours."""
     header = 'Bearer a="b"' + filling * (4_000_000 // len(filling)) + "!"
-    started = time.monotonic()
+    started = time.process_time()
     auth.parse_challenges(header)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def packed(user: str, password: str) -> dict[str, str]:

@@ -165,7 +165,7 @@ def test_read_beyond_the_end_is_an_error() -> None:
 
 
 def test_a_cancel_ends_reads_and_later_ones_connect_anew() -> None:
-    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "3"}, filters=["delay"])
+    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "60"}, filters=["delay"])
     before = len(os.listdir("/proc/self/fd"))
     with nbdkit.serve(plugin) as socket:
         reads = cancelling.Reads(cancelling.Cancel())
@@ -176,14 +176,14 @@ def test_a_cancel_ends_reads_and_later_ones_connect_anew() -> None:
                 threading.Timer(0.3, scope.set).start()
                 with pytest.raises(errors.Cancelled):
                     read(client, 0, 512)
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < processes.PATIENCE
         client.close()
     processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "all is closed")
 
 
 def test_server_survives_a_client_that_leaves_during_reads() -> None:
     """Two nbdkit threads that could not reply both failed an assertion, which ended nbdkit and VDDK."""
-    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "1"}, filters=["delay"])
+    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "10"}, filters=["delay"])
     began = threading.Barrier(9)
 
     def work() -> None:
@@ -206,7 +206,7 @@ def test_server_survives_a_client_that_leaves_during_reads() -> None:
                 scope.set()
                 for thread in threads:
                     thread.join()
-            assert time.monotonic() - ended < 0.6
+            assert time.monotonic() - ended < 8
         assert read(client, 0, 512) == bytes(512)
         client.close()
 

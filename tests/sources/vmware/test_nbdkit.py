@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -28,14 +29,15 @@ def size_of(socket: str) -> int:
 
 
 def test_nbdkit_serves_at_once_and_leaves_nothing() -> None:
-    took = []
-    for _ in range(5):
+    deadline = time.monotonic() + processes.PATIENCE
+    took = math.inf
+    while took >= 0.5:  # a busy machine may delay a start
+        assert time.monotonic() < deadline
         start = time.monotonic()
         with nbdkit.serve(nbdkit.Plugin("memory", {"size": "3M"})) as socket:
-            took.append(time.monotonic() - start)
+            took = time.monotonic() - start
             assert size_of(socket) == 3 * MiB
         assert not Path(socket).parent.exists()
-    assert min(took) < 0.5  # the others may have been delayed by a busy machine
 
 
 def test_export_is_read_only() -> None:
@@ -85,7 +87,7 @@ def test_output_is_passed_on_by_line() -> None:
     with nbdkit.serve(plugin, nbdkit.Follow(on_line=on_line)) as socket:
         with pytest.raises(AssertionError, match="nbdinfo"):
             size_of(socket)
-        assert heard.wait(5)
+        assert heard.wait(processes.PATIENCE)
     assert any("hello from the plugin" in line for line in lines)
 
 

@@ -26,7 +26,7 @@ from tests.support import misbehave, processes, proxy, reading, tls
 
 DATA = bytes(range(256)) * 4096
 #: Seconds. Timeouts are much longer.
-SOON = 5.0
+SOON = processes.PATIENCE
 
 
 @contextlib.contextmanager

@@ -275,6 +275,6 @@ def test_closing_ends_a_blocked_read(server: misbehave.Server) -> None:
     thread.start()
     processes.wait_for(lambda: server.sent("/disk") == http.HEAD_SIZE + 100, "the stall")
     source.close()
-    thread.join(5)
+    thread.join(processes.PATIENCE)
     assert not thread.is_alive()
     assert ended
