@@ -6,7 +6,7 @@ import threading
 from typing import Protocol, Self
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
+from cdi_worker.formats import coding, readers
 from cdi_worker.sources import base
 
 HEAD_SIZE = 256 * 1024
@@ -124,14 +124,18 @@ class Body:
 
 
 class UploadSource(base.Source):
-    """An uploaded image: read once and in order, without identity; the size may be unknown."""
+    """An uploaded image: read once and in order, without identity; the size may be unknown.
+
+    ``encoding``: the value of its Content-Encoding header.
+    """
 
     once = True
 
-    def __init__(self, body: Body, size: int | None, cancel: base.Cancel) -> None:
+    def __init__(self, body: Body, size: int | None, cancel: base.Cancel, *, encoding: str = "") -> None:
         self.name = NAME
         self.size = size
         self._body = body
+        self._encoding = encoding
         self._reader: base.Reader = body
         # Permanently: another attempt cannot request the unread bytes again.
         self._ending = cancel.on_set(body.stop)
@@ -140,6 +144,7 @@ class UploadSource(base.Source):
     def __enter__(self) -> Self:
         self._reader = peeked = readers.Peek(self._body, HEAD_SIZE)
         self.head = peeked.head
+        coding.check(self._encoding, self.head)
         return self
 
     def stream(self, offset: int = 0) -> base.Reader:

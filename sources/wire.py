@@ -111,6 +111,7 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
     (set(), "unreachable|No route to host", "no route to the host", True),
     ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError"}, "timed out", "timed out", False),
+    ({"Endless"}, "", "the server sends interim responses, headers or trailers without end", True),
     (set(), "IncompleteRead|Connection broken", "the connection ended before the end of the body", False),
     ({"ConnectionResetError"}, "reset|aborted", "connection reset", False),
 )

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, sockets
+from cdi_worker.images.engine import cancelling, responses, sockets
 from cdi_worker.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
@@ -173,8 +173,11 @@ class Client:
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT, context=self._tls)
+            made = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT)
+        else:
+            made = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT, context=self._tls)
+        made.response_class = responses.Response
+        return made
 
 
 def _parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:

@@ -12,6 +12,7 @@ from concurrent import futures
 from typing import TypeAlias
 
 from cdi_worker import errors
+from cdi_worker.formats import coding
 from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import http
 from cdi_worker.upload import running as upload_running
@@ -191,6 +192,9 @@ def _delete(session: Session) -> Answer:
 def _refused(request: Request, session: Session) -> Answer | None:
     """Return the refusal of a PATCH with a wrong type, offset or length; None if it is acceptable."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CONTENT:
+        return Answer(415)
+    if coding.normal(request.headers.get("content-encoding", "")) != coding.IDENTITY:
+        # The offsets are those of the file.
         return Answer(415)
     if request.headers.get("upload-offset") != str(session.offset):
         return Answer(409, headers=session.headers())

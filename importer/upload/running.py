@@ -24,11 +24,13 @@ class Order:
     """The import that an HTTP request asks for.
 
     ``clone``: a content type of ``headers.CLONES``, or empty; ``ours``: the body is in our own clone format.
+    ``encoding``: the Content-Encoding of the body.
     """
 
     wanted: request.Request
     clone: str
     ours: bool
+    encoding: str = ""
 
     @property
     def fills_folder(self) -> bool:
@@ -40,7 +42,7 @@ class Order:
         if self.clone:
             is_tar = self.clone == headers.FILESYSTEM
             return clone.CloneSource(body, cancel, is_tar=is_tar, ours=self.ours)
-        return upload.UploadSource(body, size, cancel)
+        return upload.UploadSource(body, size, cancel, encoding=self.encoding)
 
 
 def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool) -> Order:
@@ -62,7 +64,8 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
         wanted = dataclasses.replace(wanted, content_type="archive")
     if wanted.is_archive and not on_device:
         wanted = dataclasses.replace(wanted, target=str(pathlib.Path(wanted.target).parent))
-    return Order(wanted, clone, bool(clone) and fields.get(headers.CHOICE) == headers.EXTENTS)
+    ours = bool(clone) and fields.get(headers.CHOICE) == headers.EXTENTS
+    return Order(wanted, clone, ours, fields.get("content-encoding", ""))
 
 
 class Running:

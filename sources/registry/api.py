@@ -42,7 +42,7 @@ class Resource(pinned.Resource):
         try:
             with session.translated(self.name, first=False):
                 # The connection can be reused only after the body was read.
-                response.raw.read(4096)
+                session.body(response, 4096)
         finally:
             self.drop(response)
         if not self._authorizer.renew(challenges, refused, self.name):
@@ -67,6 +67,10 @@ class Blob(http.HttpSource):
     """A blob. Its digest identifies the bytes, so mirrors may differ in ETag and Last-Modified."""
 
     head_size = HEAD_SIZE
+
+    def _begin(self, head: bytes) -> None:
+        # The digest is of the bytes as served, whatever their header says.
+        self.head = head
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
         if size is not None and self.size is not None and size != self.size:

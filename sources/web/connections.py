@@ -27,7 +27,7 @@ import urllib3
 import urllib3.connection
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, sockets
+from cdi_worker.images.engine import cancelling, responses, sockets
 from cdi_worker.sources.web import proxies
 
 #: Bytes of one read of a body without a length. Larger reads mean less work in Python.
@@ -157,7 +157,7 @@ class _Plain(urllib3.connection.HTTPConnection):
 
     # http.client only calls it; a class is not needed.
     def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]
-        self.answer = http.client.HTTPResponse(*args, **kwargs)
+        self.answer = responses.Response(*args, **kwargs)
         return self.answer
 
     def connect(self) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 import requests
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
+from cdi_worker.formats import coding, readers
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.web import connections, pinned, session
@@ -28,11 +28,15 @@ LENGTH = re.compile(r"[0-9]{1,19}")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Version:
-    """ETag, modification time and size in a response. Only values that both responses have are compared."""
+    """ETag, modification time and size in a response. Only values that both responses have are compared.
+
+    ``encoding``: its content coding, without which the bytes of two responses cannot be compared.
+    """
 
     etag: str | None
     modified: str | None
     size: int | None
+    encoding: str = coding.IDENTITY
 
     def difference(self, other: Version) -> tuple[str, object, object] | None:
         """Return name, own and other value of the first difference, or None."""
@@ -155,7 +159,7 @@ class HttpSource(base.Source):
             filled = answer.fill(memoryview(head))
         while filled < len(head):
             filled += self.read_range(filled, memoryview(head)[filled:])
-        self.head = bytes(head)
+        self._begin(bytes(head))
 
     def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
@@ -165,9 +169,15 @@ class HttpSource(base.Source):
         self.identity = _identity(self._version)
         reader = _HttpStream(self._resource, response)
         head = bytearray(self.head_size)
-        self.head = bytes(head[: readers.fill(reader, memoryview(head))])
+        self._begin(bytes(head[: readers.fill(reader, memoryview(head))]))
         reader.replay = self.head
         self._first = reader
+
+    def _begin(self, head: bytes) -> None:
+        """Set the first bytes. Raises ``errors.Unsupported`` for a content coding that is not undone."""
+        self.head = head
+        if self._version is not None:
+            coding.check(self._version.encoding, head)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -204,11 +214,17 @@ class HttpSource(base.Source):
         return end - start + 1
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
-        changed = self._version and self._version.difference(_version(response, size))
+        now = _version(response, size)
+        if self._version and response.status_code < 300 and self._version.encoding != now.encoding:
+            self._resource.drop(response)
+            codings = f"{self._version.encoding} and {now.encoding}"
+            reason = f"{self.name}: responses with different content encodings: {codings}; correct the server"
+            raise errors.SourceError(reason=reason)
+        changed = self._version and self._version.difference(now)
         if changed:
             self._resource.drop(response)
-            what, before, now = changed
-            raise errors.SourceChanged(url=self.name, what=what, before=before, now=now)
+            what, before, after = changed
+            raise errors.SourceChanged(url=self.name, what=what, before=before, now=after)
 
 
 class _HttpStream:
@@ -284,7 +300,12 @@ def _length(response: requests.Response) -> int | None:
 
 
 def _version(response: requests.Response, size: int | None) -> Version:
-    return Version(response.headers.get("ETag"), response.headers.get("Last-Modified"), size)
+    return Version(
+        response.headers.get("ETag"),
+        response.headers.get("Last-Modified"),
+        size,
+        coding.normal(response.headers.get("Content-Encoding", "")),
+    )
 
 
 def _identity(version: Version) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from cdi_worker.sources.web import connections, proxies
 USER_AGENT = "cdi-worker/0.1"
 MAX_REDIRECTS = 10
 LARGEST_ERROR = 64 * 1024
+#: Seconds for the body of a small response: a document, an error.
+SMALL_TIME = 60.0
 
 
 def on_the_wire(text: str) -> str:
@@ -107,21 +110,24 @@ def status_error(url: str, response: requests.Response) -> errors.Error:
     return errors.Unreachable(url=url, reason=message + advice)
 
 
-def body(response: requests.Response, limit: int) -> bytes:
+def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -> bytes:
     """Return the body of a small response; of a larger one, the first ``limit`` + 1 bytes.
 
-    Reads until an empty result: only then urllib3 reports a connection that ended too early.
+    Reads until an empty result: only then urllib3 reports a connection that ended too early. Raises
+    ``TimeoutError`` after ``seconds``: the time-out of the socket starts again with every byte.
     """
-    data = b""
-    while len(data) <= limit and (piece := response.raw.read(limit + 1 - len(data), decode_content=True)):
+    data, end = b"", time.monotonic() + seconds
+    while len(data) <= limit and (piece := response.raw.read1(limit + 1 - len(data), decode_content=True)):
         data += piece
+        if time.monotonic() > end:
+            raise TimeoutError("timed out")
     return data
 
 
 def error_text(response: requests.Response) -> str:
     """Return the beginning of the body of an error response; empty if the connection breaks."""
     try:
-        return str(response.raw.read(LARGEST_ERROR, decode_content=True).decode(errors="replace"))
+        return body(response, LARGEST_ERROR).decode(errors="replace")
     except (urllib3.exceptions.HTTPError, OSError):
         return ""
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import fcntl
 import http.server
+import itertools
 import select
 import socket
 import struct
@@ -26,6 +27,7 @@ from tests.support import threaded, tls
 from tests.support.pages import Page, Request
 
 KiB = 1 << 10
+PLAIN = Page()
 
 
 class Server(threaded.Threaded):
@@ -169,6 +171,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers["Connection"] = "close"
             self.close_connection = True
         request.status = status
+        self._repeat(*page.before)
         self.send_response(status)
         for name, value in {**headers, **page.headers}.items():
             if value is not None:
@@ -196,14 +199,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._stall()
         elif end < len(data):
             self._reset()
-        elif page.framing == "chunked":
-            self.wfile.write(b"0\r\n\r\n")
+        else:
+            self._repeat(*page.tail, page)
+            if page.framing == "chunked":
+                self.wfile.write(b"0\r\n")
+                self._repeat(*page.trailers)
+                self.wfile.write(b"\r\n")
 
     def _send(self, piece: memoryview, page: Page) -> None:
         if page.framing == "chunked":
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)))
         else:
             self.wfile.write(piece)
+
+    def _repeat(self, data: bytes, times: int | None, page: Page = PLAIN) -> None:
+        for _ in itertools.count() if times is None else range(times):
+            if self.server.server.stopping.is_set():
+                break
+            self._send(memoryview(data), page)
 
     def _stall(self) -> None:
         """Wait until the client disconnects."""

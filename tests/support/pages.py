@@ -46,6 +46,11 @@ class Page:
     silent: bool = False
     #: Bytes to send at a time, and seconds to wait after each.
     drip: tuple[int, float] | None = None
+    #: Sent before the status, after the last chunk of a chunked body, and after the body: some bytes, and how
+    #: often; None: until the client disconnects.
+    before: tuple[bytes, int | None] = (b"", 0)
+    trailers: tuple[bytes, int | None] = (b"", 0)
+    tail: tuple[bytes, int | None] = (b"", 0)
 
     def refusal(self, headers: Mapping[str, str]) -> Page | None:
         """Return the error page for a request that may not have the page, else None."""

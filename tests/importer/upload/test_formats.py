@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import zlib
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,15 @@ def test_streamable_format_needs_no_scratch(
         body = disks.wrapped(variant, compression).read_bytes()
         assert server.ask("POST", SYNC, body).status == 200
     oracle.same(disk, disks.expected(variant))
+
+
+def test_content_encoding_is_undone_or_refused(server: uploads.Server, disk: Path) -> None:
+    deflated = server.ask("POST", SYNC, zlib.compress(DATA), {"Content-Encoding": "deflate"})
+    assert (deflated.status, "content encoding 'deflate'" in deflated.text) == (400, True), deflated.text
+    assert server.ask("POST", SYNC, DATA, {"Content-Encoding": "gzip"}).status == 400
+    oracle.unusable(disk)
+    assert server.ask("POST", SYNC, gzip.compress(DATA), {"Content-Encoding": "gzip"}).status == 200
+    assert disk.read_bytes() == DATA
 
 
 def test_other_formats_need_scratch(

@@ -54,6 +54,7 @@ def test_every_response_has_the_protocol_version(server: uploads.Server) -> None
         (401, ("HEAD", location, None, TUS, None)),
         (409, ("PATCH", location, b"", wrong)),
         (415, ("PATCH", location, b"", {**TUS, "Upload-Offset": "0"})),
+        (415, ("PATCH", location, b"", {**MORE, "Upload-Offset": "0", "Content-Encoding": "br"})),
         (204, ("DELETE", location, None, TUS)),
     ]
     with server.connect() as connection:

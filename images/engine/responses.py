@@ -1,0 +1,97 @@
+"""HTTP responses whose head and trailers end: http.client limits neither their number nor their time.
+
+It skips only 100 Continue, in any number, and takes other interim responses (RFC 9110, 15.2) such as 103
+Early Hints for the final one. The overrides are of private methods, because ``begin`` has no hook.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from typing import Any, BinaryIO
+
+#: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
+LARGEST = 256 << 10
+SWITCHING_PROTOCOLS = 101
+
+
+class Endless(http.client.HTTPException):
+    """A head or trailers without an end."""
+
+
+class Response(http.client.HTTPResponse):
+    """A response; interim responses before it and trailers after it are skipped, up to a limit.
+
+    A socket with a timeout also limits the time: a head or trailers may take twice as long.
+    """
+
+    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self._timeout: float | None = sock.gettimeout()
+        self._plain = self.fp
+        # For CONNECT, http.client reads the head from here without ``begin``.
+        self._limit()
+
+    def begin(self) -> None:
+        try:
+            super().begin()
+        finally:
+            self._unlimit()
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            version, status, reason = super()._read_status()  # type: ignore[misc]
+            if not 100 <= status < 200 or status == SWITCHING_PROTOCOLS:
+                return version, status, reason
+            http.client.parse_headers(self.fp)
+
+    def _read_and_discard_trailer(self) -> None:
+        self._plain = self.fp
+        self._limit()
+        try:
+            super()._read_and_discard_trailer()  # type: ignore[misc]
+        finally:
+            self._unlimit()
+
+    def _limit(self) -> None:
+        self.fp: Any = _Lines(self._plain, None if self._timeout is None else 2 * self._timeout)
+
+    def _unlimit(self) -> None:
+        # None: http.client has closed the response.
+        if self.fp is not None:
+            self.fp = self._plain
+
+
+class _Lines:
+    """Lines of at most ``LARGEST`` bytes in total, that arrive within ``seconds``."""
+
+    def __init__(self, plain: BinaryIO, seconds: float | None) -> None:
+        self._plain: Any = plain
+        self._left = LARGEST
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def readline(self, limit: int) -> bytes:
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            if self._end is not None and time.monotonic() > self._end:
+                raise TimeoutError("timed out")
+            # One read of the socket: a whole line of single bytes would take as many timeouts.
+            held = self._plain.peek(1)
+            if not held:
+                break
+            part = self._plain.readline(min(limit - len(line), len(held)))
+            line += part
+            self._left -= len(part)
+            if self._left < 0:
+                raise Endless("interim responses, headers or trailers without end")
+        return line
+
+    def flush(self) -> None:
+        self._plain.flush()
+
+    def close(self) -> None:
+        self._plain.close()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._plain.closed)

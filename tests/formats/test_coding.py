@@ -1,0 +1,46 @@
+"""Content codings are undone or refused, never written to a disk."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+
+import pytest
+import zstandard
+
+from cdi_worker import errors
+from cdi_worker.formats import coding
+
+DATA = b"a disk" * 1000
+PACKED = {
+    "gzip": gzip.compress(DATA),
+    "zstd": zstandard.compress(DATA),
+    "bzip2": bz2.compress(DATA),
+    "xz": lzma.compress(DATA),
+}
+
+
+@pytest.mark.parametrize("header", ["", "identity", " Identity ", "aws-chunked", "aws-chunked,identity", ","])
+def test_identity_is_accepted(header: str) -> None:
+    coding.check(header, DATA)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_compression_that_is_undone_is_accepted(name: str) -> None:
+    for header in (name, name.upper(), f"x-{name}", f"identity, {name}", f"{name},aws-chunked"):
+        coding.check(header, PACKED[name])
+        coding.check(header, b"")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_header_that_contradicts_the_content_is_refused(name: str) -> None:
+    with pytest.raises(errors.Unsupported, match=f"content encoding '{name}', but it is not {name}"):
+        coding.check(name, DATA)
+
+
+@pytest.mark.parametrize("header", ["br", "deflate", "compress", "gzip, gzip", "gzip, br", "dcb", "x" * 5000])
+def test_unknown_coding_is_refused(header: str) -> None:
+    with pytest.raises(errors.Unsupported, match="sent with the content encoding") as caught:
+        coding.check(header, PACKED["gzip"])
+    assert len(str(caught.value)) < 250

@@ -1,0 +1,92 @@
+"""Content-Encoding: what is not undone is refused, on every source that speaks HTTP, and never written."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import zlib
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.sources import base
+from cdi_worker.sources.registry import locations as registry_locations
+from tests.support import gcs_objects, http_disk, misbehave, pulled, s3_objects
+from tests.support.containers import Image, disk, layer
+
+DISK = http_disk.DATA
+#: The disk as a server may encode it, which no signature shows.
+DEFLATED = zlib.compress(DISK)
+
+
+def encoded(body: bytes, encoding: str, **faults: object) -> misbehave.Page:
+    return dataclasses.replace(http_disk.GOOD, body=body, headers={"Content-Encoding": encoding}, **faults)  # type: ignore[arg-type]
+
+
+def imported(url: str, target: Path) -> bytes:
+    cdi_worker.run(cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target)))
+    return target.read_bytes()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, br", "gzip"])
+def test_unknown_or_wrong_encoding_is_refused(
+    server: misbehave.Server, tmp_path: Path, encoding: str, ranges: bool
+) -> None:
+    url = server.serve("/disk", encoded(DEFLATED, encoding, ranges=ranges))
+    with pytest.raises(errors.Unsupported, match=f"content encoding '{encoding}'"):
+        imported(url, tmp_path / "disk.img")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_gzip_is_undone(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+    """As servers send it for files that end in .gz."""
+    url = server.serve("/disk.gz", encoded(gzip.compress(DISK), "x-gzip", ranges=ranges))
+    assert imported(url, tmp_path / "disk.img") == DISK
+
+
+def test_encoding_of_later_ranges_is_checked(server: misbehave.Server) -> None:
+    url = server.serve("/disk", (http_disk.GOOD, 1), encoded(DISK, "br"))
+    with http_disk.opened(url) as source:
+        with pytest.raises(errors.SourceError, match=r"different content encodings: identity and br"):
+            source.read_range(300_000, memoryview(bytearray(1000)))
+        with pytest.raises(errors.SourceError, match=r"different content encodings: identity and br"):
+            source.stream(0)
+
+
+def test_encoding_of_an_error_page_does_not_matter(server: misbehave.Server) -> None:
+    gone = misbehave.Page(b"", status=416, headers={"Content-Encoding": "gzip"})
+    url = server.serve("/disk", (http_disk.GOOD, 1), gone)
+    with http_disk.opened(url) as source, pytest.raises(errors.NoRanges):
+        source.read_range(300_000, memoryview(bytearray(1000)))
+
+
+def test_s3_object_with_an_encoding_is_checked(server: misbehave.Server) -> None:
+    with pytest.raises(errors.Unsupported, match="content encoding 'br'"):
+        s3_objects.opened(server.serve("/b/k", encoded(DISK, "br"))).__enter__()
+    # Stored by mistake with objects that an SDK uploaded in chunks.
+    with s3_objects.opened(server.serve("/b/k", encoded(DISK, "aws-chunked"))) as source:
+        assert http_disk.whole(source) == DISK
+
+
+def test_gcs_object_with_an_encoding_is_checked(server: misbehave.Server) -> None:
+    page = gcs_objects.media()
+    page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "br"})
+    with pytest.raises(errors.Unsupported, match="content encoding 'br'"):
+        gcs_objects.opened(gcs_objects.serve(server, page)).__enter__()
+
+
+def test_blob_is_known_by_its_digest(server: misbehave.Server) -> None:
+    """Registries behind a CDN send gzip for a layer that is one."""
+    image = Image((layer(*disk(pulled.DISK)),))
+    server.serve("/v2/r/manifests/latest", misbehave.Page(image.manifest.data))
+    for blob in image.blobs:
+        encoding = {"Content-Encoding": "gzip"} if blob in image.layers else {}
+        server.serve(f"/v2/r/blobs/{blob.digest}", misbehave.Page(blob.data, headers=encoding))
+    endpoint = f"docker://127.0.0.1:{server.port}/r"
+    location = registry_locations.Registry(endpoint, base.Access(insecure=True))
+    with pulled.source(location) as source:
+        assert pulled.read(source) == pulled.DISK
