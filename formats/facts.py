@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 #: Larger than any volume, and small enough that no computed offset overflows 64 bits.
 MAX_VIRTUAL_SIZE = 64 << 40
+#: qemu-img keeps a whole block map in memory, within its limit of address space and next to our own memory
+#: in a pod of 600M. 64 MiB map 16 TiB in the blocks of a VDI (1 MiB), more in those of other formats.
+MAX_TABLE = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Facts:
     ``virtual_size``: bytes of the disk; None: not known yet (a raw stream of unknown length, metadata
     beyond the head). ``complete``: all checks were made; if not, they must be repeated with random access
     before another program opens the image. ``backing``: the name of the backing file that was allowed.
+    ``raw``: how many bytes of the file are the disk, for a format that is a raw disk and a footer.
+    ``geometry``: of two sizes in the image, the disk has that of the geometry (VHD).
     ``layout``: set if the built-in reader supports the image; ``unplaceable``: why it does not, although it
     supports the format.
     """
@@ -29,6 +34,8 @@ class Facts:
     virtual_size: int | None
     complete: bool = True
     backing: str | None = None
+    raw: int | None = None
+    geometry: bool = False
     layout: mapped.Layout | None = None
     unplaceable: str = ""
 
@@ -43,3 +50,13 @@ def check_size(name: str, virtual_size: int) -> None:
     if not 0 < virtual_size <= MAX_VIRTUAL_SIZE:
         reason = f"the virtual size is {virtual_size} bytes, expected 1 to {MAX_VIRTUAL_SIZE} bytes"
         raise refuse(name, "virtual_size", reason)
+
+
+def check_table(name: str, length: int) -> None:
+    """Refuse a block map of more bytes than qemu-img may use for it."""
+    if length > MAX_TABLE:
+        reason = (
+            f"the block map has {length} bytes, at most {MAX_TABLE} are supported; "
+            "convert the image to qcow2 first"
+        )
+        raise refuse(name, "table", reason)

@@ -44,6 +44,8 @@ def check(view: views.View) -> facts.Facts:
         raise facts.refuse("vdi", "header", "the block size is not 1 MiB")
     if header.blocks * _BLOCK < header.virtual_size:
         raise facts.refuse("vdi", "header", "the block map is too small for the virtual size")
+    # QEMU reads the map of all blocks, not only of those that the disk has.
+    facts.check_table("vdi", 4 * header.blocks)
     return facts.Facts("vdi", header.virtual_size)
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from cdi_worker.formats import facts, views
 
+_HEADERS = (64 << 10, 128 << 10)
+_LOG_LENGTH = 68  # in a header, section 2.2.2
 _REGIONS = 192 << 10
 _TABLE = 64 << 10
 _ENTRY = 32
@@ -80,7 +82,18 @@ def check(view: views.View) -> facts.Facts:
     if disk.bat[1] < 8 * disk.bat_entries:
         reason = "the block allocation table is too small for the virtual size"
         raise facts.refuse("vhdx", "metadata", reason)
+    facts.check_table("vhdx", disk.bat[1])
+    _check_logs(view)
     return facts.Facts("vhdx", disk.virtual_size)
+
+
+def _check_logs(view: views.View) -> None:
+    """Refuse a log that takes more memory to read than Hyper-V and QEMU ever write (1 MiB)."""
+    for header in _HEADERS:
+        (length,) = struct.unpack("<I", view.at(header + _LOG_LENGTH, 4))
+        if length > facts.MAX_TABLE:
+            reason = f"the log has {length} bytes, at most {facts.MAX_TABLE} are supported"
+            raise facts.refuse("vhdx", "table", reason)
 
 
 def required_length(view: views.View) -> int:

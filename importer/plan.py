@@ -51,7 +51,9 @@ class Content:
 
     ``virtual_size``: in bytes, None while unknown (until the end of a compressed raw disk). ``layout``: of an
     image that our own reader supports; ``unplaceable``: why it does not support this image of its format.
-    ``head``: the first bytes after decompression, which were checked.
+    ``raw``: bytes of the source that are a raw disk, if a footer follows it (fixed VHD). ``footer``: bytes at
+    the end of a stream that may be such a footer, which is known only then. ``head``: the first bytes after
+    decompression, which were checked.
     """
 
     format: str = "raw"
@@ -59,6 +61,8 @@ class Content:
     virtual_size: int | None = None
     layout: mapped.Layout | None = None
     unplaceable: str = ""
+    raw: int | None = None
+    footer: int = 0
     head: bytes = dataclasses.field(default=b"", repr=False)
 
 
@@ -107,7 +111,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if content.format == "tar":
         raise errors.Unsupported(reason="a tar archive is not a disk; import it with content type archive")
     size = content.virtual_size
-    if size is not None and size > space.available:
+    if size is not None and size - content.footer > space.available:
         raise errors.TooLarge(virtual_size=size, available=space.available)
     chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
     crowded = content.layout is not None and content.layout.crowded
@@ -124,7 +128,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
 def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
     at_random = offer.ranges and not content.compressions and wanted.checksum is None
     forward = _why_forward(wanted, offer, content)
-    if content.format in {"raw", "iso"}:
+    if content.format in {"raw", "iso"} or content.raw is not None:
         if offer.extents and at_random:
             return Plan(
                 Route.EXTENTS, "raw disk, the source reports its holes: only data is copied", random=True

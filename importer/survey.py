@@ -18,6 +18,8 @@ from cdi_worker.sources import base
 
 #: Bytes that hold at least one compressed block of bzip2 (900 kB of plain data).
 BZ2_BLOCK = 1 << 20
+#: Bytes of the footer of a VHD.
+FOOTER = 512
 #: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
 
@@ -110,18 +112,22 @@ def examine(
     form = detected.format
     if detected.compressions:
         read = None
-    elif form == "raw" and read is not None and _is_fixed_vhd(read, source.size or 0):
+    elif form in {"raw", "iso"} and read is not None and _is_fixed_vhd(read, source.size or 0):
         form = "vhd"
     checked = safety.check(form, detected.head, read=read, size=source.size if read else None)
     size = checked.virtual_size
+    footer = 0
     if form in {"raw", "iso"}:
         size = None if detected.compressions or source.size is None else padded(source.size)
+        footer = 0 if read is not None else FOOTER
     return dataclasses.replace(
         found,
         format=form,
         virtual_size=size,
         layout=checked.layout,
         unplaceable=checked.unplaceable,
+        raw=checked.raw,
+        footer=footer,
     )
 
 
@@ -138,7 +144,7 @@ def _declared(
         reason = f"it has no backing file; a delta must have the backing file {previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
     size = checked.virtual_size if form != "raw" or source.size is None else padded(source.size)
-    return plan.Content(form, (), size, checked.layout, checked.unplaceable, source.head)
+    return plan.Content(form, (), size, checked.layout, checked.unplaceable, head=source.head)
 
 
 def _is_fixed_vhd(read: views.Read, size: int) -> bool:

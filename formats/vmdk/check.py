@@ -15,7 +15,10 @@ from cdi_worker.formats.vmdk import layout
 from cdi_worker.formats.vmdk.header import AT_END, SECTOR
 
 #: Maximum directory entries: 64 TiB need 2 Mi with the usual grains of 64 KiB.
-_MAX_DIRECTORY = 16 << 20
+_MAX_DIRECTORY = facts.MAX_TABLE // 4
+#: Maximum sectors of a compressed grain. QEMU allocates three of them for each of 16 reads, and decompresses
+#: the whole grain for each. VMware writes grains of 64 KiB.
+_MAX_COMPRESSED = 2 << 11
 
 #: In a descriptor in lower case: its createType, and the types that keep the data in the same file.
 _TYPE = re.compile(r'createtype="([^"]*)"')
@@ -52,8 +55,13 @@ def _parse(head: bytes) -> vmdk_header.Header:
         )
         raise facts.refuse("vmdk", "subformat", reason)
     header = vmdk_header.parse(head)
+    if header.flags & vmdk_header.COMPRESSED and header.grain > _MAX_COMPRESSED:
+        reason = f"compressed grains of {header.grain} sectors, at most {_MAX_COMPRESSED} are supported"
+        raise facts.refuse("vmdk", "table", reason)
     # QEMU opens the files in the descriptor if the capacity is 0.
     facts.check_size("vmdk", header.capacity * SECTOR)
+    if header.directory_entries > _MAX_DIRECTORY:
+        raise facts.refuse("vmdk", "table", "the grains are too small for the virtual size")
     _check_parent(head[vmdk_header.DESCRIPTOR])
     _check_descriptor(_descriptor(header, head))
     return header
@@ -103,8 +111,6 @@ def required_length(view: views.View) -> int:
     if header.directory == AT_END:
         header = vmdk_header.parse_footer(header, view.tail(vmdk_header.FOOTER))
     count = header.directory_entries
-    if count > _MAX_DIRECTORY:
-        raise facts.refuse("vmdk", "header", "the grains are too small for the virtual size")
     required = header.directory * SECTOR + 4 * count
     last = 0
     for _, directory in view.table(header.directory * SECTOR, count, "<I"):

@@ -3,8 +3,8 @@
 qemu-img never probes a format: every image is given as a JSON node with its driver, so that a file name can
 neither add options nor select a protocol.
 
-The virtual size is qemu's. For ``vhd`` that is the geometry (cylinders, heads, sectors) in the footer, except
-for some creators whose size field is valid (block/vpc.c). Upstream CDI's ``qemu-img convert`` does the same.
+The virtual size is qemu's. For ``vhd``, which has two sizes in its footer, the caller selects one: qemu's
+choice depends on its version (block/vpc.c) and may cut off data.
 """
 
 from __future__ import annotations
@@ -48,23 +48,29 @@ class Follow:
     watch: process.Watch | None = None
 
 
-def local(path: str | os.PathLike[str], kind: str) -> Node:
-    """Return the node of an image in a file or on a block device; ``kind``: a name of ``formats.detect``."""
+def local(path: str | os.PathLike[str], kind: str, *, geometry: bool = False) -> Node:
+    """Return the node of an image in a file or on a block device; ``kind``: a name of ``formats.detect``.
+
+    ``geometry``: a VHD has the size of its geometry, not that of its size field.
+    """
     path = pathlib.Path(path).absolute()
     driver = "host_device" if path.is_block_device() else "file"
-    return _image(kind, {"driver": driver, "filename": str(path)})
+    return _image(kind, {"driver": driver, "filename": str(path)}, geometry)
 
 
-def exported(socket: str | os.PathLike[str], kind: str) -> Node:
-    """Return the node of an image on an NBD server on a unix socket."""
-    return _image(kind, {"driver": "nbd", "server": {"type": "unix", "path": os.fspath(socket)}})
+def exported(socket: str | os.PathLike[str], kind: str, *, geometry: bool = False) -> Node:
+    """Return the node of an image on an NBD server on a unix socket. ``geometry``: see ``local``."""
+    return _image(kind, {"driver": "nbd", "server": {"type": "unix", "path": os.fspath(socket)}}, geometry)
 
 
-def _image(kind: str, file: Node) -> Node:
+def _image(kind: str, file: Node, geometry: bool) -> Node:
     if (driver := _DRIVERS.get(kind, kind)) == "raw":
         return {"driver": driver, "file": file}
     # Ignore a backing file in the header. The safety check refuses such images; this is a second barrier.
-    return {"driver": driver, "backing": None, "file": file}
+    node: Node = {"driver": driver, "backing": None, "file": file}
+    if driver == "vpc":
+        node["force_size_calc"] = "chs" if geometry else "current_size"
+    return node
 
 
 def virtual_size(source: Node, follow: Follow = Follow()) -> int:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from cdi_worker import errors, survey
-from cdi_worker.formats import checksum, detect, safety, views
+from cdi_worker.formats import checksum, detect, facts, safety, views
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.export import server
@@ -24,13 +24,13 @@ def convert(job: Job) -> None:
     any other route; qemu's and nbdkit's own clients have none of these rules.
     """
     fetcher = job.fetcher(job.count)
-    # The survey has checked everything else, and the fetcher returns to qemu-img the bytes that were checked.
-    # These tables may be too long to keep, and no file that qemu-img opens depends on them.
-    safety.check_length(job.content.format, fetcher.read, fetcher.size)
+    # The fetcher returns to qemu-img the bytes that the survey has checked. The tables that are read here may
+    # be too long to keep, and no file that qemu-img opens depends on them.
+    found = _checked(job, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
     # Closing the export sets the scope, which ends all its reads.
     with server.Export(fetcher.fill, fetcher.size, job.scope, parallel=parallel) as export:
-        image = qemu_img.exported(export.socket, job.content.format)
+        image = qemu_img.exported(export.socket, job.content.format, geometry=found.geometry)
         _convert(job, image, _fitting_size(job, image), "transfer")
 
 
@@ -40,15 +40,19 @@ def spool(job: Job) -> None:
         path = kept.path("image")
         size = download(job, path)
         job.source.verify()
-        form = job.content.format
         with open(path, "rb") as stream:
-            read = reader(stream.fileno())
-            safety.check(form, read(0, detect.HEAD), read=read, size=size)
-            safety.check_length(form, read, size)
-        image = qemu_img.local(path, form)
+            found = _checked(job, reader(stream.fileno()), size)
+        image = qemu_img.local(path, job.content.format, geometry=found.geometry)
         fitting = _fitting_size(job, image)
         job.accept()
         _convert(job, image, fitting, "convert")
+
+
+def _checked(job: Job, read: views.Read, size: int) -> facts.Facts:
+    form = job.content.format
+    found = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
+    safety.check_length(form, read, size)
+    return found
 
 
 @contextlib.contextmanager

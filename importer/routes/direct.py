@@ -62,28 +62,45 @@ def _extents_ordered(job: Job) -> None:
 
 
 def _extents_ranges(job: Job) -> None:
-    size = job.source.size or 0
+    size = _size(job)
     job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.fetch_into(out, noted, data(job, out, job.source.extents() or ()))
+        job.fetch_into(out, noted, data(job, out, _before(size, job.source.extents() or ())))
         job.commit(out, size)
 
 
 def _stream_ranges(job: Job) -> None:
-    size = job.source.size or 0
+    size = _size(job)
     job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
         job.fetch_into(out, noted, [fetch.Range(0, size)])
         job.commit(out, size)
 
 
+def _size(job: Job) -> int:
+    """Return the bytes of the source that are the raw disk, without the footer of a fixed VHD."""
+    return (job.source.size or 0) if job.content.raw is None else job.content.raw
+
+
+def _before(end: int, extents: Iterable[base.Extent]) -> Iterator[base.Extent]:
+    """Yield the parts of the extents before ``end``."""
+    for extent in extents:
+        if extent.offset < end:
+            yield dataclasses.replace(extent, length=min(extent.length, end - extent.offset))
+
+
 def _stream_ordered(job: Job) -> None:
     job.progress.phase("transfer", job.source.size)
     with job.open_target(None) as out:
         with job.plain() as reader:
-            # The last sector of a raw stream may be the footer of a fixed VHD; that is known only at the end.
-            disk = reader if job.source.format else vhd.WithoutFooter(reader)
-            size = copy.copy_ordered(disk, out, limit=job.limit, scope=job.scope)
+            if job.source.format:
+                size = copy.copy_ordered(reader, out, limit=job.limit, scope=job.scope)
+            else:
+                # The last sector may be the footer of a fixed VHD; that is known only at the end.
+                disk = vhd.WithoutFooter(reader)
+                size = copy.copy_ordered(disk, out, limit=job.limit, scope=job.scope)
+                if disk.footer:
+                    vhd.check_fixed(disk.footer, size)
         job.commit(out, size)
 
 
