@@ -1,0 +1,478 @@
+"""``os``, ``fcntl``, ``ctypes`` and ``socket`` of a simulated process, on a simulated disk."""
+
+from __future__ import annotations
+
+import ctypes as real_ctypes
+import dataclasses
+import errno
+import fcntl as real_fcntl
+import os as real_os
+import stat
+import struct
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation import disk as disks
+from tests.simulation import scheduler as schedulers
+
+_TYPES = stat.S_IFDIR, stat.S_IFBLK
+#: From linux/fs.h and linux/falloc.h, as in images/kernel.
+_BLKSSZGET = 0x1268
+_BLKZEROOUT = 0x127F
+_PUNCH_HOLE = 0x02
+_ZERO_RANGE = 0x10
+_KEEP_SIZE = 0x01
+
+
+@dataclasses.dataclass
+class Storing:
+    """What the storage supports, and how often a call fails: probabilities of one call.
+
+    ``locks``: open-file-description locks and exclusive opens are seen by other nodes, too.
+    """
+
+    direct: bool = True
+    punch: bool = True
+    zero: bool = True
+    allocate: bool = True
+    locks: bool = True
+    sector: int = 512
+    fails: float = 0.0
+    full: float = 0.0
+    short: float = 0.0
+    slow: float = 0.0
+
+
+class Open:
+    """An open file description."""
+
+    def __init__(self, inode: disks.Inode, flags: int, path: str) -> None:
+        self.inode = inode
+        self.flags = flags
+        self.path = path
+        self.position = 0
+
+
+class Machine:
+    """The system calls of one process. ``faults``: those of this process, which the world changes.
+
+    ``wrote``: called before each change of a disk with the inode.
+    """
+
+    def __init__(
+        self,
+        process: schedulers.Process,
+        disk: disks.Disk,
+        storing: Storing,
+        wrote: Callable[[schedulers.Process, disks.Inode, str], object],
+    ) -> None:
+        self.process = process
+        self.disk = disk
+        self.storing = storing
+        self._wrote = wrote
+        self._files: dict[int, Open] = {}
+        process.at_end.append(self._release)
+
+    # -- helpers
+
+    def _begin(self, call: str, *details: object, changes: disks.Inode | None = None) -> None:
+        """Enter a system call: it may fail, or take long."""
+        world = schedulers.active()
+        world.step(call, *details)
+        if changes is None:
+            return
+        storing, dice = self.storing, world.dice
+        if dice.random() < storing.slow:
+            world.sleep(dice.choice((0.1, 3.0, 40.0)))
+        self._wrote(self.process, changes, call)
+        if dice.random() < storing.fails:
+            raise self._error(errno.EIO)
+        if call in {"pwrite", "fallocate", "open"} and dice.random() < storing.full:
+            storing.full = 1.0
+            raise self._error(errno.ENOSPC)
+
+    def _error(self, number: int, path: object = None) -> OSError:
+        world = schedulers.active()
+        world.note("error", errno.errorcode[number])
+        return OSError(number, real_os.strerror(number), path)
+
+    def _file(self, fd: int) -> Open:
+        try:
+            return self._files[fd]
+        except KeyError:
+            raise self._error(errno.EBADF) from None
+
+    def _find(self, path: Any) -> disks.Inode:
+        path = real_os.fspath(path)
+        if path in {"/data", "/data/."}:
+            return self.disk.directory
+        if path in self.disk.devices:
+            return self.disk.devices[path]
+        if path in {"/", "/dev"}:
+            return disks.Inode(stat.S_IFDIR)
+        if path.startswith("/data/") and path[6:] in self.disk.directory.entries:
+            return self.disk.directory.entries[path[6:]]
+        raise self._error(errno.ENOENT, path)
+
+    def _name(self, path: Any) -> str:
+        path = real_os.fspath(path)
+        assert path.startswith("/data/"), path
+        return path[6:]
+
+    def _release(self) -> None:
+        for fd in list(self._files):
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        opened = self._files.pop(fd)
+        holders = _held(opened.inode)
+        holders[:] = [each for each in holders if each[0] is not opened]
+
+    # -- opening
+
+    def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        path = real_os.fspath(path)
+        self._begin("open", path)
+        if path.startswith("/proc/self/fd/"):
+            inode = self._file(int(path.rpartition("/")[2])).inode
+        elif flags & real_os.O_TMPFILE == real_os.O_TMPFILE:
+            inode = disks.Inode(stat.S_IFREG)
+        else:
+            inode = self._open_named(path, flags)
+        if flags & real_os.O_DIRECT and not self.storing.direct:
+            raise self._error(errno.EINVAL, path)
+        opened = Open(inode, flags, path)
+        if inode.is_device and flags & real_os.O_EXCL and not self._take(opened, "exclusive"):
+            raise self._error(errno.EBUSY, path)
+        if flags & real_os.O_TRUNC and stat.S_ISREG(inode.kind):
+            inode.data.resize(0)
+        fd = next(number for number in range(3, 1 << 16) if number not in self._files)
+        self._files[fd] = opened
+        return fd
+
+    def _open_named(self, path: str, flags: int) -> disks.Inode:
+        try:
+            inode = self._find(path)
+        except FileNotFoundError:
+            if not flags & real_os.O_CREAT:
+                raise
+            inode = disks.Inode(stat.S_IFREG)
+            self._begin("create", path, changes=self.disk.directory)
+            self.disk.directory.change((self._name(path), inode))
+            return inode
+        if flags & real_os.O_CREAT and flags & real_os.O_EXCL:
+            raise self._error(errno.EEXIST, path)
+        if flags & real_os.O_DIRECTORY and not stat.S_ISDIR(inode.kind):
+            raise self._error(errno.ENOTDIR, path)
+        return inode
+
+    def _take(self, opened: Open, kind: str) -> bool:
+        holders = _held(opened.inode)
+        for other, what, node in holders:
+            same_node = node == self.process.node
+            if (
+                other is not opened
+                and what == kind
+                and (same_node or (self.storing.locks and kind == "lock"))
+            ):
+                return False
+        holders.append((opened, kind, self.process.node))
+        return True
+
+    def close(self, fd: int) -> None:
+        self._begin("close", fd)
+        self._file(fd)
+        self._close(fd)
+
+    # -- reading and writing
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self._begin("pread", offset, length)
+        opened = self._file(fd)
+        self._check_direct(opened, offset, length)
+        return bytes(opened.inode.data.view[offset : offset + length])
+
+    def preadv(self, fd: int, buffers: list[Any], offset: int, flags: int = 0) -> int:
+        done = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            data = self.pread(fd, len(view), offset + done)
+            view[: len(data)] = data
+            done += len(data)
+        return done
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> int:
+        opened = self._file(fd)
+        self._begin("pwrite", offset, len(data), changes=opened.inode)
+        self._check_direct(opened, offset, len(data))
+        world = schedulers.active()
+        if len(data) > 4096 and world.dice.random() < self.storing.short:
+            data = data[: world.dice.randrange(1, len(data) // 512) * 512]
+        if opened.inode.is_device:
+            data = data[: max(0, len(opened.inode.data.view) - offset)]
+            if not data:
+                raise self._error(errno.ENOSPC)
+        opened.inode.data.write(offset, bytes(data))
+        return len(data)
+
+    def _check_direct(self, opened: Open, offset: int, length: int) -> None:
+        if opened.flags & real_os.O_DIRECT:
+            if offset % self.storing.sector or length % self.storing.sector:
+                raise self._error(errno.EINVAL)
+            if not opened.inode.data._pending:
+                opened.inode.data.evict()
+
+    def lseek(self, fd: int, offset: int, whence: int) -> int:
+        opened = self._file(fd)
+        if whence in {real_os.SEEK_DATA, real_os.SEEK_HOLE}:
+            raise self._error(errno.EINVAL)
+        base = {
+            real_os.SEEK_SET: 0,
+            real_os.SEEK_CUR: opened.position,
+            real_os.SEEK_END: len(opened.inode.data.view),
+        }
+        opened.position = base[whence] + offset
+        return opened.position
+
+    def ftruncate(self, fd: int, length: int) -> None:
+        opened = self._file(fd)
+        self._begin("ftruncate", length, changes=opened.inode)
+        if length != len(opened.inode.data.view):
+            opened.inode.data.resize(length)
+
+    def fsync(self, fd: int) -> None:
+        opened = self._file(fd)
+        try:
+            self._begin("fsync", fd, changes=opened.inode)
+        except OSError:
+            world = schedulers.active()
+            opened.inode.data.fail_sync(world.dice)
+            raise
+        opened.inode.sync()
+
+    fdatasync = fsync
+
+    def posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
+        self._begin("posix_fadvise", offset, length)
+        self._file(fd).inode.data.evict()
+
+    # -- names
+
+    def stat(
+        self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True
+    ) -> real_os.stat_result:
+        self._begin("stat", path)
+        return _stat(self._file(path).inode if isinstance(path, int) else self._find(path))
+
+    def lstat(self, path: Any, *, dir_fd: int | None = None) -> real_os.stat_result:
+        return self.stat(path)
+
+    def fstat(self, fd: int) -> real_os.stat_result:
+        return _stat(self._file(fd).inode)
+
+    def readlink(self, path: Any) -> str:
+        raise self._error(errno.EINVAL, path)
+
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+        inode = self._find(path)
+        self._begin("unlink", path, changes=self.disk.directory)
+        inode.links -= 1
+        self.disk.directory.change((self._name(path), None))
+
+    remove = unlink
+
+    def rename(self, old: Any, new: Any) -> None:
+        self._begin("rename", old, new, changes=self.disk.directory)
+        inode = self._find(old)
+        directory = self.disk.directory
+        replaced = directory.entries.get(self._name(new))
+        if replaced is inode:
+            return
+        if replaced is not None:
+            replaced.links -= 1
+        directory.change((self._name(old), None), (self._name(new), inode))
+
+    replace = rename
+
+    def statvfs(self, path: Any) -> Any:
+        self._begin("statvfs", path)
+        return types.SimpleNamespace(f_bavail=1 << 20, f_frsize=4096, f_bsize=4096, f_blocks=1 << 20)
+
+    def fchmod(self, fd: int, mode: int) -> None:
+        self._begin("fchmod", fd)
+        self._file(fd).inode.mode = mode
+
+    def umask(self, mask: int) -> int:
+        return 0o022
+
+    # -- system calls that Python's os module lacks
+
+    def fallocate(self, fd: int, mode: int, offset: int, length: int) -> None:
+        opened = self._file(fd)
+        self._begin("fallocate", mode, offset, length, changes=opened.inode)
+        supported = self.storing.allocate
+        if mode & _PUNCH_HOLE:
+            supported = self.storing.punch
+        elif mode & _ZERO_RANGE:
+            supported = self.storing.zero
+        if not supported or (opened.inode.is_device and not mode):
+            raise self._error(errno.EOPNOTSUPP)
+        data = opened.inode.data
+        end = offset + length
+        if mode & _KEEP_SIZE:
+            end = min(end, len(data.view))
+        if mode & (_PUNCH_HOLE | _ZERO_RANGE):
+            data.write(offset, bytes(max(0, end - offset)))
+        elif end > len(data.view):
+            data.resize(end)
+
+    def ioctl(self, fd: int, request: int, argument: bytes) -> bytes:
+        opened = self._file(fd)
+        if request == _BLKSSZGET:
+            return struct.pack("i", self.storing.sector)
+        assert request == _BLKZEROOUT, hex(request)
+        offset, length = struct.unpack("QQ", argument)
+        self._begin("zero_out", offset, length, changes=opened.inode)
+        if not opened.inode.is_device:
+            raise self._error(errno.ENOTTY)
+        opened.inode.data.write(offset, bytes(length))
+        return b""
+
+    def sync_file_range(self, fd: int, offset: int, length: int, flags: int) -> None:
+        opened = self._file(fd)
+        self._begin("sync_file_range", offset, length, flags, changes=opened.inode)
+
+    def syncfs(self, fd: int) -> None:
+        raise self._error(errno.ENOSYS)
+
+
+def _held(inode: disks.Inode) -> list[tuple[Open, str, int]]:
+    """Return who holds a lock of an inode."""
+    found: list[tuple[Open, str, int]] = inode.__dict__.setdefault("held", [])
+    return found
+
+
+def _stat(inode: disks.Inode) -> real_os.stat_result:
+    size = 0 if inode.is_device else len(inode.data.view)
+    mode = inode.kind | inode.mode
+    times = (0, 0, 0)
+    return real_os.stat_result(
+        (mode, inode.number, 1, inode.links, 1000, 1000, size, *times),
+        {"st_blocks": -(-size // 512), "st_rdev": inode.number if inode.is_device else 0},
+    )
+
+
+#: Names of ``os`` without system calls.
+_PURE = (
+    *("PathLike", "fsdecode", "fsencode", "fspath", "strerror", "error", "stat_result", "name"),
+    *("altsep", "curdir", "devnull", "extsep", "linesep", "pardir", "pathsep", "sep"),
+    *("SEEK_SET", "SEEK_CUR", "SEEK_END", "SEEK_DATA", "SEEK_HOLE", "POSIX_FADV_DONTNEED"),
+)
+
+_CALLS = [name for name in vars(Machine) if not name.startswith("_")]
+
+
+class _Calls(types.ModuleType):
+    """A module whose functions are system calls of the process that runs."""
+
+    def __init__(self, name: str, machines: dict[schedulers.Process, Machine], calls: list[str]) -> None:
+        super().__init__(name)
+        self._machines = machines
+        for call in calls:
+            setattr(self, call, self._calling(call))
+
+    def _calling(self, call: str) -> Callable[..., Any]:
+        def made(*args: Any, **options: Any) -> Any:
+            world = schedulers.running
+            assert world is not None, f"{call} outside of the simulation"
+            assert world.current is not None, f"{call} outside of the simulation"
+            return getattr(self._machines[world.current.process], call)(*args, **options)
+
+        made.__name__ = call
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self.__name__}.{name} is not simulated; add it to tests/simulation/kernel.py")
+
+
+class _Libc:
+    """The functions of the C library that images/kernel calls."""
+
+    def __init__(self, calls: Any, failed: Callable[[int], None]) -> None:
+        self.fallocate = _Function(calls.fallocate, failed)
+        self.sync_file_range = _Function(calls.sync_file_range, failed)
+        self.syncfs = _Function(calls.syncfs, failed)
+
+
+class _Function:
+    argtypes: tuple[Any, ...] = ()
+
+    def __init__(self, call: Callable[..., Any], failed: Callable[[int], None]) -> None:
+        self._call = call
+        self._failed = failed
+
+    def __call__(self, *args: Any) -> int:
+        try:
+            self._call(*args)
+        except OSError as err:
+            self._failed(err.errno or 0)
+            return -1
+        return 0
+
+
+class Socket:
+    """What a cancelled read shuts down; ``shut`` is called for it."""
+
+    def __init__(self, shut: Callable[[], object] = lambda: None) -> None:
+        self._shut = shut
+
+    def setsockopt(self, *_: object) -> None:
+        pass
+
+    def shutdown(self, _how: int) -> None:
+        self._shut()
+
+
+def modules(machines: dict[schedulers.Process, Machine]) -> dict[str, types.ModuleType]:
+    """Return the simulated modules."""
+    calls = _Calls("os", machines, _CALLS)
+    for name in _PURE:
+        setattr(calls, name, getattr(real_os, name))
+    for name in dir(real_os):
+        if name.startswith(("O_", "EX_", "W_", "R_", "F_")):
+            setattr(calls, name, getattr(real_os, name))
+    calls.supports_follow_symlinks = calls.supports_fd = calls.supports_dir_fd = set()
+    calls.urandom = lambda count: schedulers.active().dice.randbytes(count)  # noqa: PLW0108 (not active yet)
+    calls.getpid = lambda: 1
+    control = _Calls("fcntl", machines, ["ioctl"])
+    for name in dir(real_fcntl):
+        if name.isupper():
+            setattr(control, name, getattr(real_fcntl, name))
+    return {
+        "os": calls,
+        "fcntl": control,
+        "ctypes": _ctypes(calls),
+        "socket": _socket(),
+        "shutil": _Calls("shutil", machines, []),
+    }
+
+
+def _ctypes(calls: Any) -> types.ModuleType:
+    made = types.ModuleType("ctypes")
+    numbers = [0]
+    libc = _Libc(calls, lambda number: numbers.__setitem__(0, number))
+    made.__dict__.update(
+        {name: getattr(real_ctypes, name) for name in dir(real_ctypes) if name.startswith("c_")}
+    )
+    made.__dict__.update(CDLL=lambda *_, **__: libc, get_errno=lambda: numbers[0])
+    return made
+
+
+def _socket() -> types.ModuleType:
+    import socket
+
+    made = types.ModuleType("socket")
+    made.__dict__.update({name: getattr(socket, name) for name in dir(socket) if name.isupper()})
+    made.__dict__.update(socket=Socket, SocketType=Socket)
+    return made

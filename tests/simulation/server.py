@@ -1,0 +1,322 @@
+"""A simulated web server: objects with versions, and responses with faults.
+
+The product's HTTP source runs on it; what is simulated is the session of ``requests`` below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import re
+import struct
+from typing import Any
+
+import requests
+import requests.structures
+import urllib3.exceptions
+from isal import isal_zlib
+
+from tests.simulation import kernel
+from tests.simulation import scheduler as schedulers
+from tests.support import qcow2_parts
+
+#: Seconds after which a read without data fails (``wire.TIMEOUT``).
+READ_TIMEOUT = 60.0
+BLOCK = 64 << 10
+STATUSES = (
+    301,
+    400,
+    401,
+    403,
+    404,
+    405,
+    408,
+    409,
+    410,
+    412,
+    416,
+    418,
+    425,
+    429,
+    451,
+    500,
+    501,
+    502,
+    503,
+    504,
+    507,
+)
+
+
+@dataclasses.dataclass
+class Serving:
+    """The faults of the server towards one client: probabilities of one request, except as noted.
+
+    ``shift``: bytes by which all ranges are shifted, except from 0. ``busy``: seconds of Retry-After on every
+    request after the first ones. ``changes``: the object is replaced. ``whole``: a range is answered with the
+    whole object. ``lies``: wrong Content-Range or length. ``latency``: longest response time in seconds.
+    """
+
+    resets: float = 0.0
+    cuts: float = 0.0
+    stalls: float = 0.0
+    errors: float = 0.0
+    whole: float = 0.0
+    lies: float = 0.0
+    changes: float = 0.0
+    shift: int = 0
+    busy: float = 0.0
+    latency: float = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """One version of an object: ``disk`` is what the import must write, ``body`` what is served."""
+
+    disk: bytes
+    body: bytes
+
+
+class Object:
+    """An image on the server. ``identity``: strong, weak (the same for all versions), date or none."""
+
+    def __init__(
+        self, name: str, form: str, identity: str, size: int, dice: random.Random, *, has_replicas: bool
+    ) -> None:
+        self.name = name
+        self.form = form
+        self.identity = identity
+        self.size = size
+        self._dice = dice
+        self._versions: list[Version] = []
+        #: Whether replicas send different dates for the same version.
+        self.has_replicas = has_replicas and identity == "strong"
+        self.has_ranges = dice.random() < 0.85
+
+    @property
+    def versions(self) -> list[Version]:
+        """All versions, the newest last; the first is made when it is needed."""
+        if not self._versions:
+            self._versions.append(self._made())
+        return self._versions
+
+    @property
+    def now(self) -> Version:
+        return self.versions[-1]
+
+    def replace(self) -> None:
+        """Make a new version, of the same size for raw images."""
+        self.versions.append(self._made())
+
+    def headers(self, dice: random.Random) -> dict[str, str]:
+        """Return the headers that identify the version."""
+        number = len(self.versions)
+        day = 1 + (dice.randrange(2) if self.has_replicas else 0)
+        found = {"Last-Modified": f"Mon, {day:02} Jan 2024 00:00:00 GMT"}
+        if self.identity == "strong":
+            found["ETag"] = f'"{self.name}-{number}"'
+        if self.identity == "weak":
+            found["ETag"] = f'W/"{self.name}"'
+        return {} if self.identity == "none" else found
+
+    def _made(self) -> Version:
+        disk = _disk(self._dice, self.size)
+        if self.form == "gz":
+            return Version(disk, _gzip(disk))
+        if self.form == "qcow2":
+            return Version(disk, _qcow2(disk))
+        return Version(disk, disk)
+
+
+def _disk(dice: random.Random, size: int) -> bytes:
+    """Return a disk: blocks of noise and of zeros. The first one has no signature of a format."""
+    noise = _noise()
+    blocks = []
+    for start in range(0, size, BLOCK):
+        length = min(BLOCK, size - start)
+        at = dice.randrange(len(noise) - length)
+        blocks.append(noise[at : at + length] if start == 0 or dice.random() < 0.7 else bytes(length))
+    return b"RAW" + b"".join(blocks)[3:]
+
+
+@functools.cache
+def _noise() -> bytes:
+    return random.Random("noise").randbytes(4 << 20)
+
+
+def _gzip(data: bytes) -> bytes:
+    return isal_zlib.compress(data, 0, wbits=31)
+
+
+def _qcow2(disk: bytes) -> bytes:
+    """Return an image with clusters of 64 KiB in random order of creation: data clusters without holes."""
+    cluster = qcow2_parts.CLUSTER
+    clusters = [disk[at : at + cluster].ljust(cluster, b"\0") for at in range(0, len(disk), cluster)]
+    entries, data = [], []
+    for each in clusters:
+        entries.append(0 if not any(each) else (5 + len(data)) * cluster | qcow2_parts.COPIED)
+        if any(each):
+            data.append(each)
+    used = 5 + len(data)
+    parts = [
+        qcow2_parts.header(size=len(disk), l1=(1, 3 * cluster), refcounts=(cluster, 1)),
+        struct.pack(">Q", 2 * cluster),
+        struct.pack(f">{used}H", *[1] * used),
+        struct.pack(">Q", 4 * cluster | qcow2_parts.COPIED),
+        struct.pack(f">{len(entries)}Q", *entries),
+        *data,
+    ]
+    return b"".join(part.ljust(cluster, b"\0") for part in parts)
+
+
+class Session:
+    """What the HTTP source uses of ``requests.Session``."""
+
+    def __init__(self, served: Object, faults: Serving) -> None:
+        self._served = served
+        self._faults = faults
+        self._count = 0
+
+    def close(self) -> None:
+        pass
+
+    def request(self, method: str, url: str, *, headers: dict[str, str], **_: object) -> requests.Response:
+        world = schedulers.active()
+        asked = headers.get("Range", "")
+        world.step("request", self._served.name, asked)
+        world.sleep(self._faults.latency * world.dice.random())
+        self._count += 1
+        return self._answer(world, asked)
+
+    def _answer(self, world: schedulers.Scheduler, asked: str) -> requests.Response:
+        faults, dice, served = self._faults, world.dice, self._served
+        if dice.random() < faults.changes:
+            served.replace()
+            world.note("replaced", served.name, len(served.versions))
+        if dice.random() < faults.resets:
+            world.note("refused")
+            raise requests.exceptions.ConnectionError(ConnectionResetError(104, "Connection reset by peer"))
+        if faults.busy and self._count > 3:
+            return self._respond(503, b"", {"Retry-After": str(int(faults.busy))})
+        if dice.random() < faults.errors:
+            return self._respond(dice.choice(STATUSES), b"oh", {})
+        body = served.now.body
+        found = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
+        same = served.headers(dice)
+        if not found or not served.has_ranges or dice.random() < faults.whole:
+            return self._respond(200, body, {**same, "Content-Length": str(len(body))})
+        start, end = int(found[1]), min(len(body), int(found[2] or len(body)) + 1)
+        if start >= len(body):
+            return self._respond(416, b"", same)
+        return self._part(world, start, end, same)
+
+    def _part(
+        self, world: schedulers.Scheduler, start: int, end: int, same: dict[str, str]
+    ) -> requests.Response:
+        faults, dice, body = self._faults, world.dice, self._served.now.body
+        said, total = start, len(body)
+        if dice.random() < faults.lies:
+            said, end, total = dice.choice(
+                [
+                    (start + 512, end, total),
+                    (start, max(start + 1, end - 700), total),
+                    (start, end, total + 512),
+                ]
+            )
+            world.note("lie", said, end, total)
+        shift = faults.shift if start else 0
+        data = body[start + shift : end + shift].ljust(end - start, b"\0")
+        stated = {"Content-Range": f"bytes {said}-{end - 1}/{total}", "Content-Length": str(end - start)}
+        return self._respond(206, data, {**same, **stated})
+
+    def _respond(self, status: int, data: bytes, headers: dict[str, str]) -> requests.Response:
+        world = schedulers.active()
+        world.note("response", status, len(data))
+        made = requests.Response()
+        made.status_code = status
+        made.reason = "Simulated"
+        made.headers = requests.structures.CaseInsensitiveDict(headers)
+        made.raw = _Body(data, self._faults, "Content-Length" in headers)
+        return made
+
+
+class _Body:
+    """The body of a response: what the source uses of urllib3's."""
+
+    decode_content = False
+
+    def __init__(self, data: bytes, faults: Serving, has_length: bool) -> None:
+        world = schedulers.active()
+        self._rest = memoryview(data)
+        self._has_length = has_length
+        dice = world.dice
+        self._faults = faults
+        self._cut: int | None = dice.randrange(len(data)) if data and dice.random() < faults.cuts else None
+        self._stall: int | None = (
+            dice.randrange(len(data)) if data and dice.random() < faults.stalls else None
+        )
+        self._task: schedulers.Task | None = None
+        self._is_shut = False
+        # The parts that ``pinned`` uses to shut down the socket.
+        self.connection = self
+        self.answering = kernel.Socket(self._shut)
+        self.answer = None
+        self._given = 0
+
+    @property
+    def length_remaining(self) -> int | None:
+        return len(self._rest) if self._has_length else None
+
+    def read1(self, count: int) -> bytes:
+        world = schedulers.active()
+        world.step("receive", self._given)
+        self._wait(world, self._faults.latency * world.dice.random() / 4)
+        if self._stall is not None and self._given >= self._stall:
+            world.note("stall")
+            self._stall = None
+            self._wait(world, READ_TIMEOUT)
+            raise urllib3.exceptions.ReadTimeoutError(None, "/", "Read timed out.")  # type: ignore[arg-type]
+        if self._cut is not None and self._given >= self._cut:
+            world.note("cut", self._given)
+            if not self._has_length or world.dice.random() < 0.5:
+                raise urllib3.exceptions.ProtocolError(
+                    "Connection broken", ConnectionResetError(104, "reset")
+                )
+            raise urllib3.exceptions.IncompleteRead(self._given, len(self._rest))
+        count = min(count, 1 + world.dice.randrange(128 << 10))
+        for bound in (self._cut, self._stall):
+            if bound is not None:
+                count = min(count, max(1, bound - self._given))
+        data, self._rest = bytes(self._rest[:count]), self._rest[count:]
+        self._given += len(data)
+        return data
+
+    def read(self, count: int = -1, decode_content: bool = False) -> bytes:
+        return self.read1(len(self._rest) if count < 0 else count)
+
+    def close(self) -> None:
+        self._rest = memoryview(b"")
+
+    def release_conn(self) -> None:
+        pass
+
+    def _shut(self) -> None:
+        self._is_shut = True
+        if self._task is not None and schedulers.running:
+            schedulers.running.wake(self._task)
+
+    def _wait(self, world: schedulers.Scheduler, seconds: float) -> None:
+        if not self._is_shut:
+            self._task = world.current
+            world.park(seconds)
+            self._task = None
+        if self._is_shut:
+            raise urllib3.exceptions.ProtocolError(
+                "Connection broken", ConnectionResetError(104, "shut down")
+            )
+
+
+def session(served: Object, faults: Serving) -> Any:
+    """Return a session for the HTTP source."""
+    return Session(served, faults)

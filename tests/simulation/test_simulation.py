@@ -1,0 +1,78 @@
+"""The law holds in simulated worlds, and the simulator is one: repeatable, and able to find faults."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+
+from tests.simulation import __main__ as simulation
+from tests.simulation import disk, threads
+from tests.simulation import scheduler as schedulers
+from tests.simulation import world as worlds
+from tests.support import processes
+
+SEEDS = 300
+#: Tests that share the seeds, so that several processes run them.
+PARTS = 6
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_law_holds(part: int) -> None:
+    outcomes, wrong = simulation.several(range(part, SEEDS, PARTS), worlds.ROOT, worlds.NOT_YET)
+    assert not wrong, "\n".join(wrong)
+    assert outcomes["success"] > SEEDS // PARTS
+
+
+def test_trace_of_a_seed_repeats() -> None:
+    def traces(hash_seed: str) -> str:
+        command = (sys.executable, "-m", "tests.simulation", "--seeds", "20", "--traces", "--processes", "1")
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return processes.run(*command, env=environment).stdout
+
+    one = traces("1")
+    assert len(one.splitlines()) > 20
+    assert one.splitlines()[:20] == traces("2").splitlines()[:20]
+
+
+def test_deadlock_is_found() -> None:
+    def wait_for_nobody() -> None:
+        threads.Event().wait()
+
+    with pytest.raises(schedulers.Stuck, match="deadlock"):
+        _run(wait_for_nobody)
+
+
+def test_endless_run_is_found() -> None:
+    def sleep_for_ever() -> None:
+        while True:
+            schedulers.active().sleep(60)
+
+    with pytest.raises(schedulers.Stuck, match="not over after"):
+        _run(sleep_for_ever)
+
+
+def test_sync_makes_writes_stable_and_a_power_failure_loses_others() -> None:
+    storage = disk.Storage(bytes(8192))
+    storage.write(0, b"\1" * 4096)
+    storage.sync()
+    lost = 0
+    for number in range(20):
+        storage.write(4096, bytes([2 + number]) * 4096)
+        storage.lose(random.Random(number))
+        assert storage.view[:4096] == b"\1" * 4096
+        lost += storage.view[4096:] != bytes([2 + number]) * 4096
+    assert 5 < lost < 20
+
+
+def _run(job: object) -> None:
+    schedulers.running = scheduler = schedulers.Scheduler("test")
+    process = schedulers.Process("test")
+    try:
+        task = scheduler.start(process, job, "main")  # type: ignore[arg-type]
+        scheduler.run(lambda: task.is_done, until=3600, steps=10_000)
+    finally:
+        scheduler.kill(process)
+        schedulers.running = None

@@ -1,0 +1,355 @@
+"""One simulated world: from a seed to a schedule of runs and faults, and through it.
+
+The law is checked in ``law``; everything here only makes trouble.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import random
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.simulation import disk as disks
+from tests.simulation import kernel, law, product, server, threads
+from tests.simulation import scheduler as schedulers
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Longest time of one run, in virtual seconds, and its longest course in turns of threads.
+LONGEST = 12 * 3600.0
+TURNS = 300_000
+
+
+@dataclasses.dataclass
+class Run:
+    """One process that imports. ``job``: which image. ``after``: seconds after the one before began.
+
+    ``kill_at``, ``freeze_at``: at this step it is killed, or stands still for ``freeze`` seconds.
+    """
+
+    name: str
+    job: int = 0
+    node: int = 0
+    after: float = 0.0
+    kill_at: int | None = None
+    freeze_at: int | None = None
+    freeze: float = 0.0
+    serving: server.Serving = dataclasses.field(default_factory=server.Serving)
+    storing: kernel.Storing = dataclasses.field(default_factory=kernel.Storing)
+
+
+@dataclasses.dataclass
+class Round:
+    """Runs at the same time, and what happens after the last has ended.
+
+    ``power``: everything that is not synced is lost. ``reuse``: somebody else writes to the device.
+    """
+
+    runs: list[Run]
+    power: bool = False
+    reuse: bool = False
+    replace: bool = False
+
+
+@dataclasses.dataclass
+class Plan:
+    """The schedule of a seed."""
+
+    target: str
+    sizes: tuple[int, int]
+    forms: tuple[str, str]
+    identities: tuple[str, str]
+    replicas: bool
+    options: dict[str, Any]
+    rounds: list[Round]
+
+    def __str__(self) -> str:
+        lines = [
+            f"target={self.target} forms={self.forms} sizes={self.sizes}",
+            f"identities={self.identities} replicas={self.replicas}",
+            f"options={self.options}",
+        ]
+        for number, each in enumerate(self.rounds):
+            lines.append(f"round {number}: power={each.power} reuse={each.reuse} replace={each.replace}")
+            lines += [f"  {run}" for run in each.runs]
+        return "\n".join(lines)
+
+
+#: Faults that the product does not survive yet.
+NOT_YET = frozenset({"replicas", "two", "reuse", "replace", "shift"})
+
+
+class Dice(random.Random):
+    """A generator of schedules. ``without``: faults that are left out."""
+
+    without: frozenset[str] = NOT_YET
+
+    def happens(self, chance: float, fault: str = "") -> bool:
+        """Return whether an event happens. A fault that is left out uses the dice as well."""
+        return self.random() < chance and fault not in self.without
+
+
+def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
+    """Return the schedule of a seed."""
+    dice = Dice(f"plan {seed}")
+    dice.without = without
+    sector = dice.choice((512, 512, 4096))
+    size = dice.choice((1 << 20, 2 << 20, 3 << 20)) + dice.randrange(3) * 4096
+    same = dice.happens(0.6)
+    form = dice.choice(("raw", "raw", "raw", "gz", "qcow2"))
+    ability = functools.partial(
+        kernel.Storing,
+        direct=dice.happens(0.8),
+        punch=dice.happens(0.7),
+        zero=dice.happens(0.7),
+        allocate=dice.happens(0.7),
+        sector=sector,
+        locks=dice.happens(0.7),
+    )
+    identity = dice.choice(("strong", "strong", "weak", "date", "none"))
+    identities = (identity, identity if same else dice.choice(("strong", "date")))
+    rounds = [_round(dice, number, identities, ability) for number in range(dice.choice((0, 1, 1, 2, 3)))]
+    rounds.append(Round([Run("last", int(dice.happens(0.2)), storing=ability())]))
+    return Plan(
+        target=dice.choice(("/data/disk.img", "/dev/vda")),
+        sizes=(size, size if same else size + 64 * 1024),
+        forms=(form, form if same else dice.choice(("raw", "gz", "qcow2"))),
+        identities=identities,
+        replicas=dice.happens(0.3, "replicas"),
+        options={
+            "chunk": dice.choice((64, 128, 256)) << 10,
+            "connections": dice.choice((1, 2, 4)),
+            "interval": dice.choice((0.01, 0.05, 0.5, 10.0)),
+            "direct": dice.happens(0.5),
+            "preallocation": dice.happens(0.3),
+        },
+        rounds=rounds,
+    )
+
+
+def _round(
+    dice: Dice, number: int, identities: tuple[str, str], ability: Callable[..., kernel.Storing]
+) -> Round:
+    job = int(dice.happens(0.15))
+    runs = [_run(dice, f"{number}a", job, identities, ability)]
+    if dice.happens(0.4, "two"):
+        other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
+        other.node = dice.randrange(2)
+        other.after = dice.choice((0.0, 0.5, 5.0, 400.0)) * dice.random()
+        runs.append(other)
+    killed = any(run.kill_at for run in runs)
+    return Round(
+        runs,
+        power=dice.happens(0.5) and killed,
+        reuse=dice.happens(0.3, "reuse"),
+        replace=dice.happens(0.3, "replace"),
+    )
+
+
+def _run(
+    dice: Dice, name: str, job: int, identities: tuple[str, str], ability: Callable[..., kernel.Storing]
+) -> Run:
+    made = Run(name, job, storing=ability())
+    if dice.happens(0.6):
+        made.kill_at = _step(dice)
+    if dice.happens(0.3):
+        made.freeze_at, made.freeze = _step(dice), dice.choice((10.0, 1000.0))
+    trouble = dice.choice(("none", "none", "server", "server", "disk", "both"))
+    if trouble in {"server", "both"}:
+        made.serving = _serving(dice, is_strong=identities[job] == "strong")
+    if trouble in {"disk", "both"}:
+        made.storing.fails = dice.choice((0.0, 0.01, 0.1))
+        made.storing.full = dice.choice((0.0, 0.0, 0.02))
+        made.storing.short = dice.choice((0.0, 0.1))
+        made.storing.slow = dice.choice((0.0, 0.05))
+    return made
+
+
+def _step(dice: Dice) -> int:
+    """Return the number of a step: one of the first ones as often as one of the last."""
+    return int(2 ** dice.uniform(0, 9)) if dice.happens(0.5) else dice.randrange(30, 330)
+
+
+def _serving(dice: Dice, *, is_strong: bool) -> server.Serving:
+    some = functools.partial(dice.choice, (0.0, 0.0, 0.05, 0.3))
+    return server.Serving(
+        resets=some(),
+        cuts=some(),
+        stalls=dice.choice((0.0, 0.0, 0.05)),
+        errors=dice.choice((0.0, 0.0, 0.05)),
+        whole=dice.choice((0.0, 0.0, 0.05)),
+        lies=dice.choice((0.0, 0.0, 0.05)),
+        # Without a strong ETag, nothing shows that the object was replaced in the middle of a run.
+        changes=dice.choice((0.0, 0.0, 0.03)) if is_strong else 0.0,
+        shift=dice.choice((512, 1, -512)) if dice.happens(0.15, "shift") else 0,
+        busy=dice.choice((1.0, 30.0, 600.0)) if dice.happens(0.1, "busy") else 0.0,
+        latency=dice.choice((0.05, 1.0)),
+    )
+
+
+class Machines:
+    """The product, loaded for each process that runs at the same time, and the processes' system calls."""
+
+    def __init__(self, root: Path) -> None:
+        self.calls: dict[schedulers.Process, kernel.Machine] = {}
+        self._root = root
+        self._products: dict[int, product.Product] = {}
+
+    def product(self, slot: int) -> product.Product:
+        if slot not in self._products:
+            simulated: dict[str, types.ModuleType] = {
+                **kernel.modules(self.calls),
+                "threading": threads.threading(),
+                "time": threads.time(),
+                "random": threads.random(),
+                "secrets": threads.secrets(),
+            }
+            made = product.Product(self._root, f"simulated{slot}", simulated)
+            for name in MODULES:
+                made.load(name)
+            self._products[slot] = made
+            gc.collect()
+            gc.freeze()
+        return self._products[slot]
+
+
+#: Loaded before the first run: what is imported when used.
+MODULES = (
+    "cdi_worker.execute",
+    "cdi_worker.routes.direct",
+    "cdi_worker.routes.place",
+    "cdi_worker.sources.web.http",
+    "cdi_worker.formats.vhd",
+)
+
+
+class World:
+    """A plan, and the machines on which it runs. ``tell``: receives each event of the trace."""
+
+    def __init__(
+        self, made: Plan, seed: int, machines: Machines, tell: Callable[[str], object] | None = None
+    ) -> None:
+        self.plan = made
+        self.machines = machines
+        self.scheduler = schedulers.Scheduler(f"run {seed}", tell=tell)
+        dice = random.Random(f"content {seed}")
+        self.objects = [
+            server.Object(f"image{number}", form, identity, size, dice, has_replicas=made.replicas)
+            for number, (form, identity, size) in enumerate(
+                zip(made.forms, made.identities, made.sizes, strict=True)
+            )
+        ]
+        self.disk = disks.Disk()
+        # Bytes of an earlier owner: what the image says is zero must read as zero.
+        self.device = self.disk.add_device("/dev/vda", b"\xff" * (max(made.sizes) + (1 << 20)))
+        self.law = law.Law(self.disk, made.target)
+
+    def go(self) -> int:
+        """Run all rounds; return the checksum of the trace. Raises ``AssertionError`` for a broken law."""
+        schedulers.running = self.scheduler
+        try:
+            for each in self.plan.rounds:
+                self._round(each, is_last=each is self.plan.rounds[-1])
+        finally:
+            schedulers.running = None
+        return self.scheduler.trace
+
+    def _round(self, each: Round, *, is_last: bool) -> None:
+        world = self.scheduler
+        processes = [self._start(run, slot) for slot, run in enumerate(each.runs)]
+        try:
+            world.run(
+                lambda: all(process.is_dead for process in processes),
+                until=world.now + LONGEST,
+                steps=TURNS,
+            )
+        finally:
+            for process in processes:
+                if not process.is_dead:
+                    world.kill(process)
+                self.machines.calls.pop(process)
+        if is_last:
+            self.law.must_have_finished(processes[-1])
+        if each.power:
+            world.note("power failure")
+            self.disk.lose(world.dice)
+        if each.reuse:
+            self._reuse()
+        if each.replace:
+            world.note("replaced")
+            self.objects[0].replace()
+
+    def _reuse(self) -> None:
+        """Write to a device, or to the left-over of a file, what belongs to somebody else."""
+        world = self.scheduler
+        inode = self.device
+        if not self.plan.target.startswith("/dev"):
+            left = [name for name in self.disk.directory.entries if name != "disk.img"]
+            if not left:
+                return
+            inode = self.disk.directory.entries[left[0]]
+        world.note("reused")
+        for at in range(0, len(inode.data.view), 1 << 16):
+            if world.dice.random() < 0.3:
+                inode.data.write(at, b"other" * 100)
+        inode.data.sync()
+        self.law.reused()
+
+    def _start(self, run: Run, slot: int) -> schedulers.Process:
+        process = schedulers.Process(run.name, run.node)
+        process.kill_at, process.freeze_at, process.freeze = run.kill_at, run.freeze_at, run.freeze
+        self.machines.calls[process] = kernel.Machine(process, self.disk, run.storing, self.law.wrote)
+        served = self.objects[run.job]
+
+        def work() -> None:
+            if run.after:
+                self.scheduler.sleep(run.after)
+            self.law.begin(process, served)
+            try:
+                self._import(run, self.machines.product(slot), served)
+            except Exception as err:  # noqa: BLE001 (the law judges it)
+                self.law.failed(process, err)
+            else:
+                self.law.succeeded(process)
+            # The process ends; its threads, if any are left, end with it.
+            process.is_dead = True
+            self.scheduler._dying.append(process)
+
+        self.scheduler.start(process, work, "main")
+        return process
+
+    def _import(self, run: Run, loaded: product.Product, served: server.Object) -> None:
+        """Import as ``execute.run`` does, with the simulated session below the HTTP source."""
+        base, request = loaded.load("cdi_worker.sources.base"), loaded.load("cdi_worker.request")
+        cancelling, fetch = (
+            loaded.load("cdi_worker.images.engine.cancelling"),
+            loaded.load("cdi_worker.images.engine.fetch"),
+        )
+        http, pinned = (
+            loaded.load("cdi_worker.sources.web.http"),
+            loaded.load("cdi_worker.sources.web.pinned"),
+        )
+        options = self.plan.options
+        location = base.Location(f"http://server.example/{served.name}")
+        wanted = request.Request(
+            source="http",
+            location=location,
+            target=self.plan.target,
+            direct=options["direct"],
+            preallocation=options["preallocation"],
+            journal_interval=options["interval"],
+            owner_uid=f"uid-{run.job}",
+            fetch=fetch.Options(
+                connections=options["connections"], chunk=options["chunk"], window=options["connections"] + 2
+            ),
+        )
+        with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
+            session = server.session(served, run.serving)
+            resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
+            source = http.HttpSource(location.endpoint, location.access, resource, cancel=reads)
+            progress = loaded.load("cdi_worker.progress").NullProgress()
+            loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
