@@ -29,7 +29,7 @@ ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
         plan.Route.CONVERT: "cdi_worker.routes.convert:convert",
         plan.Route.SPOOL: "cdi_worker.routes.convert:spool",
         plan.Route.MERGE: "cdi_worker.routes.convert:merge",
-        plan.Route.UPDATE: "cdi_worker.routes.direct:update",
+        plan.Route.UPDATE: "cdi_worker.routes.stage:update",
         plan.Route.UNPACK: "cdi_worker.routes.unpack:unpack_archive",
         plan.Route.EXTRACT: "cdi_worker.routes.unpack:extract_disk",
     }

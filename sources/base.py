@@ -147,6 +147,8 @@ class Source:
     size: int | None = None
     #: ETag, digest or generation: equal identities mean equal bytes. None: unknown.
     identity: str | None = None
+    #: Size in bytes of the disk at the previous checkpoint of a delta, where the protocol knows it.
+    previous_size: int | None = None
     #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing
     #: to its disk. None: detected from the first bytes.
     format: str | None = None
@@ -215,6 +217,10 @@ class Source:
 
     def finish(self) -> None:
         """Notify the server that the disk is on storage. Called once, after success only."""
+
+    def checkpoint_names(self, checkpoint: str) -> frozenset[str]:
+        """Return all names of a checkpoint of the request. Called after the source is opened."""
+        return frozenset({checkpoint})
 
     def labels(self) -> Mapping[str, str]:
         """Return the ``kubevirt.io`` labels of the image."""

@@ -107,6 +107,9 @@ class Target:
                 for start, end in self._steps(offset, offset + length):
                     self._clear(start, end)
 
+    def zero_rest(self) -> None:
+        """Zero what a disk that grows later would use. Nothing to do for a file: it ends after the disk."""
+
     def flush(self) -> None:
         """Write everything written and zeroed so far to stable storage, except the withheld bytes."""
         with self._storage("sync"):

@@ -65,6 +65,12 @@ class BlockTarget(base.Target):
         self._head[offset : offset + inside] = bytes(inside)
         super().zero(offset + inside, length - inside)
 
+    def zero_rest(self) -> None:
+        """Zero the device after the end of the disk."""
+        with self._storage("zero"):
+            for start, end in self._steps(max(self._end, self.withheld), os.lseek(self._fd, 0, os.SEEK_END)):
+                self._clear(start, end)
+
     def _inside(self, offset: int, length: int) -> int:
         return max(0, min(length, len(self._head) - offset))
 

@@ -13,6 +13,7 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.images.export import server
 from cdi_worker.images.target import copy
 from cdi_worker.images.tools import process, qemu_img
+from cdi_worker.routes import stage
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import space
 
@@ -140,7 +141,7 @@ def merge(job: Job) -> None:
     The disk is not usable until the commit has ended. After an interruption the commit is run again from its
     start and writes the same bytes to the same offsets.
     """
-    job.check_stage()
+    stage.check(job)
     with scratch(job) as kept:
         path = kept.path("delta")
         size = download(job, path)
@@ -167,5 +168,10 @@ def _commit(job: Job, path: str) -> None:
     job.progress.phase("merge", size)
     direct = target.facts(job.wanted.target).direct
     with target.open(job.wanted.target, None, target.Options(mode="update")) as out:
+        stage.begin(job, out)
+        if job.source.previous_size:
+            # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.
+            out.zero(job.source.previous_size, max(0, size - job.source.previous_size))
+            out.flush()
         qemu_img.commit(path, out.written_path, size, direct=direct, follow=_follow(job))
         job.commit(out, out.size or size)

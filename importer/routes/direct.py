@@ -1,4 +1,4 @@
-"""The routes BLANK, STREAM, EXTENTS and UPDATE: raw disks, written without conversion."""
+"""The routes BLANK, STREAM and EXTENTS: raw disks, written without conversion."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from cdi_worker.formats import vhd
 from cdi_worker.images import target
-from cdi_worker.images.engine import fetch, retry
+from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import copy
 from cdi_worker.routes.job import Job
-from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 
 #: Bytes zeroed between two progress updates.
@@ -112,22 +111,3 @@ def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterat
             job.progress.advance(extent.length)
         else:
             yield fetch.Range(extent.offset, extent.length)
-
-
-def update(job: Job) -> None:
-    """UPDATE: copy the areas that the source reports as changed; zero extents in them are zeroed.
-
-    Not resumed: a second attempt writes the same bytes to the same offsets, so no journal is needed.
-    """
-    job.check_stage()
-    size = job.plan.virtual_size or 0
-    changed = retry.patiently(
-        lambda: list(job.source.extents() or ()),
-        job.wanted.fetch.no_progress,
-        job.scope,
-        job.progress.retry,
-    )
-    job.progress.phase("transfer", sum(extent.length for extent in changed))
-    with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
-        job.fetch_into(out, journal.Journal(None, "", size), data(job, out, changed))
-        job.commit(out, out.size or size)

@@ -84,19 +84,6 @@ class Job:
         """Return a fetcher, which reads the source's ranges in parallel."""
         return self.engine.fetcher(self.source, self.scope, advance)
 
-    def check_stage(self) -> None:
-        """Raise ``TargetError`` if the earlier stage's disk is missing, ``TooLarge`` if it is too small."""
-        path, size = self.wanted.target, self.plan.virtual_size or 0
-        present = target.facts(path).size
-        if not present:
-            raise errors.TargetError(
-                path=path,
-                reason="no disk of an earlier stage to apply the delta to; run the first stage again",
-            )
-        if size > present:
-            # Only the first stage grows a disk (contract, Checkpoints).
-            raise errors.TooLarge(virtual_size=size, available=present)
-
     def open_target(self, size: int | None) -> target.Target:
         """Open the target for a new disk of ``size`` bytes, None if unknown; nothing is resumed."""
         return target.open(self.wanted.target, size, self.options)
@@ -173,7 +160,26 @@ class Job:
         self.accept()
         self.progress.phase("sync", None)
         self.size = max(size, self.plan.grow_to)
+        if self.wanted.stage.current:
+            self._note_checkpoint(opened)
         opened.commit(self.plan.grow_to)
+
+    @property
+    def checkpoints(self) -> tuple[frozenset[str], frozenset[str]]:
+        """All names of the previous and the current checkpoint."""
+        stage, names = self.wanted.stage, self.source.checkpoint_names
+        return names(stage.previous), names(stage.current)
+
+    def _note_checkpoint(self, opened: target.Target) -> None:
+        # Imported when used: only the stages of a migration need it (start-up time).
+        from cdi_worker.images.target import checkpoint
+
+        if not (self.wanted.is_delta or self.wanted.stage.final):
+            # A later stage may not know by how much the disk has grown.
+            opened.zero_rest()
+        # The bytes must not be lost after the checkpoint is stored.
+        opened.flush()
+        checkpoint.Checkpoint(self.checkpoints[1]).write(opened.written_path)
 
     @contextlib.contextmanager
     def served(self, advance: Callable[[int], None]) -> Iterator[base.Reader]:

@@ -134,6 +134,9 @@ class ImageioSource(base.Source):
             self.identity = " ".join(str(part) for part in (*parts, *sizes, self.format))
         elif wanted and self._disk.image_id != wanted:
             raise errors.Unreachable(url=self.name, reason=f"the disk has no snapshot {wanted}")
+        if self._location.previous:
+            previous = self._engine.snapshot(self._disk, self._location.previous)
+            self.previous_size = None if previous is None else previous.provisioned_size
 
     # -- the transfer
 

@@ -52,8 +52,15 @@ class Machine:
         """Return the disk at a snapshot, given by its reference or unique name."""
         return self._session.call("find the snapshot", lambda: self._at(snapshot, disk))
 
+    def since(self, change_id: str, disk: Disk) -> Disk | None:
+        """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
+        return self._session.call("find the snapshot of the change id", lambda: self._since(change_id, disk))
+
     def changed(self, disk: Disk, change_id: str) -> list[tuple[int, int]]:
-        """Return the areas changed between ``change_id`` and ``disk``: (offset, length), merged."""
+        """Return the areas changed between ``change_id`` and ``disk``: (offset, length), merged.
+
+        Raises ``errors.SourceError`` for a list with invalid or overlapping areas, or one that ends early.
+        """
         snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001
         areas: list[tuple[int, int]] = []
         start = 0
@@ -72,9 +79,21 @@ class Machine:
                 raise errors.SourceError(
                     reason=f"{self._session.name}: the list of changed areas ends {where}"
                 )
+            if answer.startOffset != start:
+                raise self._malformed(f"begins at byte {answer.startOffset} instead of {start}")
             areas += [(area.start, area.length) for area in answer.changedArea]
             start = end
+        last = 0
+        for begin, length in areas:
+            if begin < last or length < 0:
+                raise self._malformed(f"has an area of {length} bytes at byte {begin} after byte {last}")
+            last = begin + length
         return merged(areas, disk.size)
+
+    def _malformed(self, why: str) -> errors.SourceError:
+        return errors.SourceError(
+            reason=f"{self._session.name}: the list of changed areas {why}; start again with a full copy"
+        )
 
     def _disk(self, file: str) -> Disk:
         now = _disks(self._machine.config)
@@ -114,6 +133,14 @@ class Machine:
         raise errors.Unreachable(
             url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
         )
+
+    def _since(self, change_id: str, disk: Disk) -> Disk | None:
+        for _, snapshot in self._snapshots():
+            for each in map(_described, _disks(snapshot.config)):
+                # The id of a disk is part of its change ids.
+                if each.change_id == change_id and each.object_id == disk.object_id:
+                    return dataclasses.replace(each, snapshot=snapshot._moId)  # noqa: SLF001
+        return None
 
     def _snapshots(self) -> Iterator[tuple[str, Any]]:
         trees = list(self._machine.snapshot.rootSnapshotList) if self._machine.snapshot else []

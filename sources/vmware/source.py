@@ -45,6 +45,7 @@ class VddkSource(base.Source):
         self._cancel = cancel
         self._vddk = vddk_disk.Log(self.name)
         self._areas: list[tuple[int, int]] | None = None
+        self._names: dict[str, frozenset[str]] = {}
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -83,6 +84,9 @@ class VddkSource(base.Source):
         runs = self._disk.extents(extents.pieces(self._areas))
         return extents.coarse(extents.overlay(self._areas, runs))
 
+    def checkpoint_names(self, checkpoint: str) -> frozenset[str]:
+        return self._names.get(checkpoint, frozenset({checkpoint}))
+
     def info(self) -> Mapping[str, str]:
         return self._vddk.info
 
@@ -101,25 +105,29 @@ class VddkSource(base.Source):
             disk = machine.disk(wanted.backing_file)
             if wanted.current:
                 disk = machine.at(wanted.current, disk)
+                self._names[wanted.current] = frozenset({wanted.current, *_names(disk)})
             if wanted.previous:
-                since = self._change_id(machine, disk)
-                self._areas = machine.changed(disk, since)
-                changed = sum(length for _, length in self._areas)
-                log.info("changed since=%r areas=%d bytes=%d", since, len(self._areas), changed)
+                self._areas = self._changed(machine, disk)
             return machine.reference, disk, opened.server, LONGEST[opened.is_vcenter]
 
-    def _change_id(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> str:
-        previous = self._location.previous
+    def _changed(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> list[tuple[int, int]]:
+        """Return the areas changed since the previous checkpoint: (offset, length)."""
+        since = self._location.previous
         # A change id ends in "/" and a number. It outlives a removed snapshot.
-        if "/" in previous:
-            return previous
-        found = machine.at(previous, disk).change_id
-        if not found:
+        before = machine.since(since, disk) if "/" in since else machine.at(since, disk)
+        if before is not None and not before.change_id:
             raise errors.SourceError(
-                reason=f"{self.name}: changed block tracking was off when snapshot {previous!r} was taken; "
+                reason=f"{self.name}: changed block tracking was off when snapshot {since!r} was taken; "
                 "start again with a full copy"
             )
-        return found
+        areas = machine.changed(disk, since if before is None else before.change_id)
+        self._names[since] = frozenset({since, *_names(before)})
+        if before is not None and disk.size > before.size:
+            # vSphere lists only what was written to the new space; the target may hold anything there.
+            areas = vsphere_machine.merged([*areas, (before.size, disk.size - before.size)], disk.size)
+        changed = sum(length for _, length in areas)
+        log.info("changed since=%r areas=%d bytes=%d", since, len(areas), changed)
+        return areas
 
     def _plugin(self, machine: str, disk: vsphere_machine.Disk, server: session.Server) -> nbdkit.Plugin:
         parameters = {
@@ -148,3 +156,8 @@ class VddkSource(base.Source):
             library_path=libraries,
             threads=vddk_disk.READS,
         )
+
+
+def _names(disk: vsphere_machine.Disk | None) -> list[str]:
+    """Return the names of the checkpoint of a disk at a snapshot: the snapshot's reference, the change id."""
+    return [name for name in (disk.snapshot, disk.change_id) if name] if disk else []

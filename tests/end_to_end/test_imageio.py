@@ -28,19 +28,19 @@ def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Set
     chain.snapshot(*ovirt_stages.FIRST)
     result = cdi_worker.run(ovirt.request(chain, target, frozen))
     assert result.plan.route is cdi_worker.Route.EXTENTS
-    oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
+    oracle.same(target, ovirt.content(chain, frozen))
     for writes in (SECOND, FINAL):
         previous, frozen = frozen, chain.active.id
         chain.snapshot(*writes)
         result = cdi_worker.run(ovirt.request(chain, target, frozen, previous))
         assert result.plan.route is cdi_worker.Route.MERGE
         assert result.size == (ovirt_stages.SIZE if target.is_file() else result.size)
-        oracle.same(target, ovirt.content(chain, frozen), beyond=devices.beyond(target))
+        oracle.same(target, ovirt.content(chain, frozen))
     final = ovirt.request(chain, target, chain.active.id, frozen)
     final = dataclasses.replace(final, location=dataclasses.replace(final.location, final=True))
     for _ in range(2):  # a finished stage may be requested again, too
         cdi_worker.run(final)
-        oracle.same(target, ovirt.content(chain, chain.active.id), beyond=devices.beyond(target))
+        oracle.same(target, ovirt.content(chain, chain.active.id))
     assert [transfer.form for transfer in ovirt.engine.transfers] == ["raw", "cow", "cow", "cow", "cow"]
     assert {transfer.phase for transfer in ovirt.engine.transfers} == {"finished_success"}
     ovirt.check_settled()
@@ -57,6 +57,21 @@ def test_first_stage_grows_the_disk_and_deltas_do_not(ovirt: ovirt_stages.Setup,
     cdi_worker.run(dataclasses.replace(request, image_size=ovirt_stages.SIZE + 8 * ovirt_stages.MIB))
     assert target.stat().st_size == ovirt_stages.SIZE + 3 * ovirt_stages.MIB
     oracle.same(target, ovirt.content(chain, chain.active.id))
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_disk_that_grows_between_stages(ovirt: ovirt_stages.Setup, target: Path, final: bool) -> None:
+    """The new space is zero, except for what the delta writes to it; a device has old data there."""
+    chain = ovirt.chain(ovirt_stages.SIZE // 2)
+    first = chain.active.id
+    chain.snapshot(size=ovirt_stages.SIZE)
+    chain.write("write -P 7 4k 4k", f"write -P 8 {ovirt_stages.SIZE * 3 // 4} 70000")
+    request = ovirt.request(chain, target, first)
+    location = dataclasses.replace(request.location, final=final)
+    cdi_worker.run(dataclasses.replace(request, location=location, image_size=ovirt_stages.SIZE))
+    for _ in range(2):
+        cdi_worker.run(ovirt.request(chain, target, chain.active.id, first))
+        oracle.same(target, ovirt.content(chain, chain.active.id), beyond=None)
 
 
 # -- deltas that must not be merged --------------------------------------------------------------
@@ -81,7 +96,23 @@ def test_delta_of_another_checkpoint_is_refused(
         errors.Refused, match=f"backing file is '{first_stage.volumes[1].id}', expected '{first}'"
     ):
         cdi_worker.run(ovirt.request(first_stage, target, last, first))
-    oracle.same(target, ovirt.content(first_stage, first), beyond=devices.beyond(target))
+    oracle.same(target, ovirt.content(first_stage, first))
+    ovirt.check_settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_stage_is_not_applied_to_another_checkpoint(
+    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
+) -> None:
+    first, second, third = (volume.id for volume in first_stage.volumes)
+    with pytest.raises(errors.TargetError, match=f"holds the disk at checkpoint {first}, the delta is from"):
+        cdi_worker.run(ovirt.request(first_stage, target, third, second))
+    oracle.same(target, ovirt.content(first_stage, first))
+    for previous, current in ((first, second), (second, third), (second, third)):
+        cdi_worker.run(ovirt.request(first_stage, target, current, previous))
+        oracle.same(target, ovirt.content(first_stage, current))
+    with pytest.raises(errors.TargetError, match=f"holds the disk at checkpoint {third}"):
+        cdi_worker.run(ovirt.request(first_stage, target, second, first))
     ovirt.check_settled()
 
 
@@ -131,7 +162,7 @@ def test_delta_grows_the_disk(ovirt: ovirt_stages.Setup, target: Path, first_sta
     )
     with pytest.raises(errors.TooLarge, match="A larger PVC is required"):
         cdi_worker.run(ovirt.request(first_stage, target, third, second))
-    oracle.same(target, ovirt.content(first_stage, second), beyond=devices.beyond(target))
+    oracle.same(target, ovirt.content(first_stage, second))
     ovirt.check_settled()
 
 

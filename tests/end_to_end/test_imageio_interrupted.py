@@ -101,7 +101,7 @@ def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, ph
     oracle.unusable(target)
     ovirt.engine.delay = ""
     result = cdi_worker.run(request)
-    oracle.same(target, ovirt.content(chain, first), beyond=devices.beyond(target))
+    oracle.same(target, ovirt.content(chain, first))
     assert result.resumed > 0
     ovirt.check_settled()
 
@@ -122,7 +122,7 @@ def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Setup, target: Path, 
     for delay in (0.0, 0.05) if phase == "merge" else (0.0,):
         assert kill(request, phase, after(delay)) in {-signal.SIGKILL, 0}
     cdi_worker.run(request)
-    oracle.same(target, ovirt.content(chain, second), beyond=devices.beyond(target))
+    oracle.same(target, ovirt.content(chain, second))
     if not target.is_block_device():
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
     ovirt.check_settled()

@@ -17,6 +17,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.images.target import checkpoint
 from tests.support import devices, oracle, repository, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
@@ -52,7 +53,7 @@ def test_delta_by_change_id_of_a_deleted_snapshot(tmp_path: Path, target: Path) 
         with target.open("r+b" if target.is_block_device() else "xb") as out:
             out.write(vcsim.content(1).read_bytes())
         cdi_worker.run(vmware_stages.request(vcsim, target, 3, previous=vcsim.change_id(1)))
-        vmware_stages.check(vcsim, target, 3)
+        oracle.same(target, vcsim.content(3), beyond=devices.beyond(target))
 
 
 def test_first_stage_grows_the_disk_and_deltas_do_not(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
@@ -62,6 +63,42 @@ def test_first_stage_grows_the_disk_and_deltas_do_not(vcsim: vmware.Vcsim, tmp_p
         cdi_worker.run(dataclasses.replace(request, image_size=40 * vmware_stages.MiB))
         oracle.same(target, vcsim.content(stage))
         assert target.stat().st_size == 40 * vmware_stages.MiB
+
+
+@pytest.mark.parametrize("snapshot", ["named", "by change id", "deleted"])
+def test_disk_that_grows_between_stages(tmp_path: Path, target: Path, snapshot: str) -> None:
+    """VSphere does not list the new space, and a device has old data there."""
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", vmware_stages.SIZE // 2)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, vmware_stages.MiB)))
+    vcsim.grow(vmware_stages.SIZE)
+    vcsim.take_snapshot(
+        (4096, vmware_stages.noise(2, 4096)), (vmware_stages.SIZE * 3 // 4, vmware_stages.noise(3, 70_000))
+    )
+    previous = vcsim.snapshot(0) if snapshot == "named" else vcsim.change_id(0)
+    with vcsim.running():
+        first = vmware_stages.request(vcsim, target, 0)
+        cdi_worker.run(dataclasses.replace(first, image_size=vmware_stages.SIZE))
+        if snapshot == "deleted":
+            vcsim.deleted = {0}
+    with vcsim.running():
+        for _ in range(2):
+            cdi_worker.run(vmware_stages.request(vcsim, target, 1, previous=previous))
+            vmware_stages.check(vcsim, target, 1)
+
+
+def test_delta_to_a_grown_disk_after_another_worker(tmp_path: Path, target: Path) -> None:
+    """The first stage was copied by a worker that left old data behind the disk."""
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", vmware_stages.SIZE // 2)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, vmware_stages.MiB)))
+    with target.open("r+b" if target.is_block_device() else "xb") as out:
+        out.write(vcsim.content(0).read_bytes())
+        if target.is_file():
+            out.truncate(vmware_stages.SIZE)
+    vcsim.grow(vmware_stages.SIZE)
+    vcsim.take_snapshot((4096, vmware_stages.noise(2, 4096)))
+    with vcsim.running():
+        cdi_worker.run(vmware_stages.request(vcsim, target, 1))
+        oracle.same(target, vcsim.content(1), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +113,33 @@ def test_delta_needs_the_previous_stage(
         devices.fill(target, there)
     with pytest.raises(errors.TargetError, match=reason):
         cdi_worker.run(vmware_stages.request(vcsim, target, 1))
+
+
+def test_stage_is_not_applied_to_another_checkpoint(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    for _ in range(2):  # a first stage starts over
+        cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+        for previous in ("snapshot-12", "stage 1", vcsim.change_id(1)):
+            with pytest.raises(errors.TargetError, match=r"holds the disk at checkpoint .*snapshot-11"):
+                cdi_worker.run(vmware_stages.request(vcsim, target, 2, previous=previous))
+        vmware_stages.check(vcsim, target, 0)
+        cdi_worker.run(vmware_stages.request(vcsim, target, 1, previous=vcsim.change_id(0)))
+        for _ in range(2):
+            cdi_worker.run(vmware_stages.request(vcsim, target, 2, previous="stage 1"))
+            vmware_stages.check(vcsim, target, 2)
+
+
+def test_unfinished_delta_is_only_applied_again(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
+    target, changing = tmp_path / "disk.img", tmp_path / "disk.img.changing"
+    cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+    target.rename(changing)
+    checkpoint.Checkpoint(frozenset({"snapshot-11"}), frozenset({"snapshot-12"})).write(str(changing))
+    for previous, current in ((0, 2), (1, 2)):
+        changes = {"previous": vcsim.snapshot(previous), "current": vcsim.snapshot(current)}
+        with pytest.raises(errors.TargetError, match="with a part of the delta to snapshot-12"):
+            cdi_worker.run(vmware_stages.request(vcsim, target, 2, **changes))
+    cdi_worker.run(vmware_stages.request(vcsim, target, 1))
+    vmware_stages.check(vcsim, target, 1)
 
 
 def test_disk_without_known_allocation_is_copied(tmp_path: Path, target: Path) -> None:

@@ -67,6 +67,8 @@ class Vcsim:
         self._folder.mkdir(parents=True)
         self._changes: list[list[tuple[int, int]]] = []
         self.deleted: set[int] = set()
+        #: The list of changed areas of the last snapshot, exactly as it is.
+        self.listed: list[tuple[int, int]] | None = None
         pair = tls.Authority(directory / "tls").issue()
         self.pair = pair
         self.authority = directory / "tls/ca.pem"
@@ -91,6 +93,11 @@ class Vcsim:
             with path.open("r+b") as file:
                 file.seek(offset)
                 file.write(data)
+
+    def grow(self, size: int) -> None:
+        """Grow the current disk, after the last snapshot; vSphere does not list the new space as changed."""
+        self.size = size
+        os.truncate(self.content(len(self._changes)), size)
 
     def take_snapshot(self, *writes: Write) -> None:
         """Write as the guest, then take a snapshot."""
@@ -177,6 +184,8 @@ class Vcsim:
                 )
                 for then in range(now)
             }
+        if self.listed is not None:
+            changes[self.snapshot(count - 1)][self.change_id(count - 2)] = self.listed
         return {
             "UUID": UUID,
             "InstanceUUID": INSTANCE_UUID,
@@ -191,4 +200,10 @@ class Vcsim:
 
     def _disk(self, number: int) -> dict[str, Any]:
         parents = [self.file(each) for each in reversed(range(number))]
-        return {"File": self.file(number), "ChangeID": self.change_id(number), "Parents": parents}
+        capacity = self.content(number).stat().st_size
+        return {
+            "File": self.file(number),
+            "ChangeID": self.change_id(number),
+            "Parents": parents,
+            "Capacity": capacity,
+        }

@@ -138,6 +138,29 @@ def test_changed_areas_are_read_through_lost_sessions(tmp_path: Path) -> None:
         assert machine.changed(disk, vcsim.change_id(0)) == vcsim._changes[1]
 
 
+@pytest.mark.parametrize(
+    "areas",
+    [
+        [(-512, 512)],
+        [(0, -512)],
+        [(0, 512), (1024, -512)],
+        [(0, 1024), (512, 1024)],
+        [(1024, 512), (0, 512)],
+        [(0, 512), (0, 512)],
+    ],
+)
+def test_malformed_list_of_areas_is_refused(tmp_path: Path, areas: list[tuple[int, int]]) -> None:
+    vcsim = vmware.Vcsim(tmp_path, 1 << 20)
+    vcsim.take_snapshot()
+    vcsim.take_snapshot()
+    vcsim.listed = areas
+    with vcsim.running(), session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        with pytest.raises(errors.SourceError, match=r"list of changed areas .*; start again"):
+            machine.changed(disk, vcsim.change_id(0))
+
+
 def test_missing_change_tracking_is_reported(vcsim: vmware.Vcsim) -> None:
     with session.Session(vcsim.location()) as opened:
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)

@@ -19,6 +19,8 @@ type disk struct {
 	File     string
 	ChangeID string
 	Parents  []string
+	// 0: that of the scenario.
+	Capacity int64
 }
 
 type snapshot struct {
@@ -73,8 +75,12 @@ func (s *Scenario) devices(devices []types.BaseVirtualDevice, d disk) []types.Ba
 			kept = append(kept, device)
 		}
 	}
+	capacity := s.Capacity
+	if d.Capacity != 0 {
+		capacity = d.Capacity
+	}
 	made := &types.VirtualDisk{
-		CapacityInKB: s.Capacity / 1024, CapacityInBytes: s.Capacity, DiskObjectId: s.DiskObjectID,
+		CapacityInKB: capacity / 1024, CapacityInBytes: capacity, DiskObjectId: s.DiskObjectID,
 	}
 	made.Key = 2000
 	made.Backing = d.backing()
@@ -151,7 +157,7 @@ func (vm *VirtualMachine) QueryChangedDiskAreas(
 	}
 	info := types.DiskChangeInfo{StartOffset: req.StartOffset, Length: s.Capacity - req.StartOffset}
 	for _, area := range areas {
-		if area[0]+area[1] <= req.StartOffset {
+		if area[0] >= 0 && area[1] >= 0 && area[0]+area[1] <= req.StartOffset && req.StartOffset > 0 {
 			continue
 		}
 		if len(info.ChangedArea) == mostAreas {

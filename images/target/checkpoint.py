@@ -1,0 +1,85 @@
+"""The checkpoint of a disk between the stages of a migration, kept in an extended attribute of its file.
+
+Block devices, and file systems without user attributes, keep none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+from typing import Final, Self
+
+from cdi_worker import errors
+from cdi_worker.images import kernel
+from cdi_worker.images.target import file
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "user.cdi-worker.checkpoint"
+_NONE: Final = frozenset({errno.ENODATA, errno.ENOENT, *kernel.REFUSALS})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of a disk. A checkpoint may have several names.
+
+    ``at``: the checkpoint that the disk holds. ``to``: the one that an unfinished delta leads to; empty if
+    there is none.
+    """
+
+    at: frozenset[str]
+    to: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        half = f", with a part of the delta to {' or '.join(sorted(self.to))}" if self.to else ""
+        return " or ".join(sorted(self.at)) + half
+
+    @classmethod
+    def read(cls, path: str) -> Self | None:
+        """Return the checkpoint of a file, None if it has none. Raises ``errors.TargetError``."""
+        try:
+            found = json.loads(os.getxattr(path, NAME, follow_symlinks=False))
+            return cls(frozenset(map(str, found["at"])), frozenset(map(str, found["to"])))
+        except OSError as err:
+            if err.errno in _NONE:
+                return None
+            raise errors.target_error(path, err, "read the checkpoint") from err
+        except (ValueError, KeyError, TypeError) as err:
+            reason = f"its attribute {NAME} is damaged; start again with a first stage"
+            raise errors.TargetError(path=path, reason=reason) from err
+
+    def write(self, path: str) -> None:
+        """Store the checkpoint with a file, or remove the old one where that fails."""
+        text = json.dumps({"at": sorted(self.at), "to": sorted(self.to)})
+        try:
+            os.setxattr(path, NAME, text.encode(), follow_symlinks=False)
+        except OSError as err:
+            log.info("checkpoint not stored path=%r error=%r", path, err.strerror)
+            forget(path)
+
+    def allows(self, previous: frozenset[str], current: frozenset[str]) -> bool:
+        """Return whether the delta from ``previous`` to ``current`` may be applied.
+
+        The same delta may be applied again after its end, and alone after an interruption: it writes the
+        same bytes to the same places.
+        """
+        if self.to:
+            return bool(self.at & previous and self.to & current)
+        return bool(self.at & (previous | current))
+
+
+def of_disk(path: str) -> Checkpoint | None:
+    """Return the checkpoint of the disk at ``path``, also after an interrupted update."""
+    return Checkpoint.read(path if os.path.lexists(path) else file.changing(path))
+
+
+def forget(path: str) -> None:
+    """Remove the checkpoint of a file. Raises ``errors.TargetError``."""
+    try:
+        os.removexattr(path, NAME, follow_symlinks=False)
+    except OSError as err:
+        if err.errno not in _NONE:
+            raise errors.target_error(path, err, "remove the checkpoint") from err

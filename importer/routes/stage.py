@@ -1,0 +1,63 @@
+"""The stages of a migration: the route UPDATE, and the checkpoint of the disk on the target."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cdi_worker import errors
+from cdi_worker.images import target
+from cdi_worker.images.engine import retry
+from cdi_worker.images.target import checkpoint
+from cdi_worker.routes import direct
+from cdi_worker.routes.job import Job
+from cdi_worker.scratch import journal
+
+
+def update(job: Job) -> None:
+    """UPDATE: copy the areas that the source reports as changed; zero extents in them are zeroed.
+
+    Not resumed: a second attempt writes the same bytes to the same offsets, so no journal is needed.
+    """
+    check(job)
+    size = job.plan.virtual_size or 0
+    changed = retry.patiently(
+        lambda: list(job.source.extents() or ()),
+        job.wanted.fetch.no_progress,
+        job.scope,
+        job.progress.retry,
+    )
+    job.progress.phase("transfer", sum(extent.length for extent in changed))
+    with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
+        begin(job, out)
+        job.fetch_into(out, journal.Journal(None, "", size), direct.data(job, out, changed))
+        job.commit(out, out.size or size)
+
+
+def check(job: Job) -> None:
+    """Check that the target holds the disk that the delta belongs to, before anything is changed.
+
+    Raises ``TargetError`` if there is no disk or one at another checkpoint, ``TooLarge`` if it is too small.
+    """
+    path, size = job.wanted.target, job.plan.virtual_size or 0
+    present = target.facts(path).size
+    if not present:
+        raise errors.TargetError(
+            path=path, reason="no disk of an earlier stage to apply the delta to; run the first stage again"
+        )
+    if size > present:
+        # Only the first stage grows a disk (contract, Checkpoints).
+        raise errors.TooLarge(virtual_size=size, available=present)
+    held = checkpoint.of_disk(path)
+    if held is not None and not held.allows(*job.checkpoints):
+        wanted = job.wanted.stage
+        reason = (
+            f"holds the disk at checkpoint {held}, the delta is from {wanted.previous} to "
+            f"{wanted.current or 'now'}; run the stages in order, or start again with a first stage"
+        )
+        raise errors.TargetError(path=path, reason=reason)
+
+
+def begin(job: Job, opened: target.Target) -> None:
+    """Note on the target that the delta is being applied, before its first byte is written."""
+    checkpoint.Checkpoint(*job.checkpoints).write(opened.written_path)
+    opened.flush()

@@ -1,0 +1,78 @@
+"""The checkpoint of a disk is stored with its file, and decides which deltas may follow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images.target import checkpoint
+from tests.support import processes
+
+ONE, TWO, THREE = frozenset({"one"}), frozenset({"two", "2"}), frozenset({"three"})
+
+
+@pytest.mark.parametrize(
+    ("held", "previous", "current", "allowed"),
+    [
+        (checkpoint.Checkpoint(ONE), ONE, TWO, True),
+        (checkpoint.Checkpoint(TWO), frozenset({"2", "zwei"}), THREE, True),
+        (checkpoint.Checkpoint(TWO), ONE, TWO, True),
+        (checkpoint.Checkpoint(ONE), TWO, THREE, False),
+        (checkpoint.Checkpoint(THREE), ONE, TWO, False),
+        (checkpoint.Checkpoint(ONE, TWO), ONE, TWO, True),
+        (checkpoint.Checkpoint(ONE, TWO), ONE, THREE, False),
+        (checkpoint.Checkpoint(ONE, TWO), TWO, THREE, False),
+        (checkpoint.Checkpoint(ONE, TWO), ONE, frozenset({""}), False),
+        (checkpoint.Checkpoint(ONE, frozenset({""})), ONE, frozenset({""}), True),
+    ],
+)
+def test_delta_starts_at_the_checkpoint_of_the_disk(
+    held: checkpoint.Checkpoint, previous: frozenset[str], current: frozenset[str], *, allowed: bool
+) -> None:
+    assert held.allows(previous, current) == allowed
+
+
+def test_checkpoint_is_stored_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    assert checkpoint.Checkpoint.read(str(path)) is None
+    path.touch()
+    assert checkpoint.Checkpoint.read(str(path)) is None
+    for held in (checkpoint.Checkpoint(ONE, TWO), checkpoint.Checkpoint(TWO)):
+        held.write(str(path))
+        path = path.rename(tmp_path / f"{path.name}.changing")
+        assert checkpoint.Checkpoint.read(str(path)) == held
+    checkpoint.forget(str(path))
+    checkpoint.forget(str(path))
+    assert checkpoint.Checkpoint.read(str(path)) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b'{"at": 1, "to": []}'])
+def test_damaged_attribute_is_an_error(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "disk.img"
+    path.touch()
+    os.setxattr(path, checkpoint.NAME, text)
+    with pytest.raises(errors.TargetError, match="is damaged; start again"):
+        checkpoint.Checkpoint.read(str(path))
+
+
+def test_too_long_checkpoint_removes_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.touch()
+    checkpoint.Checkpoint(ONE).write(str(path))
+    checkpoint.Checkpoint(frozenset({"x" * 100_000})).write(str(path))
+    assert checkpoint.Checkpoint.read(str(path)) is None
+
+
+def test_file_system_without_attributes_keeps_none(tmp_path: Path) -> None:
+    processes.need_root()
+    processes.run("mount", "-t", "ramfs", "none", tmp_path)
+    try:
+        path = tmp_path / "disk.img"
+        path.touch()
+        checkpoint.Checkpoint(ONE).write(str(path))
+        assert checkpoint.Checkpoint.read(str(path)) is None
+    finally:
+        processes.run("umount", tmp_path)
