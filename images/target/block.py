@@ -1,4 +1,4 @@
-"""Write a disk to a block device, the first MiB last."""
+"""Write a disk to a block device, the first MiB last, and its first sector with data after the others."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class BlockTarget(base.Target):
             undo.callback(os.close, fd)
             if size is not None and size > device_size:
                 raise errors.TooLarge(virtual_size=size, available=device_size)
-            sector = kernel.sector_size(fd)
+            self._sector = kernel.sector_size(fd)
             super().__init__(path, fd, size, options)
             undo.pop_all()
         # The kernel shortens a zeroing at the end of the device and reports success (block/fops.c).
         self._limit = device_size if size is None else size
         self.resumed = options.mode != "new"
         rungs = zeroing.WRITTEN if options.preallocate else zeroing.SPARSE
-        self._ladder = zeroing.Ladder(fd, rungs, sector, self._put)
+        self._ladder = zeroing.Ladder(fd, rungs, self._sector, self._put)
         self._head = bytearray(0 if options.mode == "update" else _head_size(size, device_size))
         self._head_written = False
         self.withheld = len(self._head)
@@ -81,13 +81,29 @@ class BlockTarget(base.Target):
     def _finish(self, _size: int) -> None:
         os.fsync(self._fd)
         self._head_written = True
+        # A power cut may tear the write of the head, but not that of a sector: the one that makes the disk
+        # usable, such as a boot sector, is written when all others are on stable storage.
+        last = _first_data(self._head, self._sector)
+        data = bytes(self._head[last])
+        self._head[last] = bytes(len(data))
         self._put(0, memoryview(self._head))
+        os.fsync(self._fd)
+        self._put(last.start, memoryview(data))
         os.fsync(self._fd)
         self._release()
 
     def _abandon(self) -> None:
         if self._head_written or not self._kept:
             self._zero_head(HEAD)
+
+
+def _first_data(head: bytearray, sector: int) -> slice:
+    """Return the first sector that is not zero; empty if all are."""
+    for start in range(0, len(head), sector):
+        found = slice(start, start + sector)
+        if not directio.is_zero(memoryview(head)[found]):
+            return found
+    return slice(0, 0)
 
 
 def _head_size(size: int | None, device_size: int) -> int:
