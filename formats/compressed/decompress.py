@@ -31,6 +31,10 @@ _INPUT = 1 << 20
 _STEP = 1 << 17
 _OUTPUT = 1 << 20
 
+#: Bytes of input, and members, in a row that may decompress to nothing: skippable frames, empty members,
+#: padding. Tools write a few KiB of them; a stream can consist of nothing else, without end.
+_FRUITLESS, _FRUITLESS_MEMBERS = 64 << 20, 64 << 10
+
 #: xz -9 and zstd --ultra -22 need a window of 128 MiB; larger ones (zstd --long=28) are refused.
 _WINDOW_LOG = 27
 _MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
@@ -135,6 +139,8 @@ class Members:
         self._at = 0
         self._end = 0
         self._taken = 0
+        self._fruitful = 0  # the value of ``_taken`` at the last output
+        self._fruitless_members = 0
 
     def readinto(self, into: memoryview, /) -> int:
         limit = min(len(into), _OUTPUT)
@@ -143,8 +149,11 @@ class Members:
                 if self._at_end():
                     return 0
                 self._member = self._kind.start()
+                self._fruitless_members += 1
+                self._check_fruitful()
             if plain := self._step(limit):
                 into[: len(plain)] = plain
+                self._fruitful, self._fruitless_members = self._taken, 0
                 return len(plain)
 
     def close(self) -> None:
@@ -179,7 +188,13 @@ class Members:
         while self._end - self._at < count and (got := self._reader.readinto(self._input[self._end :])):
             self._end += got
             self._taken += got
+        self._check_fruitful()
         return self._end - self._at
+
+    def _check_fruitful(self) -> None:
+        if self._taken - self._fruitful > _FRUITLESS or self._fruitless_members > _FRUITLESS_MEMBERS:
+            reason = f"more than {_FRUITLESS >> 20} MiB or {_FRUITLESS_MEMBERS} members in a row are empty"
+            raise errors.Refused(format=self._kind.name, rule="no content", reason=reason)
 
     def _at_end(self) -> bool:
         """Return whether the file ends here. Raise ``errors.TrailingGarbage`` if no member follows."""

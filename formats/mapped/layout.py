@@ -36,6 +36,11 @@ class Follower(abc.ABC):
     def mapped(self) -> bool:
         """Return whether all tables have arrived, so that bytes no table refers to can be discarded."""
 
+    @property
+    def complete(self) -> bool:
+        """Return whether the disk is complete: the rest of the file, if there is any, is not needed."""
+        return False
+
     @abc.abstractmethod
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """Process the arrival of the bytes from ``start`` to ``end``; ``last``: the file ends there.

@@ -36,14 +36,20 @@ class Passing(Follower):
         self._claims = layout.claims(UNKNOWN)
         self._tables: list[Piece] | None = None  # not arrived yet, the last one first
         self._expected: list[Piece] = []  # in file order
+        self._end = 0
 
     @property
     def mapped(self) -> bool:
         return self._tables is not None and not self._tables
 
+    @property
+    def complete(self) -> bool:
+        return self.mapped and not self._expected and self._claims.required <= self._end
+
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``."""
         holes: list[tuple[int, int]] = []
+        self._end = end
         if self._tables is None:
             self._read_directory(end, read, holes)
         late, tables = self._read_tables(start, end, read, holes)

@@ -26,7 +26,7 @@ HEAD_SIZE = 64 * 1024
 GRAIN_MARKER = struct.Struct("<QI")
 #: Marker of metadata: its length in sectors, 0, and its type.
 MARKER = struct.Struct("<QII")
-FOOTER_KIND = 3
+END_KIND, FOOTER_KIND = 0, 3
 
 LINE_ENDS, REDUNDANT, ZERO_GRAINS, COMPRESSED, MARKERS = (1 << bit for bit in (0, 1, 2, 16, 17))
 _KNOWN = LINE_ENDS | REDUNDANT | ZERO_GRAINS | COMPRESSED | MARKERS

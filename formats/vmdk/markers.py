@@ -23,6 +23,9 @@ LIMIT = 32 << 10
 #: Maximum sectors of a metadata block: the length of the longest supported directory.
 LONGEST = 4096
 
+#: Maximum markers without content: padding, of which a stream can consist without end.
+MOST_EMPTY = 64 << 10
+
 #: Metadata blocks besides grain tables: the directory, the footer, and some for future programs.
 OTHERS = 8
 
@@ -31,6 +34,7 @@ class Marked(Follower):
     """Follow an image with this header; see ``mapped.layout.Follower``."""
 
     mapped = False
+    complete = False
 
     def __init__(self, header: vmdk_header.Header) -> None:
         vmdk_header.check_placeable(header)
@@ -43,13 +47,15 @@ class Marked(Follower):
         # ``_compare`` instead.
         self._kept_until = 0 if header.directory == vmdk_header.AT_END else self._next
         self._blocks = header.directory_entries + OTHERS
+        self._has_footer = False
+        self._empty_sectors = 0
         self._made: dict[int, array.array[int]] = {}  # tables built from markers, by index in the directory
 
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``. Both offsets are multiples of a sector, except at the end."""
         found: list[Piece] = []
         keep = [(start, min(self._kept_until, end))] if self._kept_until > start else []
-        while self._next + (MARKER.size if last else SECTOR) <= end:
+        while not self.complete and self._next + (MARKER.size if last else SECTOR) <= end:
             at = self._next
             sector, size, kind = MARKER.unpack(read(at, MARKER.size))
             if not size:
@@ -57,6 +63,8 @@ class Marked(Follower):
                 if sector:
                     self._kept_until = self._next
                     keep.append((at, min(self._next, end)))
+                else:
+                    self._count_empty(kind)
                 continue
             length = GRAIN_MARKER.size + size
             if length > self._grains.longest:
@@ -68,7 +76,9 @@ class Marked(Follower):
             self._next = at - (-length // SECTOR) * SECTOR
         first = sum(piece.host < start for piece in found)
         ready = [*pieces.batches(found[:first], end, gap=0), *pieces.batches(found[first:], end)]
-        holes = self._compare(end, read) if last else iter(())
+        holes = (
+            self._compare(self._next if self.complete else end, read) if last or self.complete else iter(())
+        )
         return Arrival(ready, holes, keep)
 
     def _metadata(self, at: int, sectors: int, kind: int) -> int:
@@ -80,7 +90,15 @@ class Marked(Follower):
             self._blocks -= 1
             if self._blocks < 0:
                 raise errors.ScratchRequired(reason="the image has more tables than directory entries")
+            self._has_footer = kind == vmdk_header.FOOTER_KIND
         return sectors * SECTOR
+
+    def _count_empty(self, kind: int) -> None:
+        """Count a marker without content. The first one after the footer ends the image."""
+        self.complete = self._has_footer and kind == vmdk_header.END_KIND
+        self._empty_sectors += 1
+        if self._empty_sectors > MOST_EMPTY:
+            raise errors.Corrupt(format="vmdk", reason=f"more than {MOST_EMPTY} markers without content")
 
     def _grain(self, at: int, length: int, sector: int) -> Piece:
         header = self._header

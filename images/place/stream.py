@@ -38,9 +38,9 @@ def from_stream(
     scope: cancelling.Cancel,
     spill: space.Spill | None = None,
 ) -> int:
-    """Place a whole image from a stream; return the length of the file.
+    """Place a whole image from a stream; return the number of bytes read.
 
-    The reader is read to its end, also after the last used cluster. Raises ``errors.ScratchRequired`` if the
+    The reader is read until the image is complete, not to its end. Raises ``errors.ScratchRequired`` if the
     image cannot be placed in one pass, or if more bytes must be kept than memory allows and there is no
     ``spill``. A failed write sets ``scope``, which must end the read in progress.
     """
@@ -48,7 +48,7 @@ def from_stream(
     history = History(spill)
     start, last = 0, False
     with _Crew(ranges.Placer(follower.inflate, target), scope) as crew:
-        while not last:
+        while not (last or follower.complete):
             scope.check()
             chunk = Chunk(pool, start)
             last = not chunk.fill(reader)

@@ -68,8 +68,16 @@ def write(target: base.Target, offset: int, data: memoryview) -> None:
             target.write(offset + start, data[start:end])
 
 
-def drain(reader: readers.Reader, cancel: cancelling.Cancel) -> None:
-    """Read to the end and discard: readers check their data at the end."""
+def drain(reader: readers.Reader, cancel: cancelling.Cancel, limit: int | None = None) -> None:
+    """Read to the end and discard: readers check their data at the end.
+
+    Raises ``errors.Refused`` after more than ``limit`` bytes.
+    """
     rest = memoryview(bytearray(1 << 20))
-    while reader.readinto(rest):
+    done = 0
+    while count := reader.readinto(rest):
         cancel.check()
+        done += count
+        if limit is not None and done > limit:
+            reason = f"more than {limit} bytes follow the end of the image"
+            raise errors.Refused(format="stream", rule="endless", reason=reason)

@@ -21,6 +21,9 @@ from cdi_worker.sources import base
 
 log = logging.getLogger(__name__)
 
+#: Bytes after the end of an image that are read in any case to verify a checksum: snapshots, unused clusters.
+SHORTEST_LIMIT = 256 << 20
+
 
 @dataclasses.dataclass
 class Job:
@@ -182,22 +185,37 @@ class Job:
         checkpoint.Checkpoint(self.checkpoints[1]).write(opened.written_path)
 
     @contextlib.contextmanager
-    def served(self, advance: Callable[[int], None]) -> Iterator[base.Reader]:
-        """Yield a reader of the bytes as served; when the block ends without error, verify the checksum."""
+    def served(self, advance: Callable[[int], None], *, whole: bool = True) -> Iterator[base.Reader]:
+        """Yield a reader of the bytes as served; when the block ends without error, verify the checksum.
+
+        ``whole``: read the rest then, also without a checksum.
+        """
         with contextlib.closing(self._ordered(advance)) as reader:
             if self.wanted.checksum is None:
                 yield reader
-                copy.drain(reader, self.scope)
+                if whole:
+                    self._drain(reader)
                 return
             hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
             yield hashing
-            copy.drain(hashing, self.scope)
+            self._drain(hashing)
             hashing.verify()
 
+    def _drain(self, reader: base.Reader) -> None:
+        """Read the rest. If its length is unknown, it may be endless."""
+        is_bounded = self.source.size is not None and not self.content.compressions
+        copy.drain(reader, self.scope, None if is_bounded else max(self.limit, SHORTEST_LIMIT))
+
     @contextlib.contextmanager
-    def plain(self, limit: int | None = None) -> Iterator[base.Reader]:
-        """Yield a reader of the decompressed bytes, at most ``limit``; when the block ends, read the rest."""
-        with self.served(self.arrived) as served:
+    def plain(self, limit: int | None = None, *, whole: bool = True) -> Iterator[base.Reader]:
+        """Yield a reader of the decompressed bytes, at most ``limit``; when the block ends, read the rest.
+
+        Without ``whole`` the rest is only read if it shows whether the bytes before it are right, as the end
+        of a compressed stream does and a checksum, or if the client of an upload must send it.
+        """
+        whole = whole or self.wanted.checksum is not None or self.source.once
+        whole = whole or bool(self.content.compressions)
+        with self.served(self.arrived, whole=whole) as served:
             if self.source.format is None:
                 content, reader = layers.open(served, limit=limit, tool=self._xz)
                 head = content.head
@@ -207,7 +225,8 @@ class Job:
             with contextlib.closing(reader):
                 self._check_same(head)
                 yield reader
-                copy.drain(reader, self.scope)
+                if whole:
+                    self._drain(reader)
 
     @contextlib.contextmanager
     def runs(self) -> Iterator[Iterator[base.Run]]:

@@ -57,7 +57,7 @@ def _place_ordered(job: Job) -> None:
             room = stack.enter_context(space.Scratch(job.wanted.scratch, job.wanted.target))
             kept = stack.enter_context(space.Spill(room.path("spill")))
         out = stack.enter_context(job.open_target(size))
-        with job.plain() as reader:
+        with job.plain(whole=False) as reader:
             stream.from_stream(_layout(job).follow(), reader, out, scope=job.scope, spill=kept)
         job.commit(out, size)
 

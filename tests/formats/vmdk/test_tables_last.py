@@ -121,10 +121,26 @@ def test_cut_or_shifted_image_is_refused() -> None:
         with pytest.raises(errors.ImageError):
             placing.read_disk(good[:length], "vmdk")
     shifted = good[:65536] + b"x" + good[65536:]
-    for bad in (good + b"x", shifted):
-        for reader in (placing.read_disk, placing.streamed):
-            with pytest.raises(errors.ImageError):
-                reader(bad, form="vmdk")
+    for reader in (placing.read_disk, placing.streamed):
+        with pytest.raises(errors.ImageError):
+            reader(shifted, form="vmdk")
+
+
+def test_stream_ends_after_the_footer() -> None:
+    """At random the footer is searched at the end of the file."""
+    good = vmdk_stream.streamed(DISK)
+    for junk in (b"x", bytes(1 << 20), b"\xff" * (5 << 20)):
+        assert placing.streamed(good + junk, form="vmdk") == placing.read_disk(good, form="vmdk")
+        with pytest.raises(errors.ImageError):
+            placing.read_disk(good + junk, form="vmdk")
+
+
+def test_endless_empty_markers_are_refused() -> None:
+    good = vmdk_stream.streamed(DISK)
+    # In place of the footer.
+    endless = good[:-1536] + bytes(512 * (markers.MOST_EMPTY + 1))
+    with pytest.raises(errors.Corrupt, match="markers without content"):
+        placing.streamed(endless, form="vmdk")
 
 
 def test_memory_of_markers_is_bounded() -> None:

@@ -1,0 +1,74 @@
+"""Streams without an end: the import ends, with the right disk where the image is complete."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import disks as disks_module
+from tests.support import misbehave, oracle
+
+#: Seconds.
+SOON = 60.0
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 1 << 18) + bytes(1 << 18)
+
+
+def endless(body: bytes, tail: bytes) -> misbehave.Page:
+    """Return a page without a length that continues with ``tail`` until the client disconnects."""
+    return misbehave.Page(body, framing="chunked", ranges=False, tail=(tail, None))
+
+
+def run(url: str, target: Path, **more: object) -> None:
+    location = cdi_worker.Location(url)
+    cdi_worker.run(cdi_worker.Request(source="http", location=location, target=str(target), **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tail", [bytes(1 << 18), b"\xff" * (1 << 18)], ids=["zeros", "ones"])
+@pytest.mark.parametrize("variant", ["qcow2", "qcow2-zlib", "vmdk", "vmdk-stream"])
+def test_what_follows_a_complete_image_is_not_read(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, variant: str, tail: bytes
+) -> None:
+    url = server.serve("/disk", endless(disks.image(variant).read_bytes(), tail))
+    began = time.monotonic()
+    run(url, tmp_path / "disk.img")
+    assert time.monotonic() - began < SOON
+    oracle.same(tmp_path / "disk.img", disks.expected(variant))
+
+
+def test_what_follows_an_image_whose_checksum_was_given_is_limited(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    url = server.serve("/disk", endless(disks.image("qcow2").read_bytes(), bytes(4 << 20)))
+    checksum = f"sha256:{hashlib.sha256().hexdigest()}"
+    began = time.monotonic()
+    with pytest.raises(errors.Refused, match="follow the end of the image"):
+        run(url, tmp_path / "disk.img", checksum=checksum, image_size=64 << 20)
+    assert time.monotonic() - began < SOON
+    assert not (tmp_path / "disk.img").exists()
+
+
+@pytest.mark.parametrize("kind", ["zst", "gz", "gz-padding", "bz2", "xz-padding"])
+def test_compressed_stream_without_content_is_limited(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, kind: str
+) -> None:
+    data = disks.image("raw").read_bytes()[: 1 << 20]
+    form, _, padding = kind.partition("-")
+    packers = {"zst": "zstd", "gz": "gzip", "bz2": "bzip2", "xz": "xz"}
+    packed = subprocess.run([packers[form], "-c"], input=data, capture_output=True, check=True).stdout
+    nothing = subprocess.run([packers[form], "-c"], input=b"", capture_output=True, check=True).stdout
+    tail = SKIPPABLE if form == "zst" else nothing * 20_000
+    if padding:
+        tail = bytes(1 << 18)
+    url = server.serve("/disk", endless(packed, tail))
+    began = time.monotonic()
+    with pytest.raises(errors.ImageError, match="in a row are empty"):
+        run(url, tmp_path / "disk.img")
+    assert time.monotonic() - began < SOON
+    assert not (tmp_path / "disk.img").exists()
