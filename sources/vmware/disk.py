@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 
 from cdi_worker import errors
+from cdi_worker.images.engine import retry
 from cdi_worker.sources import base
 from cdi_worker.sources.vmware import nbd
 
@@ -23,6 +24,8 @@ READS = 4
 #: Seconds to wait for VDDK's log line of a failure, which arrives through a pipe; and seconds for which a
 #: line counts, because the failure of one read fails all others of its connection.
 LOG_WAIT, RECENT = 1.0, 2.0
+#: Seconds without an extent after which their list fails, if the connection breaks.
+LISTING_LIMIT = 10.0
 #: Seconds to wait for VDDK to close its sessions: the host counts dropped ones for a while.
 CLOSE_LIMIT = 5.0
 
@@ -49,6 +52,7 @@ class Log:
         self._name = name
         self._errors: collections.deque[tuple[float, str]] = collections.deque(maxlen=4)
         self._connections = 0
+        self._gone: errors.Error | None = None
         self._changed = threading.Condition()
 
     def line(self, line: str) -> None:
@@ -64,16 +68,30 @@ class Log:
                 self._connections += change if call in line else 0
             self._changed.notify_all()
 
+    def ended(self, failure: errors.Error, again: bool) -> None:
+        """Take note that nbdkit has ended, with all its connections, and whether it is started again."""
+        with self._changed:
+            self._connections = 0
+            self._gone = None if again else failure
+            self._changed.notify_all()
+
     def wait_closed(self) -> None:
         """Wait until VDDK has closed its sessions, at most ``CLOSE_LIMIT`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._connections, CLOSE_LIMIT)
 
-    def explained(self, error: errors.Error) -> errors.Error:
-        """Add VDDK's message to ``error``; make it permanent if VDDK reports a permanent cause."""
+    def explained(self, error: errors.Error, at: int = 0) -> errors.Error:
+        """Add VDDK's message to ``error`` at byte ``at``.
+
+        It is permanent if VDDK reports a permanent cause, or if nbdkit cannot be started again.
+        """
         with self._changed:
-            self._changed.wait_for(self._recent, LOG_WAIT)
+            self._changed.wait_for(lambda: self._recent() or self._gone, LOG_WAIT)
             message = "; ".join(dict.fromkeys(self._recent()))
+            gone = self._gone
+        if gone is not None:
+            reason = f"{gone}; run the import again" + (f" (VDDK: {message})" if message else "")
+            return errors.TransferFailed(url=self._name, offset=at, reason=reason)
         message = message or str(error.fields["reason"])
         for pattern, cause in _CAUSES.items():
             if re.search(pattern, message, re.IGNORECASE):
@@ -96,6 +114,7 @@ class Disk:
         self._name = name
         self._vddk = vddk
         self._longest = longest
+        self._cancel = cancel
         self._lock = threading.Lock()
         self._busy = [0] * CONNECTIONS
         self._listings: list[Generator[base.Extent]] = []
@@ -117,7 +136,7 @@ class Disk:
         try:
             return self._clients[number].read_range(offset, into[: self._longest])
         except errors.Transient as err:
-            raise self._vddk.explained(err) from err
+            raise self._vddk.explained(err, offset) from err
         finally:
             with self._lock:
                 self._busy[number] -= 1
@@ -138,13 +157,29 @@ class Disk:
         return listing
 
     def _extents(self, parts: Iterable[tuple[int, int]] | None) -> Generator[base.Extent]:
-        try:
-            found = self._clients[0].extents(parts)
-            if found is None:
-                ends = [(0, self._size)] if parts is None else parts
-                found = (nbd.Extent(start, end - start, zero=False) for start, end in ends)
-            with contextlib.closing(found):
-                for extent in found:
-                    yield base.Extent(*extent)
-        except errors.Transient as err:
-            raise self._vddk.explained(err) from err
+        left = [(0, self._size)] if parts is None else list(parts)
+        patience = retry.Patience(LISTING_LIMIT, self._cancel)
+        at = 0
+        while True:
+            try:
+                with contextlib.closing(self._listed(left)) as found:
+                    for extent in found:
+                        yield extent
+                        at = extent.offset + extent.length
+                        patience.progress()
+                return
+            except errors.Transient as err:
+                explained = self._vddk.explained(err, at)
+                if not isinstance(explained, errors.Transient):
+                    raise explained from err
+                patience.wait(explained, at)
+                left = [(max(start, at), end) for start, end in left if end > at]
+
+    def _listed(self, parts: list[tuple[int, int]]) -> Generator[base.Extent]:
+        found = self._clients[0].extents(parts)
+        if found is None:
+            yield from (base.Extent(start, end - start, zero=False) for start, end in parts)
+            return
+        with contextlib.closing(found):
+            for extent in found:
+                yield base.Extent(*extent)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import logging
 import os
+import pathlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
+
+log = logging.getLogger(__name__)
+
+#: nbdkit is not started again after so many ends within a number of seconds: VDDK fails on this disk.
+MOST_ENDS, SPAN = 4, 30.0
 
 # A plugin such as VDDK maps large libraries and has a stack for each of 16 threads.
 _ADDRESS_SPACE = 8 << 30
@@ -40,10 +49,12 @@ class Plugin:
 class Follow:
     """Supervision of nbdkit. ``on_line`` is called with each log line, from another thread.
 
-    ``cancel`` and ``watch`` abort the start; later waits are aborted by the client.
+    ``on_end`` is called, from another thread, when nbdkit has ended by itself: with its error, and whether it
+    is started again. ``cancel`` and ``watch`` abort the start; later waits are aborted by the client.
     """
 
     on_line: Callable[[str], None] = lambda _line: None
+    on_end: Callable[[errors.Error, bool], None] = lambda _error, _again: None
     cancel: cancelling.Cancel = cancelling.NEVER
     watch: process.Watch | None = None
 
@@ -52,27 +63,93 @@ class Follow:
 def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
     """Serve read-only while the block runs; yield the path of the unix socket.
 
-    Raises ``errors.ToolFailed`` with nbdkit's message if it does not start, or if it exits and the block
-    fails.
+    If nbdkit ends by itself, it is started again on the same socket, unless it has ended ``MOST_ENDS`` times
+    within ``SPAN`` seconds. Raises ``errors.ToolFailed`` with nbdkit's message if it does not start.
     """
     with contextlib.ExitStack() as stack:
-        socket = f"{stack.enter_context(process.workspace())}/nbdkit"
-        started, says_started = os.pipe()
-        stack.callback(os.close, started)
-        stack.callback(os.close, says_started)
+        folder = stack.enter_context(process.workspace())
         secrets = {key: _in_memory(text, stack) for key, text in plugin.secrets.items()}
-        argv = _argv(plugin, secrets, f"--unix={socket}", f"--pidfile={_path(says_started)}")
-        fds = (says_started, *secrets.values())
-        command = process.Command(argv, plugin.package, _ADDRESS_SPACE, fds, plugin.library_path)
-        running = stack.enter_context(process.Process(command, on_line=follow.on_line))
-        _await(running, started, follow)
-        with _listening(running):
+        server = _Server(plugin, follow, f"{folder}/nbdkit", secrets)
+        stack.callback(server.close)
+        server.start()
+        keeping = threading.Thread(target=server.keep, name="nbdkit-stderr", daemon=True)
+        keeping.start()
+        stack.callback(keeping.join)
+        stack.callback(server.end)
+        yield server.socket
+
+
+class _Server:
+    """nbdkit on a socket; ``keep`` starts it again when it ends."""
+
+    def __init__(self, plugin: Plugin, follow: Follow, socket: str, secrets: Mapping[str, int]) -> None:
+        self.socket = socket
+        self._plugin = plugin
+        self._follow = follow
+        self._secrets = secrets
+        self._ends: collections.deque[float] = collections.deque(maxlen=MOST_ENDS)
+        self._ending = cancelling.Cancel()
+        self._lock = threading.Lock()
+        self._running: process.Process | None = None
+
+    def start(self) -> None:
+        """Start nbdkit and wait until it accepts connections."""
+        pathlib.Path(self.socket).unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            # nbdkit writes its process id into the pipe when it accepts connections: no polling is needed.
+            started, says_started = os.pipe()
+            stack.callback(os.close, started)
+            stack.callback(os.close, says_started)
+            argv = _argv(
+                self._plugin, self._secrets, f"--unix={self.socket}", f"--pidfile={_path(says_started)}"
+            )
+            fds = (says_started, *self._secrets.values())
+            plugin = self._plugin
+            command = process.Command(argv, plugin.package, _ADDRESS_SPACE, fds, plugin.library_path)
+            with self._lock:
+                self._ending.check()
+                self._running = running = process.Process(command, on_line=self._follow.on_line)
+            _await(running, started, self._follow)
+
+    def keep(self) -> None:
+        """Read the log, so that nbdkit never blocks on a full pipe, and start nbdkit again when it ends.
+
+        This thread lives until the end: the kernel ends a process with the thread that started it.
+        """
+        while True:
+            running = self._running
+            assert running is not None  # noqa: S101  (``start`` has returned)
+            while not running.ended:
+                running.ready(None)
+            if self._ending.is_set():
+                return
+            failure: errors.Error = running.failure()
+            self._ends.append(time.monotonic())
+            again = len(self._ends) < MOST_ENDS or self._ends[-1] - self._ends[0] > SPAN
+            log.warning("nbdkit has ended reason=%r again=%s", str(failure), again)
+            self._follow.on_end(failure, again)
+            running.stop()
+            if not again:
+                return
             try:
-                yield socket
+                self.start()
             except errors.Error as err:
-                if running.ended:
-                    raise running.failure() from err
-                raise
+                if not self._ending.is_set():
+                    self._follow.on_end(err, False)
+                return
+
+    def end(self) -> None:
+        """End nbdkit; ``keep`` returns."""
+        self._ending.set()
+        with self._lock:
+            running = self._running
+        if running is not None:
+            running.end()
+
+    def close(self) -> None:
+        """Close the pipes of the last process. Called after ``keep`` has returned."""
+        if self._running is not None:
+            self._running.stop()
 
 
 def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str, ...]:
@@ -106,7 +183,6 @@ def _path(fd: int) -> str:
 
 
 def _await(running: process.Process, started: int, follow: Follow) -> None:
-    # nbdkit writes its process id into the pipe when it accepts connections, so no polling is needed.
     watch = follow.watch or process.Watch("nbdkit")
     with cancelling.woken(follow.cancel) as wake:
         while not running.ready(started, watch.turn, wake):
@@ -114,20 +190,3 @@ def _await(running: process.Process, started: int, follow: Follow) -> None:
                 raise running.failure()
             follow.cancel.check()
             watch.check()
-
-
-@contextlib.contextmanager
-def _listening(running: process.Process) -> Iterator[None]:
-    """Read the log in a thread, so that nbdkit never blocks on a full pipe."""
-
-    def listen() -> None:
-        while not running.ended:
-            running.ready(None)
-
-    listener = threading.Thread(target=listen, name="nbdkit-stderr", daemon=True)
-    listener.start()
-    try:
-        yield
-    finally:
-        running.end()
-        listener.join()

@@ -52,7 +52,7 @@ class VddkSource(base.Source):
         self._check_library()
         machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
         with contextlib.ExitStack() as stack:
-            follow = nbdkit.Follow(on_line=self._vddk.line, cancel=self._cancel)
+            follow = nbdkit.Follow(on_line=self._vddk.line, on_end=self._vddk.ended, cancel=self._cancel)
             try:
                 socket = stack.enter_context(nbdkit.serve(self._plugin(machine, disk, server), follow))
             except errors.ToolFailed as err:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +45,94 @@ def test_cancel_stops_a_stage(tmp_path: Path) -> None:
         calls = [line.split()[0] for line in vcsim.library_calls()]
         assert calls.count("ConnectEx") == calls.count("Disconnect") > 1
         oracle.unusable(target)
+
+
+def nbdkit_of(vcsim: vmware.Vcsim) -> int | None:
+    """Return the process id of the nbdkit that serves a disk of ``vcsim``."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            argv = path.read_bytes().split(b"\0")
+            if argv[0].endswith(b"nbdkit") and f"libdir={vcsim.libdir}".encode() in argv:
+                return int(path.parent.name)
+    return None
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Run ``work`` in a thread, and wait for its end after the block."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_killed_nbdkit_is_started_again(tmp_path: Path, stage: int) -> None:
+    size = 320 * vmware_stages.MiB
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", size)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, 8 * vmware_stages.MiB)))
+    vcsim.take_snapshot((vmware_stages.MiB, vmware_stages.noise(2, 16 * vmware_stages.MiB)))
+    target = tmp_path / "disk.img"
+    with vcsim.running():
+        for earlier in range(stage):
+            cdi_worker.run(vmware_stages.request(vcsim, target, earlier))
+        slow(vcsim, 200_000)
+        before = reads(vcsim)
+
+        def kill() -> None:
+            processes.wait_for(lambda: reads(vcsim) > before + 2, "a read")
+            os.kill(nbdkit_of(vcsim) or -1, signal.SIGKILL)
+            slow(vcsim, 0)
+
+        with beside(kill):
+            request = dataclasses.replace(
+                vmware_stages.request(vcsim, target, stage), fetch=cdi_worker.FetchOptions(no_progress=30)
+            )
+            started = time.monotonic()
+            cdi_worker.run(request)
+        assert time.monotonic() - started < 20
+        vmware_stages.check(vcsim, target, stage)
+
+
+def test_nbdkit_that_always_dies_is_a_clear_failure(tmp_path: Path) -> None:
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings["delay"] = 200_000
+    target, done = tmp_path / "disk.img", threading.Event()
+
+    def kill() -> None:
+        while not done.wait(0.05):
+            if number := nbdkit_of(vcsim):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+
+    with vcsim.running():
+        request = dataclasses.replace(
+            vmware_stages.request(vcsim, target, 0), fetch=cdi_worker.FetchOptions()
+        )
+        before = reads(vcsim)
+
+        def begin() -> None:
+            processes.wait_for(lambda: reads(vcsim) > before, "a read")
+            kill()
+
+        def run(request: cdi_worker.Request) -> None:
+            try:
+                cdi_worker.run(request)
+            finally:
+                done.set()
+
+        with beside(begin):
+            started = time.monotonic()
+            with pytest.raises(errors.TransferFailed, match=r"nbdkit failed.*SIGKILL.*run the import again"):
+                run(request)
+        assert time.monotonic() - started < 20
+        oracle.unusable(target)
+        vcsim.settings["delay"] = 0
+        vcsim.save()
+        cdi_worker.run(request)
+        vmware_stages.check(vcsim, target, 0)
 
 
 def test_temporary_error_is_retried(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket as socket_module
 import threading
 import time
 from pathlib import Path
@@ -115,22 +116,53 @@ def test_failed_start_is_explained(plugin: nbdkit.Plugin, reason: str) -> None:
         pass
 
 
-def test_unexpected_end_is_explained(tmp_path: Path) -> None:
-    pids = tmp_path / "pid"
+class Ends:
+    """Takes the ends of nbdkit (``nbdkit.Follow.on_end``)."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, bool]] = []
+
+    def take(self, failure: errors.Error, again: bool) -> None:
+        self.found.append((str(failure), again))
+
+
+def test_nbdkit_is_started_again_on_the_same_socket(tmp_path: Path) -> None:
+    pids, ends = tmp_path / "pid", Ends()
     plugin = nbdkit.Plugin("eval", {"get_size": f"echo $PPID > {pids}; echo 1M"})
-    failed = pytest.raises(errors.ToolFailed, match=r"nbdkit failed.*SIGKILL")
-    with failed, nbdkit.serve(plugin) as socket:
+    with nbdkit.serve(plugin, nbdkit.Follow(on_end=ends.take)) as socket:
+        for count in range(1, nbdkit.MOST_ENDS):
+            assert size_of(socket) == MiB
+            os.kill(int(pids.read_text()), 9)
+            processes.wait_for(lambda count=count: len(ends.found) == count, "its end")  # type: ignore[misc]
+            processes.wait_for(lambda: accepts(socket), "its answer")
+        assert all("SIGKILL" in reason and again for reason, again in ends.found)
         assert size_of(socket) == MiB
         os.kill(int(pids.read_text()), 9)
-        wait_until_end_is_noticed()
-        raise errors.ToolFailed(tool="client", exit_status=1, reason="connection reset")
+        processes.wait_for(lambda: len(ends.found) == nbdkit.MOST_ENDS, "the last end")
+        assert not ends.found[-1][1]
+    assert not Path(socket).parent.exists()
 
 
-def wait_until_end_is_noticed() -> None:
-    """Wait until the thread that reads nbdkit's output has noticed its end."""
-    processes.wait_for(
-        lambda: all(each.name != "nbdkit-stderr" for each in threading.enumerate()), "the end of nbdkit"
+def accepts(path: str) -> bool:
+    with socket_module.socket(socket_module.AF_UNIX) as made:
+        return made.connect_ex(path) == 0
+
+
+def test_nbdkit_that_cannot_be_started_again_is_given_up(tmp_path: Path) -> None:
+    once, ends = tmp_path / "once", Ends()
+    plugin = nbdkit.Plugin(
+        "eval",
+        {
+            "get_ready": f"test ! -e {once} || {{ echo EIO no second time >&2; exit 1; }}",
+            "get_size": f"echo $PPID > {once}; echo 1M",
+        },
     )
+    with nbdkit.serve(plugin, nbdkit.Follow(on_end=ends.take)) as socket:
+        assert size_of(socket) == MiB
+        os.kill(int(once.read_text()), 9)
+        processes.wait_for(lambda: len(ends.found) == 2, "the failed start")
+    assert [again for _, again in ends.found] == [True, False]
+    assert "no second time" in ends.found[1][0]
 
 
 def test_error_of_the_block_is_raised_while_nbdkit_runs() -> None:
