@@ -32,6 +32,9 @@ _ZERO_RANGE: Final = 0x10
 _BLKSSZGET: Final = 0x1268
 _BLKZEROOUT: Final = 0x127F
 
+#: Errors of a file system without record locks, such as NFSv3 without a lock manager.
+_NO_LOCKS: Final = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
 # linux/fs.h, for sync_file_range
 _WAIT_BEFORE: Final = 1
 _WRITE: Final = 2
@@ -73,6 +76,23 @@ def zero_out(fd: int, offset: int, length: int) -> None:
 def sector_size(fd: int) -> int:
     """Return the logical sector of a block device."""
     return int(struct.unpack("i", fcntl.ioctl(fd, _BLKSSZGET, struct.pack("i", 0)))[0])
+
+
+def lock(fd: int, offset: int) -> bool | None:
+    """Take an exclusive lock on one byte of a file; return False if another open file has it.
+
+    Returns None if the file system has no locks. The lock belongs to the open file, not to the process
+    (F_OFD_SETLK, fcntl(2)): it ends with the last descriptor of this open file. NFSv4 has such locks too.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0))
+    except OSError as err:
+        if err.errno in {errno.EACCES, errno.EAGAIN}:
+            return False
+        if err.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:

@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
+#: The mode of a disk's file, whatever the umask: the virtual machine has access by its group.
+FILE_MODE = 0o660
+#: Seconds to wait for another run on the volume: a deleted pod gets 30 s to end by default. After them the
+#: pod fails, and the kubelet starts it again.
+WAIT = 60.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paths:

@@ -232,6 +232,25 @@ class NoSpace(TargetError):
     """The file system of the target or of scratch is full, or its quota is used up."""
 
 
+class TargetBusy(TargetError):
+    """Another run writes to the target, or a device is in use; it may be free later."""
+
+    template = "{path}: busy: {reason}"
+    retryable = True
+
+
+class TargetLost(TargetError):
+    """Another run has taken the target over. This run has stopped writing, and must not clean up either."""
+
+    template = "{path}: taken over: {reason}; this run has stopped and changed nothing since"
+
+
+class TargetExists(TargetError):
+    """The target holds data that is replaced only on request."""
+
+    template = "{path}: {reason}; to replace it, use --force"
+
+
 class ScratchRequired(Error):
     """The only possible route needs scratch space, and none is mounted."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from cdi_worker import engine, errors, lazy, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
+from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
 from cdi_worker.routes import job as job_module
@@ -95,15 +96,18 @@ def run_source(
     ``accepted``: see ``routes.job.Job``.
     """
     started = time.monotonic()
+    if wanted.existing != "remove":
+        wanted = dataclasses.replace(wanted, target=target.followed(wanted.target))
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     reading = engine.Engine(wanted.fetch, progress.retry)
-    with opened(unopened, reading, wanted, progress, reads) as source, _reached():
+    opening = opened(unopened, reading, wanted, progress, reads)
+    with _claimed(wanted, reads) as held, opening as source, _reached():
         folder = wanted.volume or wanted.target
         if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
         found = survey_module.survey(source, reading, wanted, reads)
-        job = _run_plan(wanted, source, reading, found, progress, reads=reads, accepted=accepted)
+        job = _run_plan(wanted, source, reading, found, progress, held=held, reads=reads, accepted=accepted)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -150,6 +154,17 @@ def _inspect(wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
 
 
 @contextlib.contextmanager
+def _claimed(wanted: request.Request, cancel: cancelling.Cancel) -> Iterator[target.Claim]:
+    """Yield the claim on the target, held until the end of the block."""
+    terms = target.Terms(wanted.wait, cancel, wanted.permissions)
+    folder = wanted.is_archive and not pathlib.Path(wanted.target).is_block_device()
+    with target.take_folder(wanted.target, terms) if folder else target.take(wanted.target, terms) as held:
+        if not (folder or wanted.is_delta or wanted.existing == "remove"):
+            target.check_replaceable(held, force=wanted.existing == "replace")
+        yield held
+
+
+@contextlib.contextmanager
 def opened(
     source: base.Source,
     reading: engine.Engine,
@@ -182,6 +197,7 @@ def _run_plan(
     found: survey_module.Survey,
     progress: progress_module.Progress,
     *,
+    held: target.Claim,
     reads: cancelling.Reads,
     accepted: Callable[[], object],
 ) -> job_module.Job:
@@ -191,6 +207,7 @@ def _run_plan(
         log.info("plan %s", made.describe())
         job = job_module.Job(
             wanted=wanted,
+            claim=held,
             source=source,
             engine=reading,
             content=found.content,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 from cdi_worker import errors, sources
 from cdi_worker.formats import checksum
@@ -32,6 +33,10 @@ class Request:
     ``overhead``: the fraction of a file system to leave free. ``volume``: the mount point of a file system
     that contains nothing but this import's target, else None. ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
+
+    ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
+    one is complete, or ``remove`` it first, where the volume has no space for both. ``wait``: seconds to wait
+    for another run that writes to the target. ``permissions`` of the disk's file; None: by the umask.
     """
 
     source: str
@@ -49,6 +54,9 @@ class Request:
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
     owner_uid: str = ""
+    existing: Literal["refuse", "replace", "remove"] = "refuse"
+    wait: float = 0.0
+    permissions: int | None = None
 
     @property
     def is_archive(self) -> bool:

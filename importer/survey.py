@@ -164,9 +164,10 @@ def room(wanted: request.Request) -> plan.Space:
     """Return the space on the target (contract, Sizes), unlimited if no target is named."""
     if not wanted.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
-    facts = target.facts(wanted.target)
+    is_removed = wanted.existing == "remove"
+    facts = target.facts(wanted.target, removed=is_removed)
     if wanted.is_archive and facts.kind != "block":
-        facts = target.facts(f"{wanted.target}/disk.img")
+        facts = target.facts(f"{wanted.target}/disk.img", removed=is_removed)
     if facts.kind == "missing":
         raise errors.TargetError(path=wanted.target, reason="no such directory or device")
     if facts.kind == "block":

@@ -22,25 +22,26 @@ class ScratchFacts:
     available: int
 
 
-def facts(directory: str | os.PathLike[str] | None, key: str) -> ScratchFacts | None:
+def facts(directory: str | os.PathLike[str] | None, target: str) -> ScratchFacts | None:
     """Inspect a scratch directory without changing it; return None if it does not exist."""
     if directory is None or not pathlib.Path(directory).is_dir():
         return None
     with _translated(directory, "inspect scratch"):
         room = os.statvfs(directory)
-        left_over = sum(_occupied(path) for path in _folder(directory, key).glob("**/*"))
+        left_over = sum(_occupied(path) for path in _folder(directory, target).glob("**/*"))
         return ScratchFacts(room.f_bavail * room.f_frsize + left_over)
 
 
 class Scratch:
     """A private folder in a scratch directory, removed by ``close`` unless ``keep`` was called.
 
-    ``key`` identifies the job: a later attempt of the same job uses the same folder. ``resume``: keep the
-    files of an earlier attempt; otherwise they are removed first.
+    ``target``: the path of the job's target. A later attempt of the same job uses the same folder; two jobs
+    never do at the same time, because the job has claimed its target. ``resume``: keep the files of an
+    earlier attempt; otherwise they are removed first.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], key: str, *, resume: bool = False) -> None:
-        self.folder = _folder(directory, key)
+    def __init__(self, directory: str | os.PathLike[str], target: str, *, resume: bool = False) -> None:
+        self.folder = _folder(directory, target)
         self._kept = False
         with _translated(self.folder, "open scratch"):
             if not (resume and _is_ours(self.folder)):
@@ -68,8 +69,9 @@ class Scratch:
                 _remove(self.folder)
 
 
-def _folder(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
-    name = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+def _folder(directory: str | os.PathLike[str], target: str) -> pathlib.Path:
+    # Two jobs may call their targets disk.img, each in its own directory.
+    name = hashlib.sha256(os.path.realpath(target).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return pathlib.Path(directory) / f"cdi-worker-{name}"
 
 

@@ -16,12 +16,13 @@ from typing import Final, Self
 
 from cdi_worker import errors
 from cdi_worker.images import kernel
+from cdi_worker.images.target import claim, file
 
 log = logging.getLogger(__name__)
 
 _NAME: Final = ".cdi-worker-unpacking"
-#: Created by mkfs.
-_KEPT: Final = frozenset({"lost+found"})
+#: Created by mkfs, and the lock file of the running attempt.
+_KEPT: Final = frozenset({"lost+found", file.lock_file(file.DISK)})
 _OCCUPIED: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
 
 
@@ -68,13 +69,16 @@ def _mounts() -> list[pathlib.Path]:
 
 
 class Staging:
-    """A context manager with ``path``, an empty directory on the file system of ``directory``.
+    """A context manager with ``path``, an empty directory on the file system of the claimed folder.
 
-    Unless ``commit`` is called, the directory and its content are removed at the end.
+    Unless ``commit`` is called, the directory and its content are removed at the end. ``replace``: existing
+    files are replaced, otherwise they are an ``errors.TargetExists``.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = pathlib.Path(directory)
+    def __init__(self, held: claim.Claim, *, replace: bool = True) -> None:
+        self._claim = held
+        self._replace = replace
+        self._directory = pathlib.Path(held.path)
         self.path = self._directory / _NAME
 
     def __enter__(self) -> Self:
@@ -88,11 +92,15 @@ class Staging:
     ) -> None:
         # An error of the clean-up must not hide the first one.
         with contextlib.suppress(*(() if kind is None else (errors.TargetError,))):
+            self._claim.check()  # another run may use the staging folder now
             remove_left_over(self._directory)
 
     def commit(self) -> None:
-        """Move everything to ``directory`` and sync. Existing directories are merged, files replaced."""
+        """Move everything to the folder and sync. Existing directories are merged."""
         with _storage(self._directory, "move into place"), _opened(self._directory) as final:
+            if not self._replace:
+                _refuse_existing(self.path, self._directory)
+            self._claim.check()
             with _opened(_NAME, final) as staged:
                 _merge(staged, final)
             kernel.sync_filesystem(final)
@@ -107,6 +115,16 @@ def _opened(name: str | os.PathLike[str], parent: int | None = None) -> Iterator
         yield fd
     finally:
         os.close(fd)
+
+
+def _refuse_existing(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Raise ``errors.TargetExists`` for the first file that ``_merge`` would replace."""
+    for path in sorted(source.iterdir()):
+        final = target / path.name
+        if path.is_dir() and not path.is_symlink() and final.is_dir() and not final.is_symlink():
+            _refuse_existing(path, final)
+        elif os.path.lexists(final):
+            raise errors.TargetExists(path=final, reason="exists")
 
 
 def _merge(source: int, target: int) -> None:

@@ -1,5 +1,31 @@
-"""The target of a disk: a file or a block device that becomes usable only when the disk is complete."""
+"""The target of a disk: a file or block device that becomes usable only when the disk is complete."""
 
-from cdi_worker.images.target.open import Options, Target, TargetFacts, facts, journal_slots, open  # noqa: A004 - target.open() is what it is
+from cdi_worker.images.target.open import (
+    Claim,
+    Options,
+    Target,
+    TargetFacts,
+    Terms,
+    check_replaceable,
+    facts,
+    followed,
+    journal_slots,
+    open,  # noqa: A004 - target.open() is what it is
+    take,
+    take_folder,
+)
 
-__all__ = ["Options", "Target", "TargetFacts", "facts", "journal_slots", "open"]
+__all__ = [
+    "Claim",
+    "Options",
+    "Target",
+    "TargetFacts",
+    "Terms",
+    "check_replaceable",
+    "facts",
+    "followed",
+    "journal_slots",
+    "open",
+    "take",
+    "take_folder",
+]

@@ -15,7 +15,7 @@ from typing import Final, Literal, Self
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.target import writeback, zeroing
+from cdi_worker.images.target import claim, writeback, zeroing
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +35,20 @@ class Options:
     """How to open and write a target.
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
-    supports it. ``mode``: ``new`` removes existing data; ``resume`` continues with the left-over of an
-    earlier attempt; ``update`` changes parts of a finished disk in place. ``cancel`` ends a long zeroing
-    with ``errors.Cancelled``.
+    supports it. ``mode``: ``new`` starts over; ``resume`` continues with the left-over of an earlier attempt;
+    ``update`` changes parts of a finished disk in place. ``cancel`` ends a long zeroing with
+    ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it until it is closed.
+    ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
+    it before the new one is written, or ``refuse`` to. ``permissions`` of a new file; None: by the umask.
     """
 
     preallocate: bool = False
     direct: bool = False
     mode: Literal["new", "resume", "update"] = "new"
     cancel: cancelling.Cancel = cancelling.NEVER
+    claim: claim.Claim | None = None
+    existing: Literal["replace", "remove", "refuse"] = "replace"
+    permissions: int | None = None
 
 
 NEW: Final = Options()
@@ -54,8 +59,9 @@ class Target:
 
     Ranges that are neither written nor zeroed have undefined content. Storage errors are raised as
     ``errors.TargetError``, and again by every later call: a disk with a failed write is never committed.
-    Writing beyond ``size`` or the end of the device raises ``errors.TooLarge``. As a context manager it is
-    closed at the end, which removes a disk that was not committed.
+    Writing beyond ``size`` or the end of the device raises ``errors.TooLarge``. After ``errors.TargetLost``
+    another run writes to it, and this one changes nothing more, also when it is closed. As a context manager
+    it is closed at the end, which removes a disk that was not committed.
     """
 
     #: Whether the bytes of an earlier attempt are kept. Without them its journal must be ignored.
@@ -68,8 +74,12 @@ class Target:
     #: Whether the whole target is known to read as zeros.
     is_fresh: bool = False
 
-    def __init__(self, path: str, fd: int, size: int | None, options: Options) -> None:
+    def __init__(self, held: claim.Claim, fd: int, size: int | None, options: Options) -> None:
+        path = held.path
         self.path = path
+        self._claim = held
+        #: Closed with the target.
+        self.owned = contextlib.ExitStack()
         self.written_path = path
         self.size = size
         self._limit = size
@@ -115,6 +125,7 @@ class Target:
         with self._storage("sync"):
             self._flush_zeros()
             os.fsync(self._fd)
+            self._check_claim()
 
     def commit(self, size: int = 0) -> None:
         """Make the disk durable and usable. The target cannot be written after it.
@@ -137,12 +148,12 @@ class Target:
         if self._closed:
             return
         self._closed = True
-        for step in (self._abandon, self._release):
+        for step in (self._release,) if self._claim.lost else (self._abandon, self._release):
             try:
                 step()
-            except OSError as err:
+            except (OSError, errors.TargetError) as err:
                 # Only the first failure is reported.
-                log.debug("clean-up failed path=%r error=%r", self.path, err.strerror)
+                log.debug("clean-up failed path=%r error=%r", self.path, str(err))
 
     # -- implemented by the sub-classes
 
@@ -152,12 +163,17 @@ class Target:
     def _abandon(self) -> None:
         raise NotImplementedError
 
+    def _check_claim(self) -> None:
+        """Raise ``errors.TargetLost`` if another run has taken the target over."""
+        self._claim.check()
+
     # -- shared
 
     @contextlib.contextmanager
     def _storage(self, doing: str) -> Iterator[None]:
         if self._failure is not None:
             raise self._failure
+        self._claim.guard()
         try:
             yield
         except OSError as err:
@@ -202,6 +218,7 @@ class Target:
         while start < end:
             if self._options.cancel.is_set():
                 raise errors.Cancelled
+            self._claim.guard()
             stop = min(end, start + step)
             began = time.monotonic()
             yield start, stop
@@ -222,7 +239,10 @@ class Target:
                     self._ladder.zero(*merged)
 
     def _release(self) -> None:
-        self._close_files()
+        try:
+            self._close_files()
+        finally:
+            self.owned.close()
 
     def _close_files(self) -> None:
         descriptors = [fd for fd in (self._direct_fd, self._fd) if fd is not None and fd >= 0]

@@ -9,11 +9,14 @@ import pathlib
 import stat
 from typing import Final
 
+from cdi_worker import errors
 from cdi_worker.images import kernel
-from cdi_worker.images.target import base, zeroing
+from cdi_worker.images.target import base, claim, zeroing
 
-_MODE: Final = 0o660  # the contract's: the virtual machine has access by its group
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+#: The name of the disk on a pod's volume.
+DISK: Final = "disk.img"
 
 
 def part(path: str) -> str:
@@ -26,16 +29,26 @@ def changing(path: str) -> str:
     return f"{path}.changing"
 
 
-class FileTarget(base.Target):
-    """A file. A new one consists of holes or is preallocated, so that zeroing needs no system call."""
+def lock_file(path: str) -> str:
+    """Return the path of the lock file of a disk."""
+    return f"{path}.lock"
 
-    def __init__(self, path: str, size: int | None, options: base.Options) -> None:
+
+class FileTarget(base.Target):
+    """A file. A new one consists of holes or is preallocated, so that zeroing needs no system call.
+
+    A new attempt gets a new inode: a run that has lost its claim may still hold the old one.
+    """
+
+    def __init__(self, held: claim.Claim, size: int | None, options: base.Options) -> None:
+        path = held.path
         with contextlib.ExitStack() as undo:
             self._directory = os.open(pathlib.Path(path).parent, os.O_DIRECTORY | os.O_CLOEXEC)
             undo.callback(os.close, self._directory)
-            fd, self.resumed = _open_part(path, options.mode)
+            fd, self.resumed = _open_part(path, options)
             undo.callback(os.close, fd)
-            super().__init__(path, fd, _length(fd) if options.mode == "update" else size, options)
+            self._inode = os.fstat(fd)
+            super().__init__(held, fd, _length(fd) if options.mode == "update" else size, options)
             undo.pop_all()
         self.written_path = changing(path) if options.mode == "update" else part(path)
         self.is_fresh = not self.resumed
@@ -75,13 +88,28 @@ class FileTarget(base.Target):
                 ladder.zero(*step)
         os.fsync(self._fd)
         self._close_files()
+        self._check_claim()
+        if self._options.existing == "refuse" and os.path.lexists(self.path):
+            raise errors.TargetExists(path=self.path, reason="exists")
         _rename(self.written_path, self.path)
+        if not os.path.samestat(os.lstat(self.path), self._inode):
+            raise self._claim.lose("another run has replaced it while it was renamed")
         try:
+            _remove(changing(self.path))  # replaced by the new disk
             self._sync_directory()
         except OSError:
             _rename(self.path, self.written_path)
             raise
         self._release()
+
+    def _check_claim(self) -> None:
+        super()._check_claim()
+        try:
+            is_same = os.path.samestat(os.lstat(self.written_path), self._inode)
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise self._claim.lose(f"another run has removed or replaced {self.written_path}")
 
     def _sync_directory(self) -> None:
         try:
@@ -92,26 +120,28 @@ class FileTarget(base.Target):
 
     def _abandon(self) -> None:
         if not self._kept and self._options.mode != "update":
+            self._check_claim()
             _remove(part(self.path))
 
     def _release(self) -> None:
-        self._close_files()
         os.close(self._directory)
+        super()._release()
 
 
-def _open_part(path: str, mode: str) -> tuple[int, bool]:
+def _open_part(path: str, options: base.Options) -> tuple[int, bool]:
     """Return a descriptor, and whether the file holds bytes of an earlier attempt or stage."""
-    if mode == "update":
+    if options.mode == "update":
         return _open_finished(path), True
     name = part(path)
-    fd = _open_left_over(name) if mode == "resume" else None
+    fd = _open_left_over(name) if options.mode == "resume" else None
     if fd is not None:
         return fd, True
-    for left_over in (path, changing(path), name):
+    for left_over in (path, changing(path), name) if options.existing == "remove" else (name,):
         _remove(left_over)
-    fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
-    with contextlib.suppress(PermissionError):  # file systems without modes
-        os.fchmod(fd, _MODE)  # open(2) has applied the umask
+    fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, options.permissions or 0o666)
+    if options.permissions is not None:
+        with contextlib.suppress(PermissionError):  # file systems without modes
+            os.fchmod(fd, options.permissions)  # open(2) has applied the umask
     return fd, False
 
 

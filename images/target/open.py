@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import stat
+from collections.abc import Callable
 from typing import Final, Literal
 
 from cdi_worker import errors
 from cdi_worker.images import directio
-from cdi_worker.images.target import base, block, file
+from cdi_worker.images.target import base, block, claim, file
 from cdi_worker.scratch import journal
 
+Claim = claim.Claim
 Options = base.Options
+Terms = claim.Terms
 Target = base.Target
 
 # O_DIRECT is tried on a file without a name, so that nothing is left behind.
@@ -26,7 +30,8 @@ class TargetFacts:
 
     ``missing``: not a block device, and its directory does not exist. ``size``: of the device, or of the
     existing disk, also after an interrupted update (0: no disk). ``available``: size of the device, or free
-    bytes for unprivileged users including the left-overs at this path. ``direct``: O_DIRECT is supported.
+    bytes for unprivileged users including what is removed before a new disk is written. ``direct``: O_DIRECT
+    is supported.
     """
 
     kind: Literal["file", "block", "missing"]
@@ -35,8 +40,11 @@ class TargetFacts:
     direct: bool = False
 
 
-def facts(path: str | os.PathLike[str]) -> TargetFacts:
-    """Inspect a target without changing it. Raises ``errors.TargetError``."""
+def facts(path: str | os.PathLike[str], *, removed: bool = False) -> TargetFacts:
+    """Inspect a target without changing it. ``removed``: the existing disk is removed first.
+
+    Raises ``errors.TargetError``.
+    """
     path = os.fspath(path)
     directory = pathlib.Path(path).parent
     try:
@@ -44,9 +52,70 @@ def facts(path: str | os.PathLike[str]) -> TargetFacts:
             return _block_facts(path)
         if not directory.is_dir() or _holds_devices(directory):
             return TargetFacts("missing")
-        return _file_facts(path, directory)
+        return _file_facts(path, directory, removed)
     except OSError as err:
         raise errors.target_error(path, err, "inspect") from err
+
+
+def followed(path: str | os.PathLike[str]) -> str:
+    """Return the file that a symbolic link points to, which need not exist; any other path unchanged.
+
+    The incomplete disk, the lock and the rename then are in the directory of the file.
+    """
+    path = os.fspath(path)
+    return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
+
+
+def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
+    """Claim a target, so that no other run writes to it; nothing on it is changed yet.
+
+    Raises ``errors.TargetBusy`` and ``errors.TargetError``.
+    """
+    path = os.fspath(path)
+
+    def make() -> claim.Claim:
+        if _is_block(path):
+            return claim.Device(path)
+        return claim.LockFile(path, _lock_file(path), terms.permissions)
+
+    return _take(path, make, terms)
+
+
+def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
+    """Claim a folder for an archive, as ``take`` does. The claim excludes a disk on the same volume."""
+    folder = os.fspath(folder)
+    path = f"{folder}/{file.DISK}"
+    return _take(folder, lambda: claim.LockFile(folder, _lock_file(path), terms.permissions), terms)
+
+
+def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
+    try:
+        return claim.wait_for(make, terms)
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
+
+
+def _lock_file(path: str) -> str:
+    directory = pathlib.Path(path).parent
+    if not directory.is_dir() or _holds_devices(directory):
+        raise errors.TargetError(path=path, reason="no such directory or device; check the path")
+    return file.lock_file(path)
+
+
+def check_replaceable(held: claim.Claim, *, force: bool) -> None:
+    """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
+    try:
+        if isinstance(held, claim.Device):
+            return
+        for path in (held.path, file.changing(held.path)):
+            if not os.path.lexists(path):
+                continue
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                raise errors.TargetError(path=path, reason="is not a regular file; name another target")
+            if not force:
+                raise errors.TargetExists(path=path, reason="exists")
+    except OSError as err:
+        raise errors.target_error(held.path, err, "inspect") from err
 
 
 def open(  # noqa: A001 - read as target.open
@@ -54,18 +123,25 @@ def open(  # noqa: A001 - read as target.open
 ) -> Target:
     """Open a target for a disk of ``size`` bytes (None: not known before the end).
 
-    In mode ``new``, the left-over of an earlier attempt and a finished disk at this path are removed. Raises
-    ``errors.TargetError``, and ``errors.TooLarge`` if a device is too small.
+    In mode ``new``, the left-over of an earlier attempt is removed. Raises ``errors.TargetError``, and
+    ``errors.TooLarge`` if a device is too small.
     """
-    path = os.fspath(path)
+    if options.claim is not None:
+        return _open(options.claim, size, options)
+    with contextlib.ExitStack() as undo:
+        held = undo.enter_context(take(path, claim.Terms(permissions=options.permissions)))
+        made = _open(held, size, options)
+        made.owned = undo.pop_all()
+        return made
+
+
+def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
     try:
-        if _is_block(path):
-            return block.BlockTarget(path, size, options)
-        if _holds_devices(pathlib.Path(path).parent):
-            raise errors.TargetError(path=path, reason="no such block device; check the path")
-        return file.FileTarget(path, size, options)
+        if isinstance(held, claim.Device):
+            return block.BlockTarget(held, size, options)
+        return file.FileTarget(held, size, options)
     except OSError as err:
-        raise errors.target_error(path, err, "open") from err
+        raise errors.target_error(held.path, err, "open") from err
 
 
 def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | None:
@@ -103,10 +179,10 @@ def _block_facts(path: str) -> TargetFacts:
         os.close(fd)
 
 
-def _file_facts(path: str, directory: pathlib.Path) -> TargetFacts:
+def _file_facts(path: str, directory: pathlib.Path, removed: bool) -> TargetFacts:
     room = os.statvfs(directory)
     changing = file.changing(path)
-    left_overs = (path, changing, file.part(path))
+    left_overs = [file.part(path), file.lock_file(path)] + ([path, changing] if removed else [])
     return TargetFacts(
         "file",
         size=_size(path) or _size(changing),

@@ -90,7 +90,7 @@ def digest(obj: group.Context, /, source: str, **given: Any) -> int:
 @options.blank_options
 @click.pass_obj
 def blank(
-    obj: group.Context, /, target: str, size: int, *, preallocate: bool, direct: bool, as_json: bool
+    obj: group.Context, /, target: str, size: int, *, preallocate: bool, as_json: bool, **given: Any
 ) -> int:
     """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate."""
     size = -(-size // units.MIB) * units.MIB
@@ -100,7 +100,9 @@ def blank(
         target=target,
         image_size=size,
         preallocation=preallocate,
-        direct=direct,
+        direct=given["direct"],
+        existing="replace" if given["force"] else "refuse",
+        wait=given["wait"],
     )
     room = survey.room(wanted)
     if room.usable < size:

@@ -35,6 +35,18 @@ def stall_option(what: str) -> Decorator:
     )
 
 
+force_option = click.option(
+    "--force", is_flag=True, help="Replace an existing file, or what a device holds, with the complete disk."
+)
+wait_option = click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait so long for another run that writes to TARGET.",
+)
+
+
 _SOURCE: tuple[Decorator, ...] = (
     click.option("--source", "kind", help="Kind of source (http, s3, vddk, …) [default: from the URL]."),
     click.option("--user", default="", help="User or access key."),
@@ -94,6 +106,8 @@ _DISK: tuple[Decorator, ...] = (
 _WRITING: tuple[Decorator, ...] = (
     click.option("--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."),
     click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT)."),
+    force_option,
+    wait_option,
 )
 _OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
 _UPLOAD: tuple[Decorator, ...] = (
@@ -164,6 +178,8 @@ def make_request(
         preallocation=given.get("preallocate", False),
         direct=given.get("direct", False),
         checksum=given["checksum"],
+        existing="replace" if given.get("force") else "refuse",
+        wait=given.get("wait", 0.0),
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
         fetch=fetch.Options(connections=given["connections"], no_progress=given["stall"]),
     )

@@ -103,6 +103,8 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @_overhead
 @_after
 @click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
+@options.force_option
+@options.wait_option
 @click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
 @options.stall_option("a byte")
 @click.option(

@@ -27,7 +27,8 @@ class Settings:
     """Settings beyond the manifest. ``origin``: the file to upload, or the volume to clone.
 
     ``folder``: for certificates and other files that sources read; it must outlive the run. ``after``: the
-    checkpoint already on the target. ``stall``: seconds without data after which a source fails.
+    checkpoint already on the target. ``stall``: seconds without data after which a source fails. ``force``:
+    replace an existing disk. ``wait``: as in ``request.Request``.
     """
 
     target: str
@@ -37,6 +38,8 @@ class Settings:
     origin: str = ""
     after: str = ""
     direct: bool = False
+    force: bool = False
+    wait: float = 0.0
     connections: int = 6
     stall: float = 180.0
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -89,6 +92,8 @@ class Planner:
             overhead=overhead,
             preallocation=volume.preallocation,
             direct=settings.direct,
+            existing="replace" if settings.force else "refuse",
+            wait=settings.wait,
             checksum=volume.source.checksum or None,
             connect_patience=min(request.CONNECT_PATIENCE, settings.stall),
             fetch=fetch.Options(connections=settings.connections, no_progress=settings.stall),

@@ -38,6 +38,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         direct=env.get("CACHE_MODE") == "TRYNONE",
         checksum=env.get("IMPORTER_CHECKSUM") or None,
         owner_uid=env.get("OWNER_UID", ""),
+        existing="remove",
+        permissions=contract.FILE_MODE,
+        wait=contract.WAIT,
     )
     if reading.faults:
         request.check(made, reading.faults)

@@ -63,7 +63,8 @@ def scratch(job: Job) -> Iterator[space.Scratch]:
         try:
             yield kept
         except errors.Error as err:
-            if err.retryable or isinstance(err, errors.Cancelled):
+            # The run that has taken the target over uses the same folder.
+            if err.retryable or isinstance(err, errors.Cancelled | errors.TargetLost):
                 kept.keep()
             raise
 
@@ -100,8 +101,20 @@ def _verify(job: Job, path: str) -> None:
             hashing.verify()
 
 
+class _Watch(process.Watch):
+    """Also ends qemu-img when another run has taken the target over."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__("qemu-img", job.wanted.fetch.no_progress)
+        self._claim = job.claim
+
+    def check(self) -> None:
+        super().check()
+        self._claim.guard()
+
+
 def _follow(job: Job) -> qemu_img.Follow:
-    watch = process.Watch("qemu-img", job.wanted.fetch.no_progress)
+    watch = _Watch(job)
     return qemu_img.Follow(job.progress.advance, job.scope, watch)
 
 
@@ -167,7 +180,8 @@ def _commit(job: Job, path: str) -> None:
     size = job.plan.virtual_size or 0
     job.progress.phase("merge", size)
     direct = target.facts(job.wanted.target).direct
-    with target.open(job.wanted.target, None, target.Options(mode="update")) as out:
+    options = target.Options(mode="update", claim=job.claim)
+    with target.open(job.wanted.target, None, options) as out:
         stage.begin(job, out)
         if job.source.previous_size:
             # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.

@@ -29,13 +29,14 @@ SHORTEST_LIMIT = 256 << 20
 class Job:
     """A running import.
 
-    ``engine``: reads the source. ``limit``: bytes of the largest disk that fits. ``accepted``: called once,
-    when all bytes have been received, verified, and found to be safe and to fit.
+    ``claim``: the target's. ``engine``: reads the source. ``limit``: bytes of the largest disk that fits.
+    ``accepted``: called once, when all bytes have been received, verified, and found to be safe and to fit.
 
     Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt.
     """
 
     wanted: request.Request
+    claim: target.Claim
     source: base.Source
     engine: engine.Engine
     content: plan.Content
@@ -73,8 +74,9 @@ class Job:
         self.count(count)
         self.progress.advance(count)
 
-    def wrote(self, count: int) -> None:
-        """Count bytes written, where the size is not known before."""
+    def unpacked(self, count: int) -> None:
+        """Count bytes of an archive's files. Raises ``TargetLost`` if another run unpacks here now."""
+        self.claim.guard()
         self.size += count
 
     def count(self, count: int) -> None:
@@ -139,7 +141,12 @@ class Job:
     def options(self) -> target.Options:
         """Return the options of the target."""
         return target.Options(
-            preallocate=self.wanted.preallocation, direct=self.wanted.direct, cancel=self.scope
+            preallocate=self.wanted.preallocation,
+            direct=self.wanted.direct,
+            cancel=self.scope,
+            claim=self.claim,
+            existing=self.wanted.existing,
+            permissions=self.wanted.permissions,
         )
 
     def _key(self) -> str:

@@ -29,9 +29,9 @@ def unpack_archive(job: Job) -> None:
         staging.empty(job.wanted.volume)
         job.limit = survey.room(job.wanted).available
     job.progress.phase("transfer", job.source.size)
-    with staging.Staging(job.wanted.target) as staged:
+    with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:
         with job.plain() as packed:
-            unpack.unpack(archive.Archive(packed, limit_bytes=job.limit), staged.path, advance=job.wrote)
+            unpack.unpack(archive.Archive(packed, limit_bytes=job.limit), staged.path, advance=job.unpacked)
         job.source.verify()
         job.accept()
         job.progress.phase("sync", None)

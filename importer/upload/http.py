@@ -46,7 +46,8 @@ def failed(failure: errors.Error) -> Answer:
     is_too_large = isinstance(failure, errors.TooLarge | errors.NoSpace | errors.ScratchTooSmall)
     text = f"{TOO_LARGE}: {failure}" if is_too_large else str(failure)
     is_client_error = is_too_large or isinstance(failure, errors.RequestError | errors.ImageError)
-    return Answer(400 if is_client_error else 500, f"Saving stream failed: {text}")
+    is_busy = isinstance(failure, errors.TargetBusy)
+    return Answer(400 if is_client_error else 503 if is_busy else 500, f"Saving stream failed: {text}")
 
 
 class Request:

@@ -58,6 +58,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
             image_size=reading.quantity("UPLOAD_IMAGE_SIZE"),
             overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
             preallocation=reading.boolean("PREALLOCATION"),
+            existing="remove",
+            permissions=contract.FILE_MODE,
+            wait=contract.WAIT,
         ),
     )
     if faults:

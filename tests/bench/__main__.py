@@ -205,7 +205,9 @@ class Bench:
     def _ours(self, url: str, target: Target, *options: str) -> Callable[[], Cost]:
         def run() -> Cost:
             target.fresh()
-            return bench_measure.run([*_worker(), "import", "--progress", "none", *options, url, target.path])
+            return bench_measure.run(
+                [*_worker(), "import", "--force", "--progress", "none", *options, url, target.path]
+            )
 
         return run
 

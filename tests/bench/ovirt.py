@@ -65,7 +65,17 @@ def _row(
             served.daemon.add("rival", f"nbd:unix:{socket}", chain.active.size)
             alone = rival(served.daemon.url("rival"), authority.certificate)
             ours = [
-                *(sys.executable, "-m", "cdi_worker", "import", "--progress", "none", "--source", "imageio"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "cdi_worker",
+                    "import",
+                    "--force",
+                    "--progress",
+                    "none",
+                    "--source",
+                    "imageio",
+                ),
                 *("--user", engine.USER, "--password-file", password, "--ca-file", authority.certificate),
                 *("--disk-id", "disk", served.url, target),
             ]

@@ -31,7 +31,17 @@ def main() -> None:
     own = directory / "nginx-profile"
     own.mkdir(exist_ok=True)
     with servers.nginx(own, directory) as web:
-        worker = [sys.executable, "-m", "cdi_worker", "import", "--progress", "none", web.url(path), target]
+        worker = [
+            sys.executable,
+            "-m",
+            "cdi_worker",
+            "import",
+            "--force",
+            "--progress",
+            "none",
+            web.url(path),
+            target,
+        ]
         target.unlink(missing_ok=True)
         processes.run("perf", "record", "-g", "--freq", "999", "--output", data, "--", *worker)
     report = directory / f"profile-{given.form}.txt"

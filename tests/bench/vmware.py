@@ -76,7 +76,7 @@ def _ours(vcsim: vmware.Vcsim, target: Path) -> list[str | Path]:
         "--progress": "none",
     }
     options = [part for pair in given.items() for part in pair]
-    return [sys.executable, "-m", "cdi_worker", "import", *options, known.endpoint, target]
+    return [sys.executable, "-m", "cdi_worker", "import", "--force", *options, known.endpoint, target]
 
 
 def _nbdcopy(vcsim: vmware.Vcsim, target: Path, options: str) -> list[str | Path]:

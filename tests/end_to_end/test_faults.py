@@ -39,7 +39,9 @@ def check_failure(done: worker.Completed, status: int, message: str, target: Pat
 
 def check_rerun(url: str, target: Path, expected: Path) -> None:
     """Import again over what the failure left, without cleaning up."""
-    cdi_worker.run(cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target)))
+    location = cdi_worker.Location(url)
+    wanted = cdi_worker.Request(source="http", location=location, target=str(target), existing="replace")
+    cdi_worker.run(wanted)
     oracle.same(target, expected, beyond=devices.beyond(target))
 
 

@@ -93,7 +93,7 @@ def test_progress_is_printed_as_json_lines(
     percents = [line["percent"] for line in lines]
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)
-    assert worker.run("import", url, tmp_path, "--json", "--progress=none").errors == ""
+    assert worker.run("import", url, tmp_path, "--force", "--progress=none").errors == ""
 
 
 def test_dry_run_changes_nothing(
@@ -126,7 +126,7 @@ def test_secrets_are_read_from_files_and_environment(disks: disks_module.Disks, 
         headers = ("--header=X-Two: 2", f"--header-dir={tmp_path / 'headers'}")
         for trust in (f"--ca-file={authority.certificate}", f"--ca-dir={tmp_path / 'ca'}", "--insecure"):
             for secret, env in (((f"--password-file={tmp_path / 'password'}",), {}), ((), ENVIRONMENT)):
-                arguments = (url, tmp_path, "--user=me", trust, *headers, *secret)
+                arguments = (url, tmp_path, "--force", "--user=me", trust, *headers, *secret)
                 done = worker.run("import", *arguments, env=env)
                 assert done.status == 0, done.errors
                 assert "hush" not in done.errors + done.output
@@ -134,7 +134,7 @@ def test_secrets_are_read_from_files_and_environment(disks: disks_module.Disks, 
         assert all(
             (lines.headers["x-one"], lines.headers["x-two"]) == ("hush", "2") for lines in server.requests
         )
-        assert worker.run("import", url, tmp_path, "--user=me").status == SOURCE
+        assert worker.run("import", url, tmp_path, "--force", "--user=me").status == SOURCE
 
 
 ENVIRONMENT = {"IMPORTER_SECRET_KEY": "s3cret"}

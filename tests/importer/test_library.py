@@ -110,7 +110,7 @@ def test_progress_counts_every_byte_and_ends_once(
 ) -> None:
     for form in ("raw", "qcow2", "vmdk", "vhdx"):
         recorder = Recorder()
-        result = cdi_worker.run(request(web.url(disks.image(form)), tmp_path / "disk.img"), recorder)
+        result = cdi_worker.run(request(web.url(disks.image(form)), tmp_path / form), recorder)
         names = [name for name, _ in recorder.phases]
         assert names == ["connect", "transfer", "sync"]
         assert recorder.bytes == dict(recorder.phases)["transfer"] == result.size

@@ -43,10 +43,10 @@ BUDGETS = {
     "help": _budget(83, 190, FORMATS, "requests ssl cdi_worker.routes.direct"),
     "version": _budget(19, 135, "click", f"{COMMANDS} cdi_worker.execute fractions"),
     "blank": _budget(67, 168, FORMATS, f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
-    "raw": _budget(81, 308, HTTP, f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"),
+    "raw": _budget(82, 309, HTTP, f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"),
     "qcow2": _budget(
-        92,
-        321,
+        93,
+        322,
         f"{HTTP} zstandard",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),

@@ -40,6 +40,17 @@ def test_same_job_resumes_and_another_is_kept(tmp_path: Path) -> None:
         assert Path(scratch.path("spool")).read_bytes() == b"x"
 
 
+def test_relative_targets_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two imports to ``disk.img``, each in its own directory."""
+    folders = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        with space.Scratch(tmp_path, "disk.img") as scratch:
+            folders.add(scratch.folder)
+    assert len(folders) == 2
+
+
 def test_leftovers_count_as_free_space(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point:
         before = space.facts(point, "job")

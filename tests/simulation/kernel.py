@@ -126,6 +126,8 @@ class Machine:
 
     def _close(self, fd: int) -> None:
         opened = self._files.pop(fd)
+        if opened in self._files.values():  # dup
+            return
         holders = _held(opened.inode)
         holders[:] = [each for each in holders if each[0] is not opened]
 
@@ -147,9 +149,7 @@ class Machine:
             raise self._error(errno.EBUSY, path)
         if flags & real_os.O_TRUNC and stat.S_ISREG(inode.kind):
             inode.data.resize(0)
-        fd = next(number for number in range(3, 1 << 16) if number not in self._files)
-        self._files[fd] = opened
-        return fd
+        return self._number(opened)
 
     def _open_named(self, path: str, flags: int) -> disks.Inode:
         try:
@@ -179,6 +179,27 @@ class Machine:
                 return False
         holders.append((opened, kind, self.process.node))
         return True
+
+    def dup(self, fd: int) -> int:
+        opened = self._file(fd)
+        return self._number(opened)
+
+    def _number(self, opened: Open) -> int:
+        fd = next(number for number in range(3, 1 << 16) if number not in self._files)
+        self._files[fd] = opened
+        return fd
+
+    def fcntl(self, fd: int, request: int, argument: bytes) -> bytes:
+        """Take a lock of an open file description; all locks are on the same byte."""
+        assert request == real_fcntl.F_OFD_SETLK, request
+        opened = self._file(fd)
+        self._begin("lock", opened.path)
+        if not self._take(opened, "lock"):
+            raise self._error(errno.EAGAIN)
+        return argument
+
+    def uname(self) -> Any:
+        return types.SimpleNamespace(nodename=f"node{self.process.node}")
 
     def close(self, fd: int) -> None:
         self._begin("close", fd)
@@ -445,7 +466,7 @@ def modules(machines: dict[schedulers.Process, Machine]) -> dict[str, types.Modu
     calls.supports_follow_symlinks = calls.supports_fd = calls.supports_dir_fd = set()
     calls.urandom = lambda count: schedulers.active().dice.randbytes(count)  # noqa: PLW0108 (not active yet)
     calls.getpid = lambda: 1
-    control = _Calls("fcntl", machines, ["ioctl"])
+    control = _Calls("fcntl", machines, ["ioctl", "fcntl"])
     for name in dir(real_fcntl):
         if name.isupper():
             setattr(control, name, getattr(real_fcntl, name))

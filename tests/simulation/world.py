@@ -35,6 +35,7 @@ class Run:
     job: int = 0
     node: int = 0
     after: float = 0.0
+    wait: float = 0.0
     kill_at: int | None = None
     freeze_at: int | None = None
     freeze: float = 0.0
@@ -126,6 +127,7 @@ def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
             "interval": dice.choice((0.01, 0.05, 0.5, 10.0)),
             "direct": dice.happens(0.5),
             "preallocation": dice.happens(0.3),
+            "existing": dice.choice(("replace", "remove")),
         },
         rounds=rounds,
     )
@@ -140,6 +142,7 @@ def _round(
         other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
         other.node = dice.randrange(2)
         other.after = dice.choice((0.0, 0.5, 5.0, 400.0)) * dice.random()
+        other.wait = dice.choice((0.0, 60.0, 1000.0))
         runs.append(other)
     killed = any(run.kill_at for run in runs)
     return Round(
@@ -341,6 +344,8 @@ class World:
             target=self.plan.target,
             direct=options["direct"],
             preallocation=options["preallocation"],
+            existing=options["existing"],
+            wait=run.wait,
             journal_interval=options["interval"],
             owner_uid=f"uid-{run.job}",
             fetch=fetch.Options(

@@ -14,6 +14,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.tar import archive
+from cdi_worker.images import target
 from cdi_worker.images.folder import staging, unpack
 from tests.support import hostile_archives, processes, tar_parts
 
@@ -152,8 +153,8 @@ def test_links_are_kept_as_they_are(volume, tmp_path, dialect):
         "file/../x",
         "//",
     ]
-    for index, target in enumerate([*targets, "/n" * 1500]):
-        (tree / f"etc/link{index}").symlink_to(target)
+    for index, link in enumerate([*targets, "/n" * 1500]):
+        (tree / f"etc/link{index}").symlink_to(link)
     os.link(tree / "etc/link0", tree / "hard", follow_symlinks=False)
     os.link(tree / "etc/file", tree / "also")
     options = [f"--format={dialect}"]
@@ -310,8 +311,15 @@ def test_missing_directory_is_reported(tmp_path):
         unpack_into(tmp_path / "missing", tar_parts.packed())
 
 
+@contextlib.contextmanager
+def staged(directory, **options):
+    """Yield a staging folder of a claimed directory."""
+    with target.take_folder(directory) as held, staging.Staging(held, **options) as work:
+        yield work
+
+
 def unpack_staged(directory, data):
-    with staging.Staging(directory) as work:
+    with staged(directory) as work:
         unpack_into(work.path, data)
         work.commit()
 
@@ -354,7 +362,7 @@ def test_unprivileged_user_can_unpack():
 
 def test_commit_moves_files_into_place(volume):
     (volume / "kept").write_text("kept")
-    with staging.Staging(volume) as work:
+    with staged(volume) as work:
         unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x")))
         assert not (volume / "a").exists()
         work.commit()
@@ -362,7 +370,7 @@ def test_commit_moves_files_into_place(volume):
 
 
 def test_files_are_removed_without_commit(volume):
-    with contextlib.suppress(errors.Truncated), staging.Staging(volume) as work:
+    with contextlib.suppress(errors.Truncated), staged(volume) as work:
         unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"))[:600])
     assert os.listdir(volume) == []
 
@@ -375,29 +383,44 @@ def test_second_attempt_completes_a_killed_one(volume):
         tar_parts.member("d", b"x"),
         tar_parts.member("l", b"x"),
     ]
-    work = staging.Staging(volume).__enter__()
-    unpack_into(work.path, tar_parts.packed(*members))
+    with staged(volume) as work:
+        unpack_into(work.path, tar_parts.packed(*members))
     (volume / "a").mkdir()
     (volume / "a/b").write_text("moved")
     (volume / "d").write_text("moved")
     (volume / "l").symlink_to("d")
-    staging.remove_left_over(volume)
     assert set(facts(volume)) == {"a", "a/b", "d", "l"}
-    with staging.Staging(volume) as again:
+    with staged(volume) as again:
         unpack_into(again.path, tar_parts.packed(*members))
         again.commit()
     tree = {name: state[-1] for name, state in facts(volume).items() if state != ["directory"]}
     assert tree == {"a/b": b"x", "a/c": b"new", "d": b"x", "l": b"x"}
 
 
+def test_existing_files_are_refused_on_request(volume):
+    (volume / "a").mkdir()
+    (volume / "a/kept").write_text("kept")
+    with staged(volume, replace=False) as work:
+        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
+        work.commit()
+    for name in ("a/kept", "a"):
+        with staged(volume, replace=False) as work:
+            members = tar_parts.member("0", b"x"), tar_parts.member(name, b"x")
+            unpack_into(work.path, tar_parts.packed(*members))
+            with pytest.raises(errors.TargetExists, match="use --force"):
+                work.commit()
+    assert set(facts(volume)) == {"a", "a/b", "a/kept"}
+    assert (volume / "a/kept").read_text() == "kept"
+
+
 def test_directory_replaces_a_file_but_not_vice_versa(volume):
     (volume / "a").write_text("file")
     (volume / "b").mkdir()
-    with staging.Staging(volume) as work:
+    with staged(volume) as work:
         unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
         work.commit()
     assert set(facts(volume)) == {"a", "a/b", "b"}
-    with staging.Staging(volume) as work:
+    with staged(volume) as work:
         unpack_into(work.path, tar_parts.packed(tar_parts.member("b", b"x")))
         with pytest.raises(errors.TargetError, match="is a directory"):
             work.commit()
@@ -407,7 +430,7 @@ def test_directory_replaces_a_file_but_not_vice_versa(volume):
 def test_symlink_instead_of_staging_folder_is_not_followed(volume, tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/file").write_text("kept")
-    staging.Staging(volume).path.symlink_to(tmp_path / "outside")
-    with staging.Staging(volume):
+    (volume / ".cdi-worker-unpacking").symlink_to(tmp_path / "outside")
+    with staged(volume):
         pass
     assert (tmp_path / "outside/file").read_text() == "kept"

@@ -18,17 +18,42 @@ MiB = 1 << 20
 def test_file_is_renamed_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"of yesterday")
-    old = os.umask(0o077)
+    with target.open(path, MiB) as disk:
+        disk.write(0, memoryview(b"boot"))
+        assert path.read_bytes() == b"of yesterday"
+        disk.commit()
+        assert path.read_bytes() == b"boot" + bytes(MiB - 4)
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+def test_failed_disk_does_not_replace_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"of yesterday")
+    with target.open(path, MiB) as disk:
+        disk.write(0, memoryview(b"boot"))
+    assert path.read_bytes() == b"of yesterday"
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+def test_old_disk_can_be_removed_first(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"of yesterday")
+    with target.open(path, MiB, target.Options(existing="remove")):
+        assert not path.exists()
+
+
+@pytest.mark.parametrize(("permissions", "expected"), [(None, 0o640), (0o660, 0o660)])
+def test_mode_is_the_one_given_or_that_of_the_umask(
+    tmp_path: Path, permissions: int | None, expected: int
+) -> None:
+    path = tmp_path / "disk.img"
+    old = os.umask(0o027)
     try:
-        with target.open(path, MiB) as disk:
-            assert not path.exists()
-            disk.write(0, memoryview(b"boot"))
+        with target.open(path, MiB, target.Options(permissions=permissions)) as disk:
             disk.commit()
-            assert path.read_bytes() == b"boot" + bytes(MiB - 4)
     finally:
         os.umask(old)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o660
-    assert os.listdir(tmp_path) == ["disk.img"]
+    assert stat.S_IMODE(path.stat().st_mode) == expected
 
 
 @pytest.mark.parametrize(("grown", "expected"), [(0, MiB), (MiB // 2, MiB), (3 * MiB, 3 * MiB)])

@@ -189,11 +189,13 @@ def test_facts_count_leftovers_as_free(tmp_path: Path, kind: str) -> None:
         assert (before.kind, before.size) == ("file", 0)
         devices.fill(path, 5 * MiB)
         devices.fill(Path(f"{path}.part"), 7 * MiB)
-        after = target.facts(path)
+        after = target.facts(path, removed=True)
         assert after.size == 5 * MiB
         assert abs(after.available - before.available) < 64 << 10
+        kept = target.facts(path)
+        assert abs(kept.available + 5 * MiB - before.available) < 64 << 10
         os.link(path, point / "another name")
-        assert target.facts(path).available <= before.available - 5 * MiB + (64 << 10)
+        assert target.facts(path, removed=True).available <= before.available - 5 * MiB + (64 << 10)
 
 
 def test_space_reserved_for_root_is_not_available(tmp_path: Path) -> None:

@@ -1,0 +1,346 @@
+"""The claim on a target: one run writes to it, and a run that has lost it stops.
+
+On one machine, and on a file system with locks, a lock lets one run in: a lock file beside a disk image, or
+an exclusively opened block device. Between machines without a common lock, every run stores a record with a
+random token, and makes a disk usable only if it finds the record unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import errno
+import json
+import logging
+import os
+import pathlib
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+from cdi_worker import errors
+from cdi_worker.images import directio, kernel
+from cdi_worker.images.engine import cancelling
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the record while data is written: so long a run may write after another has
+#: taken the target over.
+INTERVAL: Final = 5.0
+#: Bytes of a record: a sector, so that it cannot be torn.
+RECORD: Final = 512
+_MAGIC: Final = b"cdi-worker claim 1\n"
+#: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless it is told to.
+_NOT_OURS: Final = (
+    "the user of this process may not write to the device; in Kubernetes, set "
+    "device_ownership_from_security_context = true in the node's container runtime"
+)
+# A byte that is never read: the locks of SMB are mandatory, and would hide the record.
+_LOCKED: Final = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terms:
+    """How to take a claim. ``wait``: seconds to wait for another run, until ``cancel`` is set.
+
+    ``permissions`` of a lock file, as in ``base.Options``.
+    """
+
+    wait: float = 0.0
+    cancel: cancelling.Cancel = cancelling.NEVER
+    permissions: int | None = None
+
+
+NOW: Final = Terms()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a claim, by its record."""
+
+    token: str
+    host: str
+    process: int
+    since: str
+
+    def __str__(self) -> str:
+        return f"host {self.host}, process {self.process}, since {self.since}"
+
+    def record(self) -> bytes:
+        """Return the record: one sector of ASCII text, which is never a valid boot sector or superblock."""
+        text = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode("ascii")
+        return (_MAGIC + text).ljust(RECORD, b"\n")
+
+
+def holder(record: bytes) -> Holder | None:
+    """Return the holder that a record names; None if it is not a record."""
+    if not record.startswith(_MAGIC):
+        return None
+    try:
+        return Holder(**json.loads(record[len(_MAGIC) :]))
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _new_holder() -> Holder:
+    since = dt.datetime.fromtimestamp(time.time(), dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Holder(secrets.token_hex(16), os.uname().nodename[:64], os.getpid(), since)
+
+
+class Claim:
+    """The right to write to a target, until ``close``. Thread-safe.
+
+    ``path``: the target. ``guard`` and ``check`` raise ``errors.TargetLost`` if another run has taken it
+    over, and do so again on every later call: then nothing may be written or removed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lost: errors.TargetLost | None = None
+        self._lock = threading.Lock()
+        self._next = time.monotonic() + INTERVAL
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def guard(self) -> None:
+        """Check the record if ``INTERVAL`` has passed. Cheap enough to call before every write."""
+        if self.lost is None and time.monotonic() < self._next:
+            return
+        with self._lock:
+            # Other threads wait here for the result of the first.
+            if self.lost is not None or time.monotonic() >= self._next:
+                self._check()
+
+    def check(self) -> None:
+        """Check the record now."""
+        with self._lock:
+            self._check()
+
+    def lose(self, reason: str) -> errors.TargetLost:
+        """Return the error of every later call: another run has taken the target over."""
+        self.lost = self.lost or errors.TargetLost(path=self.path, reason=reason)
+        return self.lost
+
+    def _check(self) -> None:
+        if self.lost is None:
+            try:
+                reason = self._taken()
+            except OSError as err:
+                raise errors.target_error(self.path, err, "check the claim") from err
+            if reason is None:
+                self._next = time.monotonic() + INTERVAL
+                return
+            log.warning("target lost path=%r reason=%r", self.path, reason)
+            self.lose(reason)
+        assert self.lost is not None  # noqa: S101  (set by lose)
+        raise self.lost
+
+    # -- implemented by the sub-classes
+
+    def close(self) -> None:
+        """Give the target back. Idempotent."""
+        raise NotImplementedError
+
+    def _taken(self) -> str | None:
+        """Return how the target was taken over, None if it was not."""
+        raise NotImplementedError
+
+
+class LockFile(Claim):
+    """A claim by a locked file, ``name``, whose content is the holder's record.
+
+    The lock file is removed by its holder only, so that a locked file that still has its name is the lock.
+    """
+
+    def __init__(self, path: str, name: str, mode: int | None = None) -> None:
+        super().__init__(path)
+        self._name = name
+        self._fd = _lock(path, name)
+        self._record = b""
+        try:
+            if mode is not None:
+                with contextlib.suppress(PermissionError):  # another user's left-over, or no modes
+                    os.fchmod(self._fd, mode)
+            self._write(_new_holder().record())
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def _write(self, record: bytes) -> None:
+        # NFS sends what was written when the file is closed, and looks for changes when it is opened (nfs(5),
+        # close-to-open cache consistency): every access opens it.
+        fd = os.open(self._name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._record = record[: os.pwrite(fd, record, 0)]
+        except OSError as err:
+            # A left-over may fill the file system until it is removed, for which this claim is needed.
+            if err.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+        finally:
+            os.close(fd)
+
+    def _taken(self) -> str | None:
+        try:
+            found = _read(self._name)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"another run has removed {self._name}"
+        if found == self._record:
+            return None
+        return f"another run writes to it ({holder(found) or 'unknown'})"
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            if self.lost is None and self._taken() is None:
+                pathlib.Path(self._name).unlink()
+        except OSError as err:
+            # The next run removes it.
+            log.debug("lock file kept path=%r error=%r", self._name, err.strerror)
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lock(path: str, name: str) -> int:
+    """Open and lock ``name``. Raises ``errors.TargetBusy``."""
+    while True:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            locked = kernel.lock(fd, _LOCKED)
+            if locked is None:
+                log.info("file system without locks path=%r", name)
+            if locked is False:
+                raise errors.TargetBusy(path=path, reason=_busy(_read(name)))
+            if _is_named(fd, name):
+                return fd
+        except FileNotFoundError:
+            pass  # removed by its holder: try again
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _busy(record: bytes) -> str:
+    found = holder(record)
+    who = f" ({found})" if found else ""
+    return f"another run writes to it{who}; wait for it with --wait SECONDS, or end it"
+
+
+def _is_named(fd: int, name: str) -> bool:
+    return os.path.samestat(os.fstat(fd), os.lstat(name))
+
+
+def _read(name: str) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, RECORD, 0)
+    finally:
+        os.close(fd)
+
+
+class Device(Claim):
+    """A claim on a block device by opening it exclusively as ``fd``, which fails if it is mounted.
+
+    O_EXCL knows only this machine. For others the first sector holds the record while the head is withheld,
+    where any other use of the device overwrites it. Call ``mark`` when it is written. An update writes the
+    head in place, so it has no record.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.fd = _open_device(path)
+        self.record = _new_holder().record()
+        self._is_marked = False
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether the device holds the record of an earlier run that did not finish."""
+        return holder(read_past_cache(self.fd, RECORD)) is not None
+
+    def mark(self) -> None:
+        """Expect the record on the device from now on."""
+        self._is_marked = True
+
+    def unmark(self) -> None:
+        """Expect no record any more."""
+        self._is_marked = False
+
+    def _taken(self) -> str | None:
+        if not self._is_marked:
+            return None
+        found = read_past_cache(self.fd, RECORD)
+        if found == self.record:
+            return None
+        return f"another run writes to it ({holder(found) or 'unknown'})"
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+def _open_device(path: str) -> int:
+    try:
+        # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
+        fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as err:
+        raise errors.TargetError(path=path, reason=f"open: {errors.words(err)}; {_NOT_OURS}") from err
+    except OSError as err:
+        if err.errno != errno.EBUSY:
+            raise
+        found = holder(_read(path))
+        reason = _busy(found.record()) if found else "it is mounted, or another program uses it; unmount it"
+        raise errors.TargetBusy(path=path, reason=reason) from err
+    if not stat.S_ISBLK(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
+    return fd
+
+
+def read_past_cache(fd: int, length: int) -> bytes:
+    """Return the first bytes of an open device from the device: another machine may have written them."""
+    os.posix_fadvise(fd, 0, directio.UNIT, os.POSIX_FADV_DONTNEED)
+    other = _reopen(fd)
+    buffer = directio.Buffer(directio.UNIT).view
+    try:
+        os.preadv(other, [buffer], 0)
+    finally:
+        os.close(other)
+    return bytes(buffer[:length])
+
+
+def _reopen(fd: int) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT)
+    except OSError:
+        # Its pages were dropped, as far as nobody changes them.
+        return os.open(f"/proc/self/fd/{fd}", flags)
+
+
+def wait_for(make: Callable[[], Claim], terms: Terms) -> Claim:
+    """Return a claim; wait while the target is busy. Raises ``errors.TargetBusy``."""
+    end = time.monotonic() + terms.wait
+    is_waiting = False
+    while True:
+        try:
+            return make()
+        except errors.TargetBusy as err:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise
+            if not is_waiting:
+                log.warning("waiting seconds=%.0f reason=%s", terms.wait, err)
+            is_waiting = True
+        # Nothing wakes a process when a device is closed, or a lock on another machine is released.
+        terms.cancel.pause(min(left, cancelling.TURN))

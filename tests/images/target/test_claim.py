@@ -1,0 +1,253 @@
+"""One run writes to a target; a run that has lost it changes nothing more."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors
+from cdi_worker.images import target
+from cdi_worker.images.engine import cancelling
+from tests.support import devices
+
+MiB = 1 << 20
+SIZE = 4 * MiB
+
+
+def write(disk: target.Target, byte: bytes, size: int = SIZE) -> None:
+    disk.write(0, memoryview(byte * size))
+
+
+@contextlib.contextmanager
+def lost_lock(path: Path) -> Iterator[None]:
+    """Release a run's lock without its knowledge, as NFS does when its lease expires."""
+    name = f"{path}.lock"
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(int(number)), os.stat(name)):  # noqa: PTH116
+                unlock = struct.pack("hhqqi0q", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+                fcntl.fcntl(int(number), fcntl.F_OFD_SETLK, unlock)
+                yield
+                return
+    pytest.fail("no lock")
+
+
+def test_second_run_fails_and_names_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, SIZE) as first:
+        with pytest.raises(errors.TargetBusy) as caught:
+            target.open(path, SIZE)
+        assert caught.value.retryable
+        for part in (str(path), "another run", os.uname().nodename, f"process {os.getpid()}", "since 20"):
+            assert part in str(caught.value)
+        assert "--wait SECONDS" in str(caught.value)
+        write(first, b"1")
+        first.commit()
+    assert path.read_bytes() == b"1" * SIZE
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+def test_links_and_their_file_are_one_target(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("disk.img")
+    with target.open(tmp_path / "disk.img", SIZE), pytest.raises(errors.TargetBusy):
+        target.open(target.followed(tmp_path / "link"), SIZE)
+
+
+def test_folder_and_its_disk_are_one_target(tmp_path: Path) -> None:
+    with target.take_folder(tmp_path):
+        for take in (target.take_folder, lambda folder: target.take(folder / "disk.img")):
+            with pytest.raises(errors.TargetBusy):
+                take(tmp_path)
+    with target.take(tmp_path / "disk.img"), pytest.raises(errors.TargetBusy):
+        target.take_folder(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_waits_for_the_first_run(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    first = target.take(path)
+    threading.Timer(0.5, first.close).start()
+    with target.take(path, target.Terms(wait=20)):
+        assert first.lost is None
+
+
+def test_cancel_ends_the_wait(tmp_path: Path) -> None:
+    cancel = cancelling.Cancel()
+    with target.take(tmp_path / "disk.img"):
+        threading.Timer(0.3, cancel.set).start()
+        with pytest.raises(errors.Cancelled):
+            target.take(tmp_path / "disk.img", target.Terms(wait=60, cancel=cancel))
+
+
+def test_lock_file_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "disk.img.lock").write_text("of a killed run")
+    with target.take(tmp_path / "disk.img"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_runs_one_at_a_time(tmp_path: Path) -> None:
+    """A lock file is removed by its holder while others wait for it."""
+    inside, most, failures = [], [], []
+
+    def run() -> None:
+        for _ in range(20):
+            try:
+                with target.take(tmp_path / "disk.img", target.Terms(wait=60)) as held:
+                    inside.append(held)
+                    most.append(len(inside))
+                    held.check()
+                    inside.remove(held)
+            except BaseException as err:  # noqa: BLE001
+                failures.append(err)
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert set(most) == {1}
+    assert os.listdir(tmp_path) == []
+
+
+def test_full_file_system_can_be_claimed(tmp_path: Path) -> None:
+    """The left-over that fills it is removed by the run that holds the claim."""
+    with devices.filesystem("tmpfs", tmp_path, MiB) as point:
+        with pytest.raises(OSError, match="No space"):
+            devices.fill(point / "disk.img.part", 2 * MiB)
+        with target.open(point / "disk.img", MiB // 2) as disk:
+            disk.write(0, memoryview(b"1" * (MiB // 2)))
+            disk.commit()
+        assert os.listdir(point) == ["disk.img"]
+
+
+@pytest.mark.parametrize("mode", ["new", "resume"])
+def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "disk.img"
+    stale = target.open(path, SIZE)
+    write(stale, b"1", MiB)
+    with lost_lock(path), target.open(path, SIZE, target.Options(mode=mode)) as disk:
+        write(disk, b"2")
+        disk.commit()
+    check_stale(stale)
+    assert path.read_bytes() == b"2" * SIZE
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+def check_stale(stale: target.Target) -> None:
+    """Check that each call fails as the first one does, and that closing is harmless."""
+    for call in (stale.flush, stale.commit, lambda: write(stale, b"1"), lambda: stale.zero(0, SIZE)):
+        with pytest.raises(errors.TargetLost, match="taken over"):
+            call()
+    stale.close()
+
+
+def test_stale_run_does_not_remove_the_left_over_of_its_replacement(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    stale = target.open(path, SIZE)
+    with lost_lock(path), target.open(path, SIZE) as disk:
+        stale.close()
+        write(disk, b"2")
+        disk.commit()
+    assert path.read_bytes() == b"2" * SIZE
+
+
+def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"0" * SIZE)
+    stale = target.open(path, None, target.Options(mode="update"))
+    with lost_lock(path), target.open(path, None, target.Options(mode="update")) as disk:
+        write(disk, b"2")
+        disk.commit()
+    check_stale(stale)
+    assert path.read_bytes() == b"2" * SIZE
+
+
+def test_replaced_part_is_not_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, SIZE) as disk:
+        write(disk, b"1")
+        (tmp_path / "disk.img.part").unlink()
+        (tmp_path / "disk.img.part").write_bytes(b"of another")
+        with pytest.raises(errors.TargetLost):
+            disk.commit()
+    assert os.listdir(tmp_path) == ["disk.img.part"] or not path.exists()
+
+
+@contextlib.contextmanager
+def two_machines(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield two devices with the same content, as two machines see one volume: O_EXCL knows only one."""
+    backing = devices.fill(tmp_path / "shared", 8 * MiB)
+    with devices.attached(backing) as one, devices.attached(backing) as other:
+        yield one, other
+
+
+@pytest.mark.parametrize("size", [SIZE, 512, None])
+@pytest.mark.parametrize("finished", [True, False])
+def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, finished: bool) -> None:
+    with two_machines(tmp_path) as (one, other):
+        stale = target.open(one, SIZE)
+        write(stale, b"1")
+        stale.flush()
+        with target.open(other, size) as disk:
+            disk.write(0, memoryview(b"2" * (size or SIZE)))
+            if finished:
+                disk.commit()
+            expected = (tmp_path / "shared").read_bytes()
+            check_stale(stale)
+            assert (tmp_path / "shared").read_bytes() == expected
+            if not finished:
+                disk.commit()
+        assert (tmp_path / "shared").read_bytes().startswith(b"2" * (size or SIZE))
+
+
+def test_device_used_by_others_meanwhile_is_not_written(tmp_path: Path) -> None:
+    with two_machines(tmp_path) as (one, other):
+        stale = target.open(one, SIZE)
+        other.write_bytes(b"a file system".ljust(MiB))
+        os.sync()
+        check_stale(stale)
+        assert other.read_bytes()[:MiB] == b"a file system".ljust(MiB)
+
+
+def test_busy_device_names_the_run(block: Path) -> None:
+    with target.open(block, SIZE), pytest.raises(errors.TargetBusy, match=f"process {os.getpid()}"):
+        target.open(block, SIZE)
+
+
+def test_existing_file_is_refused_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.take(path) as held:
+        target.check_replaceable(held, force=False)
+        path.write_bytes(b"of yesterday")
+        with pytest.raises(errors.TargetExists, match="use --force"):
+            target.check_replaceable(held, force=False)
+        target.check_replaceable(held, force=True)
+
+
+def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with target.open(path, SIZE, target.Options(existing="refuse")) as disk:
+        path.write_bytes(b"of another program")
+        with pytest.raises(errors.TargetExists):
+            disk.commit()
+    assert path.read_bytes() == b"of another program"
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_special_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    os.mkfifo(tmp_path / "disk.img")
+    with (
+        target.take(tmp_path / "disk.img") as held,
+        pytest.raises(errors.TargetError, match="regular file"),
+    ):
+        target.check_replaceable(held, force=force)
