@@ -23,7 +23,7 @@ STRANGERS = {
     "html": "the source is an HTML page; check whether the URL leads to a web page or a login",
     "xml": "the source is an XML document; check whether it is an error message of the server",
     "json": "the source is a JSON document; check whether it is an error message of the server",
-    "luks": "LUKS encryption is not supported; decrypt the image first",
+    "lfs": "the source is a Git LFS pointer, not the file; run git lfs pull, or use the file's own URL",
     "qed": "the QED format is not supported",
     "parallels": "the Parallels format is not supported",
     "bochs": "the Bochs format is not supported",
@@ -35,7 +35,9 @@ STRANGERS = {
 }
 
 _ISO9660 = 32769
+_LUKS = b"LUKS\xba\xbe"
 _TAR_BLOCK = 512
+_TAR_NAME = 100
 _TAR_CHECKSUM = slice(148, 156)
 
 #: (format, offset, bytes), as qemu, the kernel and the formats' own tools check them.
@@ -47,7 +49,6 @@ _MAGICS = (
     ("vdi", 64, b"\x7f\x10\xda\xbe"),
     ("vhd", 0, b"conectix"),
     ("vhdx", 0, b"vhdxfile"),
-    ("luks", 0, b"LUKS\xba\xbe"),
     ("qed", 0, b"QED\x00"),
     ("parallels", 0, b"WithoutFreeSpace"),
     ("parallels", 0, b"WithouFreSpacExt"),
@@ -76,6 +77,7 @@ _PATTERNS = (
     ("vmdk", re.compile(rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n")),
     ("bz2", re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")),
     ("zst", re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")),  # a skippable frame first
+    ("lfs", re.compile(rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\n")),
     ("html", re.compile(_TEXT + rb"(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body)\b", _LOOSE)),
     ("xml", re.compile(_TEXT + rb"<(?:\?xml\s|Error>|ListBucketResult\b)")),
     ("json", re.compile(_TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z")),
@@ -110,6 +112,16 @@ def detect(head: bytes) -> str:
             reason=f"the image has the signatures of several formats: {', '.join(names)}",
         )
     return found.pop()
+
+
+def is_luks(head: bytes) -> bool:
+    """Return whether a raw disk is encrypted as a whole; only the guest can decrypt it."""
+    return head.startswith(_LUKS)
+
+
+def is_ova(head: bytes) -> bool:
+    """Return whether a tar archive is a virtual machine: an OVF descriptor comes first (DSP0243, 5.3)."""
+    return head[:_TAR_NAME].partition(b"\0")[0].lower().endswith(b".ovf")
 
 
 def refuse_stranger(name: str) -> None:

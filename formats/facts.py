@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Larger than any volume, and small enough that no computed offset overflows 64 bits.
 MAX_VIRTUAL_SIZE = 64 << 40
+#: One sector.
+MIN_VIRTUAL_SIZE = 512
 #: qemu-img keeps a whole block map in memory, within its limit of address space and next to our own memory
 #: in a pod of 600M. 64 MiB map 16 TiB in the blocks of a VDI (1 MiB), more in those of other formats.
 MAX_TABLE = 64 << 20
@@ -46,9 +48,14 @@ def refuse(name: str, rule: str, reason: str) -> errors.Refused:
 
 
 def check_size(name: str, virtual_size: int) -> None:
-    """Refuse an empty disk and one larger than any volume."""
-    if not 0 < virtual_size <= MAX_VIRTUAL_SIZE:
-        reason = f"the virtual size is {virtual_size} bytes, expected 1 to {MAX_VIRTUAL_SIZE} bytes"
+    """Refuse a disk without a sector, and one larger than any volume."""
+    if virtual_size < MIN_VIRTUAL_SIZE:
+        reason = (
+            f"{virtual_size} bytes are not a disk, which has at least {MIN_VIRTUAL_SIZE}; check the source"
+        )
+        raise refuse(name, "virtual_size", reason)
+    if virtual_size > MAX_VIRTUAL_SIZE:
+        reason = f"the virtual size is {virtual_size} bytes, at most {MAX_VIRTUAL_SIZE} are supported"
         raise refuse(name, "virtual_size", reason)
 
 

@@ -6,7 +6,7 @@ from cdi_worker.formats import facts, views
 
 
 def check(view: views.View) -> facts.Facts:
-    """Refuse an empty disk and one larger than any volume."""
+    """Refuse a disk without a sector, and one larger than any volume."""
     if view.size is not None:
         facts.check_size("raw", view.size)
     return facts.Facts("raw", view.size)

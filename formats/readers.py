@@ -127,8 +127,13 @@ class Peek:
 
     def __init__(self, reader: Reader, size: int) -> None:
         self._reader = reader
-        buffer = bytearray(size)
-        self.head = bytes(memoryview(buffer)[: fill(reader, memoryview(buffer))])
+        self.head = b""
+        self.extend(size)
+
+    def extend(self, size: int) -> None:
+        """Read ``head`` up to ``size`` bytes, before the stream is read."""
+        more = memoryview(bytearray(size - len(self.head)))
+        self.head += bytes(more[: fill(self._reader, more)])
         self._replay = Bytes(self.head)
 
     def readinto(self, into: memoryview, /) -> int:

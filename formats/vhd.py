@@ -126,7 +126,10 @@ def check(view: views.View) -> facts.Facts:
     if not view.head.startswith(MAGIC):
         return _check_fixed(view)
     footer = _dynamic_footer(view)
-    facts.check_size("vhd", footer.size_by_creator)
+    if footer.data_offset + _HEADER_SIZE > len(view.head) and not view.random:
+        return facts.Facts("vhd", None, complete=False)
+    if footer.size_by_creator > facts.MAX_VIRTUAL_SIZE:
+        facts.check_size("vhd", footer.size_by_creator)
     header = _dynamic_header(view, footer)
     size = _disk_size(view, footer, header)
     if size is None:

@@ -108,11 +108,17 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     detect.refuse_stranger(content.format)
     if wanted.is_archive:
         return _unpack(wanted, content, space)
+    if content.format == "tar" and detect.is_ova(content.head):
+        reason = "an OVA is a tar archive with a virtual machine; unpack it (tar -xf) and import a disk in it"
+        raise errors.Unsupported(reason=reason)
     if content.format == "tar":
         raise errors.Unsupported(reason="a tar archive is not a disk; import it with content type archive")
     size = content.virtual_size
     if size is not None and size - content.footer > space.available:
         raise errors.TooLarge(virtual_size=size, available=space.available)
+    asked = 0 if wanted.is_delta else wanted.disk_size or 0
+    if wanted.exact_size and asked > space.usable:
+        raise errors.TooLarge(virtual_size=asked, available=space.usable)
     chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
     crowded = content.layout is not None and content.layout.crowded
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
@@ -121,7 +127,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
-    grow_to = 0 if space.block or wanted.is_delta else min(wanted.image_size or 0, space.usable)
+    grow_to = 0 if space.block or wanted.is_delta else min(asked, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
 
 
@@ -180,12 +186,11 @@ def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str
 
 
 def _blank(wanted: request.Request, space: Space) -> Plan:
-    if space.block:
-        size = space.available if wanted.image_size is None else wanted.image_size
-        if size > space.available:
-            raise errors.TooLarge(virtual_size=size, available=space.available)
-    else:
-        size = space.usable
+    asked = wanted.disk_size
+    if asked is not None and (space.block or wanted.exact_size) and asked > space.usable:
+        raise errors.TooLarge(virtual_size=asked, available=space.usable)
+    # A pod creates the largest disk that fits.
+    size = asked if space.block and asked is not None else space.usable
     how = "every byte written" if wanted.preallocation else "nothing to write" if space.block else "sparse"
     return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=size)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from cdi_worker import errors, sources
+from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
@@ -30,8 +30,10 @@ class Request:
 
     ``source``: the name of a source for ``sources.find``. ``target``: a block device, the file to create, or
     for an archive the directory to unpack into. ``image_size``: the requested size, None for the image's own.
-    ``overhead``: the fraction of a file system to leave free. ``volume``: the mount point of a file system
-    that contains nothing but this import's target, else None. ``direct``: bypass the page cache.
+    ``exact_size``: the disk has at least ``image_size`` bytes, or the import fails; without it the disk has
+    what fits, as in a pod. ``overhead``: the fraction of a file system to leave free. ``volume``: the mount
+    point of a file system that contains nothing but this import's target, else None.
+    ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
@@ -46,6 +48,7 @@ class Request:
     content_type: str = "kubevirt"
     scratch: str | None = None
     image_size: int | None = None
+    exact_size: bool = False
     overhead: Fraction = Fraction(0)
     preallocation: bool = False
     direct: bool = False
@@ -62,6 +65,11 @@ class Request:
     def is_archive(self) -> bool:
         """Whether the bytes must be a tar archive."""
         return self.content_type in {"archive", CLONE}
+
+    @property
+    def disk_size(self) -> int | None:
+        """``image_size`` in whole sectors, which every disk has."""
+        return None if self.image_size is None else units.whole_sectors(self.image_size)
 
     @property
     def preallocates(self) -> bool:

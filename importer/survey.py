@@ -9,15 +9,16 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from cdi_worker import engine, errors, plan, request, units
-from cdi_worker.formats import detect, readers, safety, views
+from cdi_worker.formats import detect, facts, readers, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
 
-#: Bytes that hold at least one compressed block of bzip2 (900 kB of plain data).
-BZ2_BLOCK = 1 << 20
+#: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
+#: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
+HEADS = (1 << 20, 8 << 20, 72 << 20)
 #: Bytes of the footer of a VHD.
 FOOTER = 512
 #: The space assumed when no target is named, in bytes.
@@ -102,14 +103,18 @@ def examine(
         read = source.known.remembering(reading.fetcher(source, cancel).read)
     if source.format is not None:
         return _declared(source, source.format, read, wanted)
-    detected = layers.look(source.head)
-    if detected.format == layers.UNKNOWN:
-        look = functools.partial(_longer_head, source, read, cancel)
-        detected = layers.look(retry.patiently(look, wanted.connect_patience, cancel))
+    detected = _look(source, read, wanted, cancel)
     found = plan.Content(detected.format, detected.compressions, head=detected.head)
     if wanted.is_archive or detected.format not in detect.DISKS:
         return found
     form = detected.format
+    if form == "raw" and len(detected.head) < facts.MIN_VIRTUAL_SIZE:
+        # The whole content: ``_look`` reads more of a longer one.
+        facts.check_size(form, len(detected.head))
+    if detect.is_luks(detected.head):
+        log.warning(
+            "the disk begins with a LUKS header and is imported as it is: only the guest can decrypt it"
+        )
     if detected.compressions:
         read = None
     elif form in {"raw", "iso"} and read is not None and _is_fixed_vhd(read, source.size or 0):
@@ -118,7 +123,7 @@ def examine(
     size = checked.virtual_size
     footer = 0
     if form in {"raw", "iso"}:
-        size = None if detected.compressions or source.size is None else padded(source.size)
+        size = None if detected.compressions or source.size is None else units.whole_sectors(source.size)
         footer = 0 if read is not None else FOOTER
     return dataclasses.replace(
         found,
@@ -143,7 +148,7 @@ def _declared(
         # Then it is a full disk, and committing it would leave old data where it has holes.
         reason = f"it has no backing file; a delta must have the backing file {previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
-    size = checked.virtual_size if form != "raw" or source.size is None else padded(source.size)
+    size = checked.virtual_size if form != "raw" or source.size is None else units.whole_sectors(source.size)
     return plan.Content(form, (), size, checked.layout, checked.unplaceable, head=source.head)
 
 
@@ -155,26 +160,24 @@ def _is_fixed_vhd(read: views.Read, size: int) -> bool:
     return vhd.is_fixed_vhd(read(size - length, length))
 
 
-def padded(size: int) -> int:
-    """Return ``size`` rounded up to whole sectors, as qemu-img rounds a raw file."""
-    return -(-size // 512) * 512
-
-
 def room(wanted: request.Request) -> plan.Space:
     """Return the space on the target (contract, Sizes), unlimited if no target is named."""
     if not wanted.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     is_removed = wanted.existing == "remove"
-    facts = target.facts(wanted.target, removed=is_removed)
-    if wanted.is_archive and facts.kind != "block":
-        facts = target.facts(f"{wanted.target}/disk.img", removed=is_removed)
-    if facts.kind == "missing":
+    found = target.facts(wanted.target, removed=is_removed)
+    if wanted.is_archive and found.kind != "block":
+        found = target.facts(f"{wanted.target}/disk.img", removed=is_removed)
+    if found.kind == "missing":
         raise errors.TargetError(path=wanted.target, reason="no such directory or device")
-    if facts.kind == "block":
-        return plan.Space(block=True, available=facts.available, usable=facts.available)
-    available = facts.available
-    if wanted.image_size is not None:
-        available = min(available, wanted.image_size)
+    if found.kind == "block":
+        return plan.Space(block=True, available=found.available, usable=found.available)
+    available, size = found.available, wanted.disk_size
+    if wanted.exact_size and size is not None:
+        usable = units.usable_space(available, wanted.overhead)
+        return plan.Space(block=False, available=min(available, size), usable=min(usable, size))
+    if size is not None:
+        available = min(available, size)
     return plan.Space(block=False, available=available, usable=units.usable_space(available, wanted.overhead))
 
 
@@ -191,10 +194,34 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 
 
-def _longer_head(source: base.Source, read: views.Read | None, cancel: cancelling.Cancel) -> bytes:
-    """Return enough of the source to decompress the first block of bzip2."""
+def _look(
+    source: base.Source, read: views.Read | None, wanted: request.Request, cancel: cancelling.Cancel
+) -> layers.Content:
+    """Detect the content; read more of the source until its first bytes show enough."""
+    head = source.head
+    is_whole = source.size is not None and len(head) >= source.size
+    found = layers.look(head, whole=is_whole)
+    for length in HEADS:
+        if is_whole or len(found.head) >= layers.ENOUGH:
+            break
+        longer = functools.partial(_longer_head, source, read, cancel, head, length)
+        head = retry.patiently(longer, wanted.connect_patience, cancel)
+        is_whole = len(head) < length or len(head) == source.size
+        found = layers.look(head, whole=is_whole)
+    if found.format == layers.UNKNOWN:
+        reason = f"its first {len(head) >> 20} MiB decompress to nothing"
+        raise errors.Refused(format=found.compressions[-1], rule="head", reason=reason)
+    return found
+
+
+def _longer_head(
+    source: base.Source, read: views.Read | None, cancel: cancelling.Cancel, head: bytes, length: int
+) -> bytes:
+    """Return the first ``length`` bytes of the source, all of a shorter one."""
     if read is not None:
-        return read(0, min(BZ2_BLOCK, source.size or 0))
-    peeked = readers.Peek(source.ordered(cancel), BZ2_BLOCK)
-    source.begun = peeked
-    return peeked.head
+        return head + read(len(head), min(length, source.size or 0) - len(head))
+    if isinstance(source.begun, readers.Peek):
+        source.begun.extend(length)
+    else:
+        source.begun = readers.Peek(source.ordered(cancel), length)
+    return source.begun.head

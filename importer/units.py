@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 MIB = 1 << 20
+SECTOR = 512
 #: Characters of a quantity: Python refuses to parse numbers of thousands of digits.
 LONGEST = 100
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
@@ -47,6 +48,11 @@ def format_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError
+
+
+def whole_sectors(size: int) -> int:
+    """Return ``size`` rounded up to whole sectors, as qemu-img rounds a raw file."""
+    return -(-size // SECTOR) * SECTOR
 
 
 def usable_space(available: int, overhead: Fraction) -> int:

@@ -35,9 +35,10 @@ _OUTPUT = 1 << 20
 #: padding. Tools write a few KiB of them; a stream can consist of nothing else, without end.
 _FRUITLESS, _FRUITLESS_MEMBERS = 64 << 20, 64 << 10
 
-#: xz -9 and zstd --ultra -22 need a window of 128 MiB; larger ones (zstd --long=28) are refused.
+#: zstd --ultra -22 needs a window of 128 MiB, xz -9 one of 64 MiB; larger ones (zstd --long=28) are refused.
+#: The same limit applies to the xz tool.
 _WINDOW_LOG = 27
-_MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
+MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
 
 Tool = Callable[[readers.Reader], readers.Reader]
 
@@ -85,7 +86,7 @@ _KINDS = {
         _Kind(
             name="xz",
             magic=re.compile(rb"\xfd7zXZ\x00"),
-            start=functools.partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=_MEMORY),
+            start=functools.partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=MEMORY),
             error=lzma.LZMAError,
             padding=4,
             resumes=True,
@@ -224,12 +225,15 @@ class Members:
     def _translate(self, err: Exception) -> errors.Error:
         # The libraries have no error code for an exceeded memory limit, only a message.
         if "memory" in str(err).lower():
-            reason = (
-                f"the {self._kind.name} stream needs a window of more than {1 << _WINDOW_LOG >> 20} MiB; "
-                "compress it with a smaller window"
-            )
-            return errors.Unsupported(reason=reason)
+            return too_large_window(self._kind.name)
         return errors.Corrupt(format=self._kind.name, reason=f"{err} (before byte {self._taken})")
+
+
+def too_large_window(kind: str) -> errors.Unsupported:
+    """Return the error for a stream whose window, xz's dictionary, is larger than 128 MiB."""
+    window = f"{'window (dictionary)' if kind == 'xz' else 'window'} of"
+    needs = f"the {kind} stream needs a {window} more than {1 << _WINDOW_LOG >> 20} MiB"
+    return errors.Unsupported(reason=f"{needs}; compress it with a smaller one")
 
 
 _MAGIC = b"\xfd7zXZ\x00"

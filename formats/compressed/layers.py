@@ -14,6 +14,10 @@ _DEPTH = 3
 #: The format of a layer whose first bytes are not available: bz2 returns no output for the first 900 kB.
 UNKNOWN = "unknown"
 
+#: First bytes of the content that are enough to detect it: every signature, and the headers of the formats
+#: that are read from a stream.
+ENOUGH = 64 << 10
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Content:
@@ -24,18 +28,22 @@ class Content:
     head: bytes
 
 
-def look(head: bytes) -> Content:
-    """Detect the content of a file from its first bytes alone.
+def look(head: bytes, *, whole: bool = False) -> Content:
+    """Detect the content of a file from its first bytes alone; ``whole``: ``head`` is all of it.
 
     ``format`` is UNKNOWN when ``head`` is too short to decompress the start of a layer. Raises
-    ``errors.Refused`` for contradicting signatures and too many layers, and ``errors.Corrupt``.
+    ``errors.Refused`` for contradicting signatures and too many layers, ``errors.Corrupt``, and for a whole
+    file ``errors.Truncated``.
     """
     compressions: tuple[str, ...] = ()
     kind = detect.detect(head)
     while kind in detect.COMPRESSIONS:
         compressions = _deeper(compressions, kind)
-        head = readers.sample(decompress.open(kind, readers.Bytes(head)), detect.HEAD)
-        kind = detect.detect(head) if head else UNKNOWN
+        plain = decompress.open(kind, readers.Bytes(head))
+        head = readers.Peek(plain, detect.HEAD).head if whole else readers.sample(plain, detect.HEAD)
+        # Only the first bytes of an outer layer were decompressed.
+        whole = whole and len(head) < detect.HEAD
+        kind = detect.detect(head) if head or whole else UNKNOWN
     return Content(compressions, kind, head)
 
 

@@ -9,6 +9,7 @@ import threading
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.formats.compressed import decompress
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
@@ -21,7 +22,7 @@ class Reader:
     """Decompress ``source`` with ``xz --threads``.
 
     ``memory`` in bytes limits the memory of the threads (if it is too small, one thread is used) and the
-    dictionary of the stream (if it is larger, ``errors.Refused``). Raises ``errors.Truncated`` and
+    dictionary of the stream (if it is larger, ``errors.Unsupported``). Raises ``errors.Truncated`` and
     ``errors.Corrupt``; errors of ``source`` are raised unchanged. Closing it before the end sets ``scope``,
     which must end the read of ``source`` in progress.
     """
@@ -32,7 +33,7 @@ class Reader:
         scope: cancelling.Cancel,
         *,
         threads: int = 2,
-        memory: int = 128 << 20,
+        memory: int = decompress.MEMORY,
     ) -> None:
         self._source = source
         self._scope = scope
@@ -101,6 +102,5 @@ def _translated(message: str) -> errors.Error:
     if "Unexpected end of input" in message:
         return errors.Truncated(format="xz", reason="the data ends before the end of the stream")
     if "Memory usage limit" in message:
-        reason = "decompression needs too much memory; compress with a smaller dictionary, for example xz -6"
-        return errors.Refused(format="xz", rule="dictionary", reason=reason)
+        return decompress.too_large_window("xz")
     return errors.Corrupt(format="xz", reason=message)

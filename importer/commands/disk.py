@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, execute, request, sources, survey, units
+from cdi_worker import contract, execute, request, sources
 from cdi_worker.commands import late, options, output
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base
@@ -92,22 +92,21 @@ def digest(obj: group.Context, /, source: str, **given: Any) -> int:
 def blank(
     obj: group.Context, /, target: str, size: int, *, preallocate: bool, as_json: bool, **given: Any
 ) -> int:
-    """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate."""
-    size = -(-size // units.MIB) * units.MIB
+    """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate.
+
+    SIZE is rounded up to whole sectors of 512 bytes.
+    """
     wanted = request.Request(
         source="none",
         location=base.Location(""),
         target=target,
         image_size=size,
+        exact_size=True,
         preallocation=preallocate,
         direct=given["direct"],
         existing="replace" if given["force"] else "refuse",
         wait=given["wait"],
     )
-    room = survey.room(wanted)
-    if room.usable < size:
-        # A pod creates the largest disk that fits; on the command line the size is exact.
-        raise errors.TooLarge(virtual_size=size, available=room.available)
     output.result(execute.run(wanted, cancel=obj.cancel), as_json=as_json, digest=False)
     return 0
 

@@ -83,7 +83,11 @@ _SOURCE: tuple[Decorator, ...] = (
     stall_option("data"),
 )
 _DISK: tuple[Decorator, ...] = (
-    click.option("--size", type=SIZE, help="Minimum size of the disk, such as 10Gi."),
+    click.option(
+        "--size",
+        type=SIZE,
+        help="Size of the disk, such as 10Gi, rounded up to 512 bytes; a smaller image is grown.",
+    ),
     click.option(
         "--overhead", type=FRACTION, help="Fraction of the file system to leave free, such as 0.06."
     ),
@@ -174,6 +178,7 @@ def make_request(
         content_type=given["content_type"],
         scratch=given["scratch"],
         image_size=given["size"],
+        exact_size=True,
         overhead=given["overhead"] or Fraction(0),
         preallocation=given.get("preallocate", False),
         direct=given.get("direct", False),

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from cdi_worker import errors, survey
+from cdi_worker import errors, survey, units
 from cdi_worker.formats.tar import archive
 from cdi_worker.images import target
 from cdi_worker.images.engine import ahead
@@ -49,7 +49,7 @@ def extract_disk(job: Job) -> None:
             for entry in entries:
                 if out is None and entry.kind == "file" and DISK in "/".join(entry.path):
                     log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
-                    out = stack.enter_context(job.open_target(survey.padded(entry.size)))
+                    out = stack.enter_context(job.open_target(units.whole_sectors(entry.size)))
                     runs = _runs(entries, entry)
                     size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope)
         if out is None:

@@ -92,8 +92,9 @@ def new_tar(dialect):
         (new_tar(tarfile.GNU_FORMAT), "tar"),
         (new_tar(tarfile.PAX_FORMAT), "tar"),
         (b"COWD\x01\0\0\0", "vmdk"),
-        # `qemu-img create -f luks` of qemu 7.2 fails at times: "Unable to get accurate CPU usage".
-        (b"LUKS\xba\xbe\0\1", "luks"),
+        (b"LUKS\xba\xbe\0\1", "raw"),  # the disk of a guest that is encrypted as a whole
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "lfs"),
+        (b"version https://git-lfs.github.com/spec/v1 ", "raw"),
         (b"# Disk DescriptorFile\nversion=1\n", "vmdk"),
         (b"# a comment\n\n \nversion=3\r\nCID=1", "vmdk"),
         (b"version=10\n", "raw"),

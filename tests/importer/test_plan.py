@@ -159,7 +159,7 @@ def test_delta_is_merged_without_growing_the_disk() -> None:
         plan.plan(requested, RANGES, disk("qcow2"), FILE, GIB - 1)
 
 
-@pytest.mark.parametrize("form", ["html", "empty", "luks", "zip"])
+@pytest.mark.parametrize("form", ["html", "empty", "lfs", "zip"])
 def test_format_that_is_not_a_disk_is_refused(form: str) -> None:
     with pytest.raises(errors.Unsupported):
         plan.plan(REQUEST, RANGES, disk(form), FILE, 20 * GIB)

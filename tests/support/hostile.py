@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -107,12 +106,6 @@ def _vhdx_parent(disks: disks_module.Disks, path: Path) -> None:
     path.write_bytes(data)
 
 
-def _luks(_: disks_module.Disks, path: Path) -> None:
-    """Write a LUKS 1 header and noise (qemu-img benchmarks the CPU for seconds)."""
-    header = struct.pack(">6sH32s32s32sII", b"LUKS\xba\xbe", 1, b"aes", b"xts-plain64", b"sha256", 4096, 64)
-    path.write_bytes(header.ljust(2 * MiB, b"\0") + random.Random(8).randbytes(2 * MiB))
-
-
 _FLAT = f"""# Disk DescriptorFile
 version=1
 CID=12345678
@@ -154,7 +147,6 @@ IMAGES: dict[str, Callable[[disks_module.Disks, Path], None]] = {
     "vdi-huge": _patched("vdi", (368, "<Q", 1 << 62)),
     "vhd-differencing": _vhd_differencing,
     "vhdx-parent": _vhdx_parent,
-    "luks": _luks,
     "qed-backing": _create("qed", "-u", "-b", SECRET, "-F", "raw"),
     "two-magics": _two_magics,
 }

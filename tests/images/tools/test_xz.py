@@ -81,7 +81,7 @@ def test_error_of_the_source_is_raised() -> None:
 def test_large_dictionary_is_refused() -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 64 << 20}]
     packed = lzma.compress(b"small", filters=filters)
-    with pytest.raises(errors.Refused, match="memory"):
+    with pytest.raises(errors.Unsupported, match="dictionary"):
         unpack(Source(packed), memory=32 << 20)
 
 
