@@ -64,15 +64,15 @@ class Volume:
         self._executor.shutdown(cancel_futures=True)
         os.close(self._fd)
 
-    def pieces(self, start: int = 0) -> Iterator[Part]:
-        """Yield all parts from ``start``, a multiple of CHUNK, to the end, in order.
+    def pieces(self, start: int = 0, end: int | None = None) -> Iterator[Part]:
+        """Yield all parts from ``start`` to ``end`` (multiples of CHUNK) or the end of the volume, in order.
 
         Starting again at the offset of a part yields the same parts again.
         """
         free = [directio.Buffer(_READ) for _ in range(_BUFFERS)]
         pending: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole]
         pending = collections.deque()
-        for part in self._parts(start):
+        for part in self._parts(start, self.size if end is None else min(end, self.size)):
             if isinstance(part, Hole):
                 pending.append(part)
             else:
@@ -83,18 +83,18 @@ class Volume:
         while pending:
             yield from _first(pending, free)
 
-    def _parts(self, start: int) -> Iterator[tuple[int, int] | Hole]:
+    def _parts(self, start: int, last: int) -> Iterator[tuple[int, int] | Hole]:
         """Yield offset and length of reads, and holes."""
-        while start < self.size:
-            data, end = start, self.size
+        while start < last:
+            data, end = start, last
             if self._knows_holes:
-                found = self._seek(start, os.SEEK_DATA)
-                end = self._seek(found, os.SEEK_HOLE) if found < self.size else found
+                found = min(self._seek(start, os.SEEK_DATA), last)
+                end = min(self._seek(found, os.SEEK_HOLE), last) if found < last else found
                 # O_DIRECT needs aligned reads.
-                data = found - found % CHUNK if found < self.size else found
+                data = found - found % CHUNK if found < last else found
             if data > start:
                 yield Hole(start, data - start)
-            end = min(self.size, -(-end // CHUNK) * CHUNK)
+            end = min(last, -(-end // CHUNK) * CHUNK)
             while data < end:
                 length = min(_READ - data % _READ, end - data)
                 yield data, length

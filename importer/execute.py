@@ -39,7 +39,11 @@ ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source."""
+    """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source.
+
+    ``resumed``: written by an earlier attempt, and read back. ``refetched``: also written by it, but storage
+    did not hold them.
+    """
 
     source: str
     target: str
@@ -49,6 +53,7 @@ class Result:
     size: int
     read: int
     resumed: int
+    refetched: int
     seconds: float
     preallocated: bool
     labels: Mapping[str, str]
@@ -112,7 +117,15 @@ def run_source(
         labels, info = source.labels(), source.info()
     progress.done()
     seconds = time.monotonic() - started
-    log.info("done route=%s size=%d read=%d seconds=%.1f", job.plan.route, job.size, job.read, seconds)
+    log.info(
+        "done route=%s size=%d read=%d resumed=%d refetched=%d seconds=%.1f",
+        job.plan.route,
+        job.size,
+        job.read,
+        job.resumed,
+        job.refetched,
+        seconds,
+    )
     return Result(
         source=source.name,
         target=wanted.target,
@@ -122,6 +135,7 @@ def run_source(
         size=job.size,
         read=job.read,
         resumed=job.resumed,
+        refetched=job.refetched,
         seconds=seconds,
         preallocated=wanted.preallocates,
         labels=labels,

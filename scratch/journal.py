@@ -1,28 +1,46 @@
-"""The journal of finished ranges, with which a later attempt resumes a killed transfer."""
+"""The journal of finished ranges and their digests, with which a later attempt resumes a killed transfer."""
 
 from __future__ import annotations
 
-import bisect
+import base64
 import dataclasses
 import hashlib
+import hmac
 import json
 import logging
 import os
+import random
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Self
+
+from cdi_worker.scratch import digests, ranges
 
 log = logging.getLogger(__name__)
 
 #: Bytes of a slot. Two slots are written in turn, so that a torn write leaves the older one intact.
-SLOT: Final = 256 << 10
-#: Maximum number of ranges: an image with clusters in random order has one for each cluster.
+SLOT: Final = 352 << 10
+#: Bytes of both slots.
+AREA: Final = 2 * SLOT
+#: Maximum number of ranges in memory: an image with clusters in random order has one for each cluster.
 MOST: Final = 32 << 10
+#: The shortest interval in seconds, also where syncing costs nothing.
+SHORTEST_INTERVAL: Final = 1.0
+#: Saves may take this part of the time: a slow sync makes the interval longer.
+SHARE: Final = 0.05
+#: After this many bytes, the shortest interval is enough.
+MOST_UNSAVED: Final = 1 << 30
+#: Places, besides the beginning and the end, that are compared if the identity of the source is weak.
+PLACES: Final = 32
+_ENDS: Final = 1 << 20
 _PAGE: Final = 4096
-_MAGIC: Final = b"cdi-worker journal 1"
-_HEADER: Final = len(_MAGIC) + len(b" 01234567 012345\n")
+_MAGIC: Final = b"cdi-worker journal 2"
+_MAC: Final = 16
+_HEADER: Final = len(_MAGIC) + len(b" ") + 2 * _MAC + len(b" 012345\n")
+
+Range = ranges.Range
+Ranges = ranges.Ranges
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,24 +54,33 @@ class Slots:
     offset: int
     withheld: int
 
+    @property
+    def end(self) -> int:
+        """The offset of the first byte after the slots."""
+        return self.offset + AREA
+
 
 class Journal:
-    """The ranges of a transfer of ``total`` bytes that are on stable storage. Thread-safe.
+    """The ranges of a transfer of ``total`` bytes that are on stable storage, and their digests. Thread-safe.
 
-    ``identity``: the source (URL and ETag) and a secret of this job. An earlier owner of the device must not
-    know it: a forged journal would make his bytes part of the disk. Only its SHA-256 is stored. A slot is
-    ASCII text, which is never a valid boot sector, partition table or superblock.
+    ``identity``: the source (URL and ETag) and a secret of this job. It is the key of the digests and of each
+    slot: an earlier owner of the device who does not know it can neither forge a journal nor data that fits
+    to ours. A slot is ASCII text, which is never a valid boot sector, partition table or superblock.
+    ``seconds``: the longest interval of ``checkpoint``.
     """
 
     def __init__(self, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> None:
         self._slots = slots
         self._withheld = slots.withheld if slots else 0
-        self._identity = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
+        self._key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
         self._total = total
-        self._seconds = seconds
         self._sequence = 0
         self._done = Ranges()
-        self._next = time.monotonic() + seconds
+        self._digests = digests.Digests(self._key, self._withheld, total)
+        self._unsaved = 0
+        self._seconds = seconds
+        self._interval = min(seconds, SHORTEST_INTERVAL)
+        self._saved = time.monotonic()
         self._lock = threading.Lock()
         self._saving = threading.Lock()
 
@@ -61,8 +88,9 @@ class Journal:
     def open(cls, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> Self:
         """Read the journal of an earlier attempt; empty if it is damaged or has another identity.
 
-        Call it before the target is opened, because the result decides whether to resume. Call ``forget`` if
-        the target was not ``resumed``. ``seconds``: interval of ``checkpoint``. Slots None: keep no journal.
+        Call it before the target is opened, because the result decides whether to resume. Nothing is known
+        about the bytes on storage until they have been compared with ``claims``. Call ``forget`` if the
+        target was not ``resumed``. Slots None: keep no journal.
         """
         journal = cls(slots, identity, total, seconds=seconds)
         if slots is not None:
@@ -75,28 +103,81 @@ class Journal:
         with self._lock:
             return self._done.covered()
 
-    def done(self, start: int, end: int) -> None:
-        """Add a range that was written to the target."""
-        with self._lock:
-            self._done.add(max(start, self._withheld), end)
-            if len(self._done) > MOST:
-                self._done = Ranges(_longest_half(list(self._done)))
+    def wrote(self, offset: int, data: memoryview) -> None:
+        """Add bytes that were written to the target."""
+        start, end = offset, offset + len(data)
+        if self._slots is not None:
+            first, last = self._digests.whole_units(start, end)
+            tags = self._digests.tags(first, data[first - start : last - start]) if first < last else b""
+            with self._lock:
+                self._unsaved += end - start
+                self._digests.add(first, tags)
+                for before, after in _outside(start, end, first, last):
+                    self._digests.add_part(before, after, data[before - start : after - start])
+        self._add(start, end)
+
+    def zeroed(self, start: int, end: int) -> None:
+        """Add a range that was zeroed on the target."""
+        if self._slots is not None:
+            with self._lock:
+                first, last = self._digests.whole_units(start, end)
+                self._digests.add_zeros(first, last)
+                for part in _outside(start, end, first, last):
+                    self._digests.add_part(*part, None)
+        self._add(start, end)
 
     def forget(self) -> None:
-        """Remove all ranges: the target does not hold the bytes of the earlier attempt."""
+        """Remove all ranges: the target does not hold the bytes of the source."""
         with self._lock:
             self._done = Ranges()
+            self._digests = digests.Digests(self._key, self._withheld, self._total)
 
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the unfinished parts of a range."""
         with self._lock:
             return self._done.missing(start, end)
 
+    def claims(self) -> list[digests.Claim]:
+        """Return what the journal claims to be on storage, in order."""
+        with self._lock:
+            return self._digests.claims()
+
+    def tags(self, start: int, end: int, data: memoryview | None) -> bytes:
+        """Return the tags of whole units, read from storage; ``data`` None: zeros."""
+        return self._digests.zero_tags(start, end) if data is None else self._digests.tags(start, data)
+
+    def compare(self, claim: digests.Claim, tags: bytes) -> list[Range]:
+        """Return the ranges of ``claim`` that storage does not hold, which are missing from now on."""
+        with self._lock:
+            differing = self._digests.holds(claim, tags)
+            for start, end in differing:
+                self._digests.discard(start, end)
+                self._done.remove(start, end)
+        return differing
+
+    def sample(self) -> Journal:
+        """Return a journal without slots in which only a sample of the finished ranges is missing.
+
+        The sample: the first and the last MiB, and ``PLACES`` units at random, of data if there are enough.
+        """
+        found = self.claims()
+        wanted = Ranges([(0, min(_ENDS, self._total)), (max(0, self._total - _ENDS), self._total)])
+        for start, end in _places([claim for claim in found if not claim.is_zero] or found):
+            wanted.add(start, end)
+        made = Journal(None, "", self._total)
+        for start, end in wanted.missing(0, self._total):
+            made._done.add(start, end)
+        for start, end in wanted:
+            for gap in self.missing(start, end):
+                made._done.add(*gap)
+        return made
+
     def checkpoint(self, flush: Callable[[], None]) -> None:
         """Save if the interval has passed. Cheap enough to call after every range."""
-        if time.monotonic() >= self._next and self._saving.acquire(blocking=False):
+        if self._is_due() and self._saving.acquire(blocking=False):
             try:
-                self._save(flush)
+                if self._is_due():
+                    self._save(flush)
             finally:
                 self._saving.release()
 
@@ -105,20 +186,34 @@ class Journal:
         with self._saving:
             self._save(flush)
 
+    def _add(self, start: int, end: int) -> None:
+        with self._lock:
+            self._done.add(max(start, self._withheld), end)
+            if len(self._done) > MOST:
+                self._done = Ranges(_longest_half(list(self._done)))
+
+    def _is_due(self) -> bool:
+        shortest = min(self._seconds, SHORTEST_INTERVAL)
+        interval = self._interval if self._unsaved < MOST_UNSAVED else shortest
+        return time.monotonic() - self._saved >= interval
+
     def _save(self, flush: Callable[[], None]) -> None:
         if self._slots is None:
             return
+        began = time.monotonic()
         with self._lock:
-            done = list(self._done)
+            claims = self._digests.claims()
+            self._unsaved = 0
         flush()
         self._sequence += 1
         try:
-            self._write(self._slots, _encode(self._identity, self._total, self._sequence, done))
+            self._write(self._slots, _encode(self._key, self._total, self._sequence, claims))
         except OSError as err:
             # The transfer works without a journal, only a later attempt cannot resume.
             log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
             self._slots = None
-        self._next = time.monotonic() + self._seconds
+        self._saved = time.monotonic()
+        self._interval = min(self._seconds, max(SHORTEST_INTERVAL, (self._saved - began) / SHARE))
 
     def _write(self, slots: Slots, slot: bytes) -> None:
         fd = os.open(slots.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -129,14 +224,37 @@ class Journal:
             os.close(fd)
 
     def _load(self, slots: Slots) -> None:
+        claims: list[digests.Claim] = []
         for slot in _read(slots):
             try:
-                sequence, done = _decode(slot, self._identity, self._total)
+                sequence, found = _decode(slot, self._key, self._total, self._digests)
             except (ValueError, KeyError, TypeError, RecursionError) as err:
                 log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
             if sequence > self._sequence:
-                self._sequence, self._done = sequence, done
+                self._sequence, claims = sequence, found
+        self._digests.load(claims)
+        for claim in claims:
+            self._done.add(claim.start, claim.end)
+
+
+def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
+    """Yield the parts of a range before and after the whole units in it, each within one unit."""
+    if first >= last:
+        # At most one boundary of units is within it.
+        middle = min(end, max(start, -(-start // digests.UNIT) * digests.UNIT))
+        parts = [(start, middle), (middle, end)]
+    else:
+        parts = [(start, first), (last, end)]
+    yield from ((before, after) for before, after in parts if before < after)
+
+
+def _places(claims: list[digests.Claim]) -> Iterator[Range]:
+    """Yield ``PLACES`` random units of the claims."""
+    weights = [claim.end - claim.start for claim in claims]
+    for claim in random.choices(claims, weights, k=PLACES) if claims else ():  # noqa: S311  (no secret)
+        start = claim.start + random.randrange(0, claim.end - claim.start, digests.UNIT)  # noqa: S311
+        yield start, min(claim.end, start + digests.UNIT)
 
 
 def _read(slots: Slots) -> list[bytes]:
@@ -153,81 +271,66 @@ def _read(slots: Slots) -> list[bytes]:
         os.close(fd)
 
 
-def _encode(identity: str, total: int, sequence: int, done: list[Range]) -> bytes:
-    while True:
-        record = {"identity": identity, "total": total, "sequence": sequence, "done": done}
-        body = json.dumps(record, separators=(",", ":")).encode("ascii")
-        if _HEADER + len(body) <= SLOT:
-            break
-        done = _longest_half(done)
-    slot = b"%s %08x %06d\n%s" % (_MAGIC, zlib.crc32(body), len(body), body)
+def _encode(key: bytes, total: int, sequence: int, claims: list[digests.Claim]) -> bytes:
+    record: dict[str, object] = {"total": total, "sequence": sequence}
+    for name, whole in (("granules", True), ("units", False)):
+        chosen = [claim for claim in claims if claim.whole is whole]
+        spans = Ranges((claim.start, claim.end) for claim in chosen)
+        record[name] = list(spans)
+        record[f"{name} tags"] = base64.b64encode(b"".join(claim.tags for claim in chosen)).decode()
+    body = json.dumps(record, separators=(",", ":")).encode("ascii")
+    if _HEADER + len(body) > SLOT:
+        return _encode(key, total, sequence, _longest_claims(claims))
+    slot = b"%s %s %06d\n%s" % (_MAGIC, _mac(key, body), len(body), body)
     return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
 
 
-def _longest_half(done: list[Range]) -> list[Range]:
+def _mac(key: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_MAC, key=key, person=b"journal").hexdigest().encode()
+
+
+def _longest_claims(claims: list[digests.Claim]) -> list[digests.Claim]:
     """Drop the shorter half of the ranges: a resumed transfer fetches them again."""
-    longest = sorted(done, key=lambda each: each[0] - each[1])[: len(done) // 2]
-    return sorted(longest)
+    return sorted(sorted(claims, key=lambda each: each.start - each.end)[: len(claims) // 2])
 
 
-def _decode(slot: bytes, identity: str, total: int) -> tuple[int, Ranges]:
+def _longest_half(done: list[Range]) -> list[Range]:
+    return sorted(sorted(done, key=lambda each: each[0] - each[1])[: len(done) // 2])
+
+
+def _decode(slot: bytes, key: bytes, total: int, layout: digests.Digests) -> tuple[int, list[digests.Claim]]:
     if not slot.startswith(_MAGIC):
         raise ValueError("not a journal")
-    checksum, length = slot[len(_MAGIC) : _HEADER].split()
+    mac, length = slot[len(_MAGIC) : _HEADER].split()
     body = slot[_HEADER : _HEADER + int(length)]
-    if zlib.crc32(body) != int(checksum, 16):
-        raise ValueError("damaged")
+    if not hmac.compare_digest(mac, _mac(key, body)):
+        raise ValueError("damaged, or of another source or job")
     record = json.loads(body)
-    if (record["identity"], record["total"]) != (identity, total):
-        raise ValueError("other identity or size")
-    done = [(int(start), int(end)) for start, end in record["done"]]
-    if any(not 0 <= start < end <= total for start, end in done):
+    if record["total"] != total:
+        raise ValueError("other size")
+    claims: list[digests.Claim] = []
+    for name, step in (("granules", layout.granule), ("units", digests.UNIT)):
+        tags = base64.b64decode(record[f"{name} tags"], validate=True)
+        for start, end in record[name]:
+            claims += _claims((int(start), int(end)), step, tags, layout)
+            tags = tags[-(-(end - start) // step) * digests.TAG :]
+    return int(record["sequence"]), claims
+
+
+def _claims(span: Range, step: int, tags: bytes, layout: digests.Digests) -> Iterator[digests.Claim]:
+    """Yield the claims of one range: for each granule, or for all units."""
+    start, end = span
+    if not layout.start <= start < end <= layout.end or (start - layout.start) % step:
         raise ValueError("ranges beyond the disk")
-    return int(record["sequence"]), Ranges(done)
-
-
-Range = tuple[int, int]
-
-
-class Ranges:
-    """A set of bytes, as ascending half-open ranges ``(start, end)`` that neither overlap nor touch."""
-
-    def __init__(self, ranges: Iterable[Range] = ()) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        for start, end in ranges:
-            self.add(start, end)
-
-    def __iter__(self) -> Iterator[Range]:
-        return zip(self._starts, self._ends, strict=True)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def covered(self) -> int:
-        """Return the number of bytes in the set."""
-        return sum(self._ends) - sum(self._starts)
-
-    def add(self, start: int, end: int) -> None:
-        if start >= end:
-            return
-        first = bisect.bisect_left(self._ends, start)
-        after = bisect.bisect_right(self._starts, end)
-        if first < after:
-            start = min(start, self._starts[first])
-            end = max(end, self._ends[after - 1])
-        self._starts[first:after] = [start]
-        self._ends[first:after] = [end]
-
-    def missing(self, start: int, end: int) -> list[Range]:
-        """Return the parts of a range that are not in the set."""
-        gaps = []
-        for index in range(bisect.bisect_right(self._ends, start), len(self._starts)):
-            if self._starts[index] >= end:
-                break
-            if start < self._starts[index]:
-                gaps.append((start, self._starts[index]))
-            start = self._ends[index]
-        if start < end:
-            gaps.append((start, end))
-        return gaps
+    if (end - layout.start) % step and end != layout.end:
+        raise ValueError("not in whole units")
+    count = -(-(end - start) // step)
+    if len(tags) < count * digests.TAG:
+        raise ValueError("digests are missing")
+    if step == digests.UNIT != layout.granule:
+        yield digests.Claim(start, end, tags[: count * digests.TAG], whole=False)
+        return
+    for index in range(count):
+        first = start + index * step
+        part = tags[index * digests.TAG : (index + 1) * digests.TAG]
+        yield digests.Claim(first, min(end, first + step), part, whole=True)

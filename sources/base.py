@@ -145,8 +145,11 @@ class Source:
     name: str = ""
     #: Size in bytes as served; None if the server does not send it.
     size: int | None = None
-    #: ETag, digest or generation: equal identities mean equal bytes. None: unknown.
+    #: ETag, digest or generation. None: unknown, and an import is not resumed after a kill.
     identity: str | None = None
+    #: Whether equal identities do not prove equal bytes (a date, a weak ETag): a resumed import then fetches
+    #: a sample again, and starts over if it differs.
+    weak: bool = False
     #: Size in bytes of the disk at the previous checkpoint of a delta, where the protocol knows it.
     previous_size: int | None = None
     #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing

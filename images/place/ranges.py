@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
 from cdi_worker.formats.mapped import image as mapped
-from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
+from cdi_worker.formats.mapped.pieces import Batch, Inflate
 from cdi_worker.images import directio
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.target import base, copy
+from cdi_worker.images.target import copy, journaled
 from cdi_worker.scratch import journal
 
 # Short pieces that are adjacent on the disk are written together, up to this many bytes: the largest cluster
@@ -29,7 +29,7 @@ _guest = attrgetter("guest")
 def from_ranges(
     image: mapped.Image,
     fetcher: fetch.Fetcher,
-    target: base.Target,
+    target: journaled.Flushable,
     noted: journal.Journal,
     advance: Callable[[int], object] = lambda _: None,
 ) -> None:
@@ -38,28 +38,21 @@ def from_ranges(
     Ranges that are finished in the journal ``noted`` are neither fetched nor written. ``advance`` gets bytes
     of the disk; several threads call it.
     """
-    placer = Placer(image.inflate, target)
+    disk = journaled.Journaled(target, noted)
+    placer = Placer(image.inflate, disk)
 
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
-        for start, end in _spans(batch.pieces):
-            noted.done(start, end)
-        noted.checkpoint(target.flush)
+        disk.checkpoint()
         advance(size(batch))
 
     for window in image.windows():
         _each(fetcher, window.tables(), _loader(window))
         window.check()
         for offset, length in window.holes():
-            _clear(target, noted, offset, length)
+            disk.zero_missing(offset, length)
             advance(length)
         _each(fetcher, _missing(window.data(), noted, advance), place)
-
-
-def _clear(target: base.Target, noted: journal.Journal, offset: int, length: int) -> None:
-    for start, end in noted.missing(offset, offset + length):
-        target.zero(start, end - start)
-        noted.done(start, end)
 
 
 def _missing(
@@ -70,17 +63,6 @@ def _missing(
             yield batch
         else:
             advance(size(batch))
-
-
-def _spans(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the pieces on the disk, adjacent ones joined."""
-    start = end = 0
-    for piece in sorted(pieces, key=_guest):
-        if piece.guest != end:
-            yield start, end
-            start = piece.guest
-        end = piece.guest + piece.size
-    yield start, end
 
 
 def _each(
@@ -113,7 +95,7 @@ def size(batch: Batch) -> int:
 class Placer:
     """Write pieces to a target, detecting zeros. Thread-safe."""
 
-    def __init__(self, inflate: Inflate, target: base.Target) -> None:
+    def __init__(self, inflate: Inflate, target: copy.Writable) -> None:
         self._inflate = inflate
         self._target = target
         self._local = threading.local()
@@ -143,7 +125,7 @@ class Placer:
 class _Gathered:
     """Collect adjacent bytes of the disk in an aligned buffer, to write them at once."""
 
-    def __init__(self, target: base.Target) -> None:
+    def __init__(self, target: copy.Writable) -> None:
         self._target = target
         self._view = directio.Buffer(_GATHER).view
         self._start = 0

@@ -120,6 +120,11 @@ class Target:
     def zero_rest(self) -> None:
         """Zero what a disk that grows later would use. Nothing to do for a file: it ends after the disk."""
 
+    @property
+    def readable(self) -> str:
+        """A path to open what was written for reading. It names the open file, not what has its name now."""
+        return f"/proc/self/fd/{self._fd}"
+
     def flush(self) -> None:
         """Write everything written and zeroed so far to stable storage, except the withheld bytes."""
         with self._storage("sync"):
@@ -138,6 +143,10 @@ class Target:
             self._flush_zeros()
             self._finish(max(size, self._end + pad))
             self._closed = True
+
+    def drop_cache(self) -> None:
+        """Drop the clean pages of the page cache, so that reads return what is on storage."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def keep(self) -> None:
         """Keep the written bytes on ``close``, so that a later attempt can resume."""

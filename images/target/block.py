@@ -12,7 +12,7 @@ from cdi_worker.images.target import base, claim, zeroing
 
 #: Bytes at the start that hold boot sectors, partition tables, volume labels and superblocks.
 HEAD: Final = 1 << 20
-#: Offset in the head where the journal is stored during a transfer.
+#: Offset in the head where the journal is stored during a transfer, up to 64 KiB before the end of the head.
 JOURNAL_OFFSET: Final = 256 << 10
 
 

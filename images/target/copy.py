@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images import directio
 from cdi_worker.images.engine import ahead, cancelling
-from cdi_worker.images.target import base
 
 #: Shorter ranges of zeros are written: that is cheaper than a system call to zero them.
 SHORTEST_ZERO: Final = 64 << 10
 
 
+class Writable(Protocol):
+    """The part of a target that receives the bytes of a disk."""
+
+    def write(self, offset: int, data: memoryview, /) -> None: ...
+    def zero(self, offset: int, length: int, /) -> None: ...
+
+
 def copy_ordered(
     reader: readers.Reader,
-    target: base.Target,
+    target: Writable,
     *,
     limit: int,
     scope: cancelling.Cancel,
@@ -32,7 +38,7 @@ def copy_ordered(
 
 def copy_runs(
     runs: Iterator[int | memoryview],
-    target: base.Target,
+    target: Writable,
     *,
     limit: int,
     scope: cancelling.Cancel,
@@ -59,7 +65,7 @@ def copy_runs(
     return total
 
 
-def write(target: base.Target, offset: int, data: memoryview) -> None:
+def write(target: Writable, offset: int, data: memoryview) -> None:
     """Write bytes at an offset, detecting zeros."""
     for start, end, zero in directio.extents(data, SHORTEST_ZERO):
         if zero:

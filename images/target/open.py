@@ -145,7 +145,7 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
 
 
 def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | None:
-    """Return where the journal of a disk of this size is stored (512 KiB); None for a small disk.
+    """Return where the journal of a disk of this size is stored (704 KiB); None for a small disk.
 
     It is stored on the target: after the last byte of an incomplete file, or in the withheld head of a block
     device. So it is removed together with the data.

@@ -41,6 +41,7 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
         "size": done.size,
         "read": done.read,
         "resumed": done.resumed,
+        "refetched": done.refetched,
         "seconds": round(done.seconds, 3),
         "route": str(done.plan.route),
         "reason": done.plan.reason,
@@ -57,14 +58,22 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
             "imported": f"{done.source} -> {done.target}",
             "format": _format(done.format, done.compressions),
             "disk": _size(done.size),
-            "read": _size(done.read)
-            + (f", and {_size(done.resumed)} from an earlier attempt" if done.resumed else ""),
+            "read": _read(done),
             "sha256": fields.get("sha256", ""),
             "time": f"{done.seconds:.2f} s, {rate / 1e6:.0f} MB/s of disk",
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
         }
     )
+
+
+def _read(done: execute.Result) -> str:
+    text = _size(done.read)
+    if done.resumed:
+        text += f", and {_size(done.resumed)} from an earlier attempt"
+    if done.refetched:
+        text += f"; {_size(done.refetched)} of that attempt were no longer on storage and were fetched again"
+    return text
 
 
 def inspection(found: execute.Inspection, wanted: request.Request, *, as_json: bool) -> int:

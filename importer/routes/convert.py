@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from cdi_worker import errors, survey
 from cdi_worker.formats import checksum, detect, facts, safety, views
 from cdi_worker.images import target
-from cdi_worker.images.engine import fetch
 from cdi_worker.images.export import server
 from cdi_worker.images.target import copy
 from cdi_worker.images.tools import process, qemu_img
@@ -75,7 +74,7 @@ def download(job: Job, path: str) -> int:
     job.progress.phase("spool", size)
     if job.engine.seeks(job.source) and size and not job.content.compressions:
         with job.resumable(path, size, size, target.Options()) as (out, noted):
-            job.fetch_into(out, noted, [fetch.Range(0, size)])
+            job.transfer(out, noted, job.filling(size))
             out.commit()
         _verify(job, path)
         return size

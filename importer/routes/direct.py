@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from cdi_worker.formats import vhd
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.target import copy
+from cdi_worker.images.target import copy, journaled
+from cdi_worker.routes import job as job_module
 from cdi_worker.routes.job import Job
+from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 
 #: Bytes zeroed between two progress updates.
@@ -63,8 +65,13 @@ def _extents_ordered(job: Job) -> None:
 def _extents_ranges(job: Job) -> None:
     size = _size(job)
     job.progress.phase("transfer", size)
+
+    def fill(out: journaled.Flushable, noted: journal.Journal, advance: job_module.Advance) -> None:
+        disk = journaled.Journaled(out, noted)
+        job.fetch_into(disk, data(disk, _before(size, job.source.extents() or ()), advance), advance)
+
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.fetch_into(out, noted, data(job, out, _before(size, job.source.extents() or ())))
+        job.transfer(out, noted, fill)
         job.commit(out, size)
 
 
@@ -72,7 +79,7 @@ def _stream_ranges(job: Job) -> None:
     size = _size(job)
     job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.fetch_into(out, noted, [fetch.Range(0, size)])
+        job.transfer(out, noted, job.filling(size))
         job.commit(out, size)
 
 
@@ -103,11 +110,13 @@ def _stream_ordered(job: Job) -> None:
         job.commit(out, size)
 
 
-def data(job: Job, out: target.Target, extents: Iterable[base.Extent]) -> Iterator[fetch.Range]:
-    """Yield the ranges of the data extents; zero the other extents on ``out`` as they are met."""
+def data(
+    disk: journaled.Journaled, extents: Iterable[base.Extent], advance: job_module.Advance
+) -> Iterator[fetch.Range]:
+    """Yield the ranges of the data extents; zero the other extents on ``disk`` as they are met."""
     for extent in extents:
         if extent.zero:
-            out.zero(extent.offset, extent.length)
-            job.progress.advance(extent.length)
+            disk.zero_missing(extent.offset, extent.length)
+            advance(extent.length)
         else:
             yield fetch.Range(extent.offset, extent.length)

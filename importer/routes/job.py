@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from cdi_worker import engine, errors, plan, progress, request
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
 from cdi_worker.images.engine import ahead, cancelling, fetch
-from cdi_worker.images.target import copy
+from cdi_worker.images.target import copy, journaled
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from cdi_worker.images import readback
 
 log = logging.getLogger(__name__)
 
 #: Bytes after the end of an image that are read in any case to verify a checksum: snapshots, unused clusters.
 SHORTEST_LIMIT = 256 << 20
+#: The first bytes of a transfer come in shorter pieces: a kill loses the pieces that are not complete, with a
+#: slow server most of what has arrived in the first seconds.
+EARLY: Final = 32 << 20
+_EARLY_PIECE: Final = 256 << 10
+
+Advance: TypeAlias = Callable[[int], object]
+#: Writes what is missing in the journal to a target, and calls ``Advance`` with the bytes of progress.
+Fill: TypeAlias = Callable[[journaled.Flushable, journal.Journal, Advance], None]
 
 
 @dataclasses.dataclass
@@ -32,7 +44,8 @@ class Job:
     ``claim``: the target's. ``engine``: reads the source. ``limit``: bytes of the largest disk that fits.
     ``accepted``: called once, when all bytes have been received, verified, and found to be safe and to fit.
 
-    Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt.
+    Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt,
+    ``refetched`` because storage did not hold what that had written.
     """
 
     wanted: request.Request
@@ -49,6 +62,7 @@ class Job:
     read: int = 0
     size: int = 0
     resumed: int = 0
+    refetched: int = 0
     _is_accepted: bool = False
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
@@ -107,9 +121,8 @@ class Job:
         noted = journal.Journal.open(slots, self._key(), total, seconds=interval)
         mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
         with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
-            if noted.covered and not out.resumed:
-                noted = journal.Journal(slots, self._key(), total, seconds=interval)
-            self.resumed = noted.covered
+            if not out.resumed:
+                noted.forget()
             log.info("resume covered=%d of=%d identity=%r", noted.covered, total, self.source.identity)
             try:
                 yield out, noted
@@ -119,23 +132,74 @@ class Job:
                     out.keep()
                 raise
 
-    def fetch_into(self, out: target.Target, noted: journal.Journal, ranges: Iterable[fetch.Range]) -> None:
-        """Fetch the parts of ``ranges`` not in the journal, in any order, to the same offsets of ``out``."""
+    def transfer(self, out: target.Target, noted: journal.Journal, fill: Fill) -> None:
+        """Fetch with ``fill`` what is missing, while what an earlier attempt wrote is read back.
+
+        What differs is fetched again. If the identity of the source is weak, a sample is fetched again first,
+        and nothing is resumed if that differs.
+        """
+        if not noted.covered:
+            fill(out, noted, self.progress.advance)
+            return
+        # Imported when used: only a resumed import needs it (start-up time).
+        from cdi_worker.images import readback
+
+        if self.source.weak:
+            self._compare_sample(readback.Comparing(out, noted), noted, fill)
+        self.resumed = noted.covered
+        with readback.ReadBack(out, noted, self.scope) as reading:
+            fill(out, noted, self.progress.advance)
+            self.refetched = reading.wait()
+        self.resumed -= self.refetched
+        if self.refetched:
+            log.warning("storage differs from what the last attempt wrote refetched=%d", self.refetched)
+            fill(out, noted, lambda _: None)
+
+    def filling(self, size: int) -> Fill:
+        """Return a ``Fill`` that fetches the first ``size`` bytes of the source, in any order."""
+
+        def fill(out: journaled.Flushable, noted: journal.Journal, advance: Advance) -> None:
+            self.fetch_into(journaled.Journaled(out, noted), [fetch.Range(0, size)], advance)
+
+        return fill
+
+    def fetch_into(self, disk: journaled.Journaled, ranges: Iterable[fetch.Range], advance: Advance) -> None:
+        """Fetch the unfinished parts of ``ranges``, in any order, to the same offsets of ``disk``."""
 
         def place(offset: int, data: memoryview) -> None:
-            copy.write(out, offset, data)
-            noted.done(offset, offset + len(data))
-            noted.checkpoint(out.flush)
+            copy.write(disk, offset, data)
+            disk.checkpoint()
 
-        fetcher = self.fetcher(self.arrived)
+        def arrived(count: int) -> None:
+            self.count(count)
+            advance(count)
+
+        fetcher = self.fetcher(arrived)
 
         def parts() -> Iterator[fetch.Range]:
+            begun = 0
             for part in ranges:
-                for start, end in noted.missing(part.offset, part.offset + part.length):
-                    yield from fetch.split(start, end, fetcher.step)
+                left = part.length
+                for start, end in disk.missing(part.offset, part.offset + part.length):
+                    left -= end - start
+                    for piece in _split(start, end, fetcher.step, max(0, EARLY - begun)):
+                        begun += piece.length
+                        yield piece
+                advance(left)
 
-        self.progress.advance(noted.covered)
         fetcher.each(parts(), place)
+
+    def _compare_sample(self, comparing: readback.Comparing, noted: journal.Journal, fill: Fill) -> None:
+        """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
+        with comparing as stored:
+            try:
+                with self.attempt():
+                    fill(stored, noted.sample(), lambda _: None)
+            except errors.SourceChanged as err:
+                if not stored.differs:
+                    raise
+                log.warning("starting over: the source has changed since the last attempt reason=%s", err)
+                noted.forget()
 
     @property
     def options(self) -> target.Options:
@@ -152,12 +216,15 @@ class Job:
     def _key(self) -> str:
         """Return the journal's key: the bytes and the job.
 
-        It contains the owner's UID, which no earlier user of the same device knows.
+        It contains the owner's UID, which no other user of the same device knows. A weak identity is
+        completed by the first bytes, which are fetched in any case.
         """
+        head = hashlib.sha256(self.source.head).hexdigest() if self.source.weak else ""
         return "\n".join(
             (
                 self.source.name,
                 self.source.identity or "",
+                head,
                 self.plan.route,
                 self.wanted.owner_uid,
                 self.wanted.target,
@@ -263,3 +330,13 @@ class Job:
         if not head.startswith(checked):
             before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
             raise errors.SourceChanged(url=self.source.name, what="beginning", before=before, now=now)
+
+
+def _split(start: int, end: int, step: int, early: int) -> Iterator[fetch.Range]:
+    """Split a range into pieces of ``step`` bytes, the first ``early`` bytes into shorter ones."""
+    if step <= fetch.PIECE:
+        # One request for several pieces; otherwise each piece would be a request.
+        middle = min(end, start + early)
+        yield from fetch.split(start, middle, min(step, _EARLY_PIECE))
+        start = middle
+    yield from fetch.split(start, end, step)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.place import ranges, stream
+from cdi_worker.images.target import journaled
 from cdi_worker.routes.job import Job
-from cdi_worker.scratch import space
+from cdi_worker.scratch import journal, space
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,14 @@ def place_mapped(job: Job) -> None:
 def _place_ranges(job: Job) -> None:
     size = job.plan.virtual_size or 0
     job.progress.phase("transfer", size)
-    fetcher = job.fetcher(job.count)
-    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+
+    def fill(out: journaled.Flushable, noted: journal.Journal, advance: Callable[[int], object]) -> None:
+        fetcher = job.fetcher(job.count)
         found = image.read_image(_layout(job), fetcher.read, fetcher.size)
-        ranges.from_ranges(found, fetcher, out, noted, job.progress.advance)
+        ranges.from_ranges(found, fetcher, out, noted, advance)
+
+    with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
+        job.transfer(out, noted, fill)
         job.commit(out, size)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from cdi_worker import errors
 from cdi_worker.images import target
 from cdi_worker.images.engine import retry
-from cdi_worker.images.target import checkpoint
+from cdi_worker.images.target import checkpoint, journaled
 from cdi_worker.routes import direct
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import journal
@@ -29,7 +29,8 @@ def update(job: Job) -> None:
     job.progress.phase("transfer", sum(extent.length for extent in changed))
     with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
         begin(job, out)
-        job.fetch_into(out, journal.Journal(None, "", size), direct.data(job, out, changed))
+        disk = journaled.Journaled(out, journal.Journal(None, "", size))
+        job.fetch_into(disk, direct.data(disk, changed, job.progress.advance), job.progress.advance)
         job.commit(out, out.size or size)
 
 

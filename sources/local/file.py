@@ -39,6 +39,8 @@ class LocalSource(base.Source):
         self._fd = -1
         self._seekable = False
         self._fresh = True
+        #: A modification time can be set, and its clock may tick only every few milliseconds.
+        self.weak = True
 
     def __enter__(self) -> Self:
         try:

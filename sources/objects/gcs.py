@@ -65,6 +65,7 @@ class GcsSource(http.HttpSource):
         found = self._object.describe()
         super().__enter__()
         self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
+        self.weak = False
         if self.size != found.size:
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self._stored = found.crc

@@ -26,21 +26,49 @@ CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 LENGTH = re.compile(r"[0-9]{1,19}")
 
 
+#: Headers that name one version of an object, for servers whose ETag is weak or missing.
+VERSION_HEADERS = ("x-amz-version-id", "x-goog-generation", "x-ms-version-id")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Version:
-    """ETag, modification time and size in a response. Only values that both responses have are compared.
+    """ETag, version id, modification time and size in a response.
 
-    ``encoding``: its content coding, without which the bytes of two responses cannot be compared.
+    ``etag``: strong or weak (RFC 9110, 8.8.1). ``encoding``: the content coding, without which the bytes of
+    two responses cannot be compared. Only values that both responses have are compared.
     """
 
     etag: str | None
     modified: str | None
     size: int | None
     encoding: str = coding.IDENTITY
+    version: str | None = None
+
+    @property
+    def strong(self) -> str | None:
+        """The validator that is enough by itself: a strong ETag or a version id."""
+        if self.etag and not self.etag.startswith("W/"):
+            return f"etag {self.etag}"
+        return f"version {self.version}" if self.version else None
+
+    @property
+    def identity(self) -> str | None:
+        """The identity of the object; None if there is no validator."""
+        if self.strong:
+            return f"{self.strong} size {self.size}"
+        if self.size is None or not (self.etag or self.modified):
+            return None
+        parts = {"etag": self.etag, "modified": self.modified, "size": self.size}
+        return " ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
     def difference(self, other: Version) -> tuple[str, object, object] | None:
-        """Return name, own and other value of the first difference, or None."""
-        for name in ("size", "etag", "modified"):
+        """Return name, own and other value of the first difference, or None.
+
+        Replicas and the edges of a CDN have other modification times for the same object: only a weak
+        validator needs them.
+        """
+        is_same = self.strong is not None and self.strong == other.strong
+        for name in ("size",) if is_same else ("size", "etag", "version", "modified"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None and mine != theirs:
                 return name, mine, theirs
@@ -86,10 +114,11 @@ class HttpSource(base.Source):
         else:
             raise self._resource.failure(response)
         log.info(
-            "source url=%r size=%r identity=%r ranges=%r",
+            "source url=%r size=%r identity=%r weak=%r ranges=%r",
             self.name,
             self.size,
             self.identity,
+            self.weak,
             self._has_ranges,
         )
         return self
@@ -151,8 +180,7 @@ class HttpSource(base.Source):
             self._open_stream(self._resource.get(None))
             return
         self.size = int(found[3])
-        self._version = _version(response, self.size)
-        self.identity = _identity(self._version)
+        self._identify(_version(response, self.size))
         self._has_ranges = True
         head = bytearray(min(self.head_size, self.size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
@@ -165,8 +193,7 @@ class HttpSource(base.Source):
         if response.status_code != 200:
             raise self._resource.failure(response)
         self.size = _length(response)
-        self._version = _version(response, self.size)
-        self.identity = _identity(self._version)
+        self._identify(_version(response, self.size))
         reader = _HttpStream(self._resource, response)
         head = bytearray(self.head_size)
         self._begin(bytes(head[: readers.fill(reader, memoryview(head))]))
@@ -178,6 +205,10 @@ class HttpSource(base.Source):
         self.head = head
         if self._version is not None:
             coding.check(self._version.encoding, head)
+
+    def _identify(self, version: Version) -> None:
+        self._version = version
+        self.identity, self.weak = version.identity, version.strong is None
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -300,18 +331,9 @@ def _length(response: requests.Response) -> int | None:
 
 
 def _version(response: requests.Response, size: int | None) -> Version:
-    return Version(
-        response.headers.get("ETag"),
-        response.headers.get("Last-Modified"),
-        size,
-        coding.normal(response.headers.get("Content-Encoding", "")),
-    )
-
-
-def _identity(version: Version) -> str | None:
-    """Return the identity: a strong ETag, else date and size; None if there is neither."""
-    if version.etag and not version.etag.startswith("W/"):
-        return f"etag {version.etag} size {version.size}"
-    if version.modified and version.size is not None:
-        return f"modified {version.modified} size {version.size}"
-    return None
+    headers = response.headers
+    found = (headers.get(name) for name in VERSION_HEADERS)
+    # Amazon's version id of objects in buckets without versions is "null".
+    version = next((value for value in found if value and value != "null"), None)
+    encoding = coding.normal(headers.get("Content-Encoding", ""))
+    return Version(headers.get("ETag"), headers.get("Last-Modified"), size, encoding, version)

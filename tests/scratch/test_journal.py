@@ -31,6 +31,11 @@ def location(tmp_path: Path) -> Location:
     return Location(str(path), offset=4096)
 
 
+def noise(start: int, end: int) -> tuple[int, memoryview]:
+    """Return the arguments of ``wrote`` for some bytes."""
+    return start, memoryview(random.Random(start).randbytes(end - start))
+
+
 def no_sync() -> None:
     """Sync nothing."""
 
@@ -38,7 +43,7 @@ def no_sync() -> None:
 def save(location: Location, *done: tuple[int, int], identity: str = "etag") -> journal.Journal:
     opened = journal.Journal.open(location, identity, TOTAL)
     for start, end in done:
-        opened.done(start, end)
+        opened.wrote(*noise(start, end))
     opened.save(no_sync)
     return opened
 
@@ -66,24 +71,24 @@ def test_new_journal_is_empty(location: Location, tmp_path: Path) -> None:
 
 def test_journal_without_location_remembers_nothing() -> None:
     opened = journal.Journal.open(None, "etag", TOTAL)
-    opened.done(0, MiB)
+    opened.wrote(*noise(0, MiB))
     opened.save(no_sync)
     assert opened.missing(0, 2 * MiB) == [(MiB, 2 * MiB)]
 
 
 def test_withheld_start_is_never_done(location: Location) -> None:
     opened = journal.Journal.open(dataclasses.replace(location, withheld=MiB), "etag", TOTAL)
-    opened.done(0, 2 * MiB)
+    opened.wrote(*noise(0, 2 * MiB))
     assert opened.missing(0, 2 * MiB) == [(0, MiB)]
 
 
 def test_data_is_synced_before_the_journal(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL)
-    opened.done(0, MiB)
+    opened.wrote(*noise(0, MiB))
 
     def flush() -> None:
         assert journal.Journal.open(location, "etag", TOTAL).covered == 0
-        opened.done(MiB, 2 * MiB)  # by another thread, after the sync has started
+        opened.wrote(*noise(MiB, 2 * MiB))  # by another thread, after the sync has started
 
     opened.save(flush)
     assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
@@ -91,7 +96,7 @@ def test_data_is_synced_before_the_journal(location: Location) -> None:
 
 def test_failed_sync_saves_nothing(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL)
-    opened.done(0, MiB)
+    opened.wrote(*noise(0, MiB))
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -103,19 +108,66 @@ def test_failed_sync_saves_nothing(location: Location) -> None:
 
 def test_checkpoint_saves_after_its_interval(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL, seconds=3600)
-    opened.done(0, MiB)
+    opened.wrote(*noise(0, MiB))
     opened.checkpoint(no_sync)
     assert journal.Journal.open(location, "etag", TOTAL).covered == 0
     opened = journal.Journal.open(location, "etag", TOTAL, seconds=0)
-    opened.done(0, MiB)
+    opened.wrote(*noise(0, MiB))
     opened.checkpoint(no_sync)
     assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.saves: list[float] = []
+        monkeypatch.setattr(journal.time, "monotonic", lambda: self.now)
+
+
+@pytest.mark.parametrize(("sync", "interval"), [(0.0, 1.0), (0.1, 2.0), (5.0, 10.0)])
+def test_interval_follows_the_cost_of_a_sync(
+    location: Location, monkeypatch: pytest.MonkeyPatch, sync: float, interval: float
+) -> None:
+    clock = Clock(monkeypatch)
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10)
+
+    def flush() -> None:
+        clock.now += sync
+        clock.saves.append(clock.now)
+
+    while clock.now < 140:
+        opened.checkpoint(flush)
+        clock.now += 0.25
+    assert clock.saves[0] == 101.0 + sync
+    assert clock.saves[2] - clock.saves[1] == pytest.approx(interval + sync, abs=0.25)
+
+
+def test_many_bytes_are_saved_before_the_interval(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10)
+
+    def flush() -> None:
+        clock.now += 5
+        clock.saves.append(clock.now)
+
+    opened.save(flush)
+    clock.now += 2
+    opened.checkpoint(flush)
+    assert len(clock.saves) == 1
+    monkeypatch.setattr(journal, "MOST_UNSAVED", MiB)
+    opened.wrote(*noise(0, MiB))
+    opened.checkpoint(flush)
+    assert len(clock.saves) == 2
 
 
 def test_torn_write_keeps_the_older_state(location: Location) -> None:
     opened = save(location, (0, MiB))
     before = Path(location.path).read_bytes()
-    opened.done(2 * MiB, 3 * MiB)
+    opened.wrote(*noise(2 * MiB, 3 * MiB))
     opened.save(no_sync)
     after = Path(location.path).read_bytes()
     changed = [at for at, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -142,35 +194,71 @@ def test_flipped_bit_is_detected(location: Location) -> None:
         assert found.missing(MiB, TOTAL) == [(MiB, TOTAL)]
 
 
+def record(granules: str = "[]", tags: str = "") -> bytes:
+    template = '{"total":%d,"sequence":1,"granules":%s,"granules tags":"%s","units":[],"units tags":""}'
+    return (template % (TOTAL, granules, tags)).encode()
+
+
 @pytest.mark.parametrize(
     "body",
     [
         b"[]",
         b"{}",
         b"[" * 5000,
-        b'{"identity":"%s","total":%d,"sequence":1,"done":[[5,4]]}',
-        b'{"identity":"%s","total":%d,"sequence":1,"done":[[0,99999999999]]}',
-        b'{"identity":"%s","total":%d,"sequence":1,"done":[[0]]}',
-        b'{"identity":"%s","total":%d,"sequence":1,"done":7}',
+        b'{"total":%d}' % TOTAL,
+        record("[[5,4]]"),
+        record("[[0,99999999999]]"),
+        record("[[0,65536]]"),
+        record("[[1,65537]]", "AAAAAAAAAAA="),
+        record("[[0]]"),
+        record("7"),
+        record("[]", "!"),
     ],
 )
 def test_invalid_body_with_valid_checksum_is_ignored(location: Location, body: bytes) -> None:
-    if b"%s" in body:
-        body %= (hashlib.sha256(b"etag").hexdigest().encode(), TOTAL)
+    mac = journal._mac(hashlib.sha256(b"etag").digest(), body)
+    Path(location.path).write_bytes(
+        bytes(location.offset) + b"cdi-worker journal 2 %s %06d\n%s" % (mac, len(body), body)
+    )
+    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+
+
+def test_journal_of_the_first_format_is_ignored(location: Location) -> None:
+    body = b'{"identity":"%s","total":%d,"sequence":1,"done":[[0,65536]]}'
+    body %= (hashlib.sha256(b"etag").hexdigest().encode(), TOTAL)
     slot = b"cdi-worker journal 1 %08x %06d\n%s" % (zlib.crc32(body), len(body), body)
     Path(location.path).write_bytes(bytes(location.offset) + slot)
     assert journal.Journal.open(location, "etag", TOTAL).covered == 0
 
 
-def test_shortest_of_too_many_ranges_are_forgotten(location: Location) -> None:
-    many = journal.Journal.open(location, "etag", 1 << 50)
-    for start in range(0, 60_000_000, 1000):
-        many.done((1 << 49) + start, (1 << 49) + start + 500)
-    many.done(0, MiB)
+def test_journal_cannot_be_forged_without_the_identity(location: Location) -> None:
+    """A later user of the device can read a slot, but not change it."""
+    save(location, (0, MiB))
+    Path(location.path).write_bytes(Path(location.path).read_bytes().replace(b"[0,1048576]", b"[0,2097152]"))
+    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+
+
+@pytest.mark.parametrize("size", [1 << 45, 1 << 60])
+def test_journal_of_a_huge_disk_fits(location: Location, size: int) -> None:
+    """What does not fit is forgotten."""
+    many = journal.Journal.open(location, "etag", size)
+    many.zeroed(0, 1 << 40)
+    for index in range(20_000):
+        many.wrote((1 << 43) + index * (128 << 10), memoryview(b"x" * (64 << 10)))
     many.save(no_sync)
-    again = journal.Journal.open(location, "etag", 1 << 50)
-    assert 0 < again.covered < many.covered
-    assert again.missing(0, MiB) == []
+    again = journal.Journal.open(location, "etag", size)
+    assert 1 << 40 <= again.covered < many.covered
+    assert again.missing(0, 1 << 40) == []
+
+
+def test_range_of_partial_units_is_not_saved(location: Location) -> None:
+    opened = save(location, (1000, 200_000))
+    assert opened.missing(0, TOTAL) == [(0, 1000), (200_000, TOTAL)]
+    again = journal.Journal.open(location, "etag", TOTAL)
+    assert again.missing(0, TOTAL) == [(0, 65536), (3 * 65536, TOTAL)]
+    opened.wrote(*noise(0, 1000))
+    opened.save(no_sync)
+    assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == [(3 * 65536, TOTAL)]
 
 
 def test_link_is_not_followed(location: Location, tmp_path: Path) -> None:
@@ -190,7 +278,7 @@ def test_forgotten_range_is_missing(location: Location) -> None:
 def test_missing_journal_file_is_ignored(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL)
     Path(location.path).unlink()
-    opened.done(0, MiB)
+    opened.wrote(*noise(0, MiB))
     opened.save(no_sync)
     opened.save(no_sync)
     assert opened.covered == MiB
@@ -208,7 +296,7 @@ def test_several_threads_can_use_a_journal(location: Location) -> None:
 
     def work(first: int) -> None:
         for start in range(first * MiB, TOTAL, 4 * MiB):
-            opened.done(start, start + MiB)
+            opened.wrote(*noise(start, start + MiB))
             opened.checkpoint(no_sync)
 
     crew = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -224,7 +312,7 @@ def test_memory_is_bounded() -> None:
     """For a disk written in random order, the longest ranges are kept."""
     notes = journal.Journal(None, "", 1 << 40)
     for number in range(journal.MOST + 1):
-        notes.done(number * 100, number * 100 + 1 + number % 2)
+        notes.wrote(number * 100, memoryview(bytes(1 + number % 2)))
     assert notes.covered >= journal.MOST // 2 * 2
     assert notes.missing(100, 102) == []
     assert notes.missing(0, 1) == [(0, 1)]

@@ -33,7 +33,7 @@ with target.open(path, len(content), target.Options(mode=mode)) as disk:
             print(at, flush=True)
             sys.stdin.readline()
             disk.write(at, memoryview(content)[at:stop])
-            kept.done(at, stop)
+            kept.wrote(at, memoryview(content)[at:stop])
             kept.checkpoint(disk.flush)
     disk.commit()
 """

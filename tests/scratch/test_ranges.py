@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi_worker.scratch import journal
+from cdi_worker.scratch import ranges
 
 SOME = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1])), max_size=20
@@ -16,7 +16,7 @@ SOME = st.lists(
 
 @given(SOME, st.integers(0, 60), st.integers(0, 60))
 def test_ranges_are_the_set_of_their_bytes(added: list[tuple[int, int]], start: int, end: int) -> None:
-    kept = journal.Ranges(added)
+    kept = ranges.Ranges(added)
     expected = {byte for run in added for byte in range(*run)}
     listed = list(kept)
     assert {byte for run in listed for byte in range(*run)} == expected
@@ -28,5 +28,5 @@ def test_ranges_are_the_set_of_their_bytes(added: list[tuple[int, int]], start: 
 
 
 def test_adjacent_ranges_are_merged() -> None:
-    kept = journal.Ranges([(0, 4), (8, 12), (4, 8)])
+    kept = ranges.Ranges([(0, 4), (8, 12), (4, 8)])
     assert list(kept) == [(0, 12)]

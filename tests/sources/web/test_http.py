@@ -55,25 +55,37 @@ def test_offer_matches_the_server(
 
 
 DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
+SIZE = len(http_disk.DATA)
 
 
 @pytest.mark.parametrize(
-    ("etag", "modified", "identity"),
+    ("etag", "modified", "version", "identity", "weak"),
     [
-        ('"one"', DATE, f'etag "one" size {len(http_disk.DATA)}'),
-        ('W/"one"', DATE, f"modified {DATE} size {len(http_disk.DATA)}"),
-        (None, DATE, f"modified {DATE} size {len(http_disk.DATA)}"),
-        ('W/"one"', None, None),
-        (None, None, None),
+        ('"one"', DATE, "7", f'etag "one" size {SIZE}', False),
+        ('W/"one"', DATE, None, f'etag W/"one" modified {DATE} size {SIZE}', True),
+        ('W/"one"', DATE, "null", f'etag W/"one" modified {DATE} size {SIZE}', True),
+        ('W/"one"', DATE, "7", f"version 7 size {SIZE}", False),
+        (None, DATE, None, f"modified {DATE} size {SIZE}", True),
+        ('W/"one"', None, None, f'etag W/"one" size {SIZE}', True),
+        (None, None, None, None, True),
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False])
 def test_identity_of_the_content_is_derived(
-    server: misbehave.Server, etag: str | None, modified: str | None, identity: str | None, ranges: bool
+    server: misbehave.Server,
+    etag: str | None,
+    modified: str | None,
+    version: str | None,
+    identity: str | None,
+    weak: bool,
+    ranges: bool,
 ) -> None:
-    page = http_disk.changed(etag=etag, modified=modified, ranges=ranges)
+    page = http_disk.changed(
+        etag=etag, modified=modified, ranges=ranges, headers={"x-amz-version-id": version}
+    )
     with http_disk.opened(server.serve("/disk", page)) as source:
         assert source.identity == identity
+        assert source.weak is weak
 
 
 @pytest.mark.parametrize(

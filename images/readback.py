@@ -1,0 +1,146 @@
+"""Read back what an earlier attempt wrote, before it is trusted."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+from cdi_worker import errors
+from cdi_worker.images import directio, volume
+from cdi_worker.images.engine import cancelling, crew
+from cdi_worker.images.target import base
+from cdi_worker.scratch import digests, journal
+
+log = logging.getLogger(__name__)
+
+
+class ReadBack:
+    """Compare the claims of a journal with storage, past the page cache, in a thread.
+
+    The thread runs from the start of the ``with`` block; its failure sets ``scope``. Ranges that differ are
+    missing in the journal from then on. What the block writes may be read too: it has the same digests.
+    """
+
+    def __init__(self, target: base.Target, noted: journal.Journal, scope: cancelling.Cancel) -> None:
+        self._target = target
+        self._noted = noted
+        self._scope = scope
+        self._claims = collections.deque(noted.claims())
+        self._tags = bytearray()
+        self._crew = crew.Crew(scope)
+        #: Number of bytes that differ.
+        self.differing = 0
+
+    def __enter__(self) -> Self:
+        if self._claims:
+            self._crew.start(self._run, 1)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._crew.close(None if kind is None else kind.__name__)
+
+    def wait(self) -> int:
+        """Wait until everything was compared; return the number of bytes that differ."""
+        self._crew.wait()
+        return self.differing
+
+    def _run(self) -> None:
+        self._target.drop_cache()
+        with _reading(self._target) as stored:
+            for start, end in _spans(self._claims, volume.CHUNK):
+                for part in stored.pieces(start, end):
+                    self._scope.check()
+                    self._compare(part)
+        # A file that was cut off has no bytes to compare.
+        for claim in self._claims:
+            self._differs(self._noted.compare(claim, b""))
+
+    def _compare(self, part: volume.Part) -> None:
+        after = part.offset + part.length
+        while self._claims and self._claims[0].start < after:
+            claim = self._claims[0]
+            start, end = max(claim.start, part.offset), min(claim.end, after)
+            data = (
+                part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Piece) else None
+            )
+            self._tags += self._noted.tags(start, end, data)
+            if end < claim.end:
+                return
+            self._differs(self._noted.compare(self._claims.popleft(), bytes(self._tags)))
+            self._tags.clear()
+
+    def _differs(self, found: list[journal.Range]) -> None:
+        for start, end in found:
+            log.debug("differs path=%r offset=%d length=%d", self._target.path, start, end - start)
+            self.differing += end - start
+
+
+def _spans(claims: Iterable[digests.Claim], unit: int) -> list[journal.Range]:
+    """Return the ranges to read for ``claims``, in whole ``unit``s."""
+    found = journal.Ranges()
+    for claim in claims:
+        found.add(claim.start // unit * unit, -(-claim.end // unit) * unit)
+    return list(found)
+
+
+class Comparing:
+    """Compare bytes with those on storage instead of writing them, where they are finished in ``noted``.
+
+    Raises ``errors.SourceChanged`` and sets ``differs`` at the first difference.
+    """
+
+    def __init__(self, target: base.Target, noted: journal.Journal) -> None:
+        self._path = target.path
+        self._noted = noted
+        self.differs = False
+        target.drop_cache()
+        try:
+            self._fd = os.open(target.readable, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as err:
+            raise errors.target_error(self._path, err, "read back") from err
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """Compare ``data``."""
+        done = offset
+        for gap, after in [*self._noted.missing(offset, offset + len(data)), (offset + len(data),) * 2]:
+            if done < gap:
+                self._compare(done, data[done - offset : gap - offset])
+            done = after
+
+    def zero(self, offset: int, length: int, /) -> None:
+        """Compare with zeros."""
+        zeros = directio.zeros()
+        for start in range(offset, offset + length, len(zeros)):
+            self.write(start, zeros[: offset + length - start])
+
+    def flush(self) -> None:
+        """Do nothing: nothing is written."""
+
+    def _compare(self, offset: int, data: memoryview) -> None:
+        try:
+            stored = os.pread(self._fd, len(data), offset)
+        except OSError as err:
+            raise errors.target_error(self._path, err, "read back") from err
+        if stored != data:
+            self.differs = True
+            what = f"content at byte {offset} of the disk"
+            raise errors.SourceChanged(url=self._path, what=what, before="stored", now="different")
+
+
+@contextlib.contextmanager
+def _reading(target: base.Target) -> Iterator[volume.Volume]:
+    try:
+        with volume.Volume(target.readable) as stored:
+            yield stored
+    except (errors.Unreachable, errors.TransferFailed) as err:
+        raise errors.TargetError(path=target.path, reason=f"read back: {err.fields['reason']}") from err

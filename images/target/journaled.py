@@ -1,0 +1,45 @@
+"""A target whose finished ranges are noted in a journal."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cdi_worker.images.target import copy
+from cdi_worker.scratch import journal
+
+
+class Flushable(copy.Writable, Protocol):
+    """A target that can be synced."""
+
+    def flush(self) -> None: ...
+
+
+class Journaled:
+    """Pass bytes on to ``target`` and note them in the journal with their digests. Thread-safe."""
+
+    def __init__(self, target: Flushable, noted: journal.Journal) -> None:
+        self._target = target
+        self._noted = noted
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """Write ``data``, which may be reused on return."""
+        self._target.write(offset, data)
+        self._noted.wrote(offset, data)
+
+    def zero(self, offset: int, length: int, /) -> None:
+        """Make a range read as zeros, at the latest on the next flush."""
+        self._target.zero(offset, length)
+        self._noted.zeroed(offset, offset + length)
+
+    def missing(self, start: int, end: int) -> list[journal.Range]:
+        """Return the unfinished parts of a range."""
+        return self._noted.missing(start, end)
+
+    def zero_missing(self, offset: int, length: int) -> None:
+        """Zero the parts of a range that are not finished."""
+        for start, end in self.missing(offset, offset + length):
+            self.zero(start, end - start)
+
+    def checkpoint(self) -> None:
+        """Save the journal if it is time."""
+        self._noted.checkpoint(self._target.flush)

@@ -1,0 +1,131 @@
+"""Digests show every change of the bytes on storage, in whatever pieces they were written."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdi_worker.scratch import digests, ranges
+
+UNIT = digests.UNIT
+KEY = bytes(range(32))
+#: Units of data and of zeros; the last one is short.
+DISK = b"".join(
+    bytes(UNIT) if index in {2, 3, 9} else random.Random(index).randbytes(UNIT) for index in range(12)
+)[: 11 * UNIT + 1536]
+
+
+@pytest.fixture(params=[16 << 10, 4])
+def granules(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Granules of one unit, and of several."""
+    monkeypatch.setattr(digests, "GRANULES", request.param)
+
+
+def recorded(cuts: list[int], seed: int, start: int = 0) -> digests.Digests:
+    """Return the digests of the disk, written in pieces in random order."""
+    made = digests.Digests(KEY, start, len(DISK))
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(DISK)), len(DISK)]
+    pieces = list(itertools.pairwise(edges))
+    random.Random(seed).shuffle(pieces)
+    for first, after in pieces:
+        add(made, first, after)
+    return made
+
+
+def add(made: digests.Digests, first: int, after: int) -> None:
+    data = memoryview(DISK)[first:after]
+    is_zero = not any(data)
+    whole = made.whole_units(first, after)
+    if whole[0] < whole[1]:
+        if is_zero:
+            made.add_zeros(*whole)
+        else:
+            made.add(whole[0], made.tags(whole[0], memoryview(DISK)[whole[0] : whole[1]]))
+    else:
+        whole = (after, after)
+    for start, end in ((first, min(whole[0], after)), (max(whole[1], first), after)):
+        bounds = [start, *(edge for edge in range(0, end, UNIT) if edge > start), end]
+        for part in itertools.pairwise(bounds):
+            made.add_part(*part, None if is_zero else memoryview(DISK)[slice(*part)])
+
+
+def covered(claims: list[digests.Claim]) -> list[ranges.Range]:
+    return list(ranges.Ranges((claim.start, claim.end) for claim in claims))
+
+
+def stored_tags(made: digests.Digests, claim: digests.Claim, stored: bytes) -> bytes:
+    return made.tags(claim.start, memoryview(stored)[claim.start : claim.end])
+
+
+CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index: index * UNIT), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(CUTS, st.integers(0, 99), st.integers(0, len(DISK) - 1), st.sampled_from([16 << 10, 4]))
+def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "GRANULES", most)
+        made = recorded(cuts, seed)
+        claims = made.claims()
+        assert covered(claims) == [(0, len(DISK))]
+        changed = bytearray(DISK)
+        changed[at] ^= 1
+        for claim in claims:
+            assert made.holds(claim, stored_tags(made, claim, DISK)) == []
+            differing = made.holds(claim, stored_tags(made, claim, bytes(changed)))
+            assert bool(differing) is (claim.start <= at < claim.end)
+
+
+def test_exchanged_units_are_found(granules: None) -> None:
+    """A write to the wrong place has the right bytes."""
+    made = recorded([], 0)
+    swapped = DISK[UNIT : 2 * UNIT] + DISK[:UNIT] + DISK[2 * UNIT :]
+    (first, *_) = made.claims()
+    assert made.holds(first, stored_tags(made, first, swapped))
+
+
+def test_bytes_beyond_the_end_of_storage_differ(granules: None) -> None:
+    made = recorded([], 0)
+    for claim in made.claims():
+        assert made.holds(claim, b"") == [(claim.start, claim.end)]
+
+
+def test_discarded_ranges_are_claimed_again_when_written(granules: None) -> None:
+    made = recorded([], 0)
+    claim = made.claims()[1]
+    made.discard(claim.start, claim.end)
+    assert covered(made.claims()) == [(0, claim.start), (claim.end, len(DISK))]
+    add(made, claim.start, claim.end)
+    assert covered(made.claims()) == [(0, len(DISK))]
+
+
+def test_start_is_not_recorded(granules: None) -> None:
+    assert covered(recorded([1000, UNIT + 5], 0, start=UNIT).claims()) == [(UNIT, len(DISK))]
+
+
+def test_loaded_claims_are_those_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "GRANULES", 4)
+    made = digests.Digests(KEY, 0, len(DISK))
+    for first in (0, UNIT, 2 * UNIT, 3 * UNIT, 5 * UNIT):
+        add(made, first, first + UNIT)
+    again = digests.Digests(KEY, 0, len(DISK))
+    again.load(made.claims())
+    assert again.claims() == made.claims()
+    assert [claim.whole for claim in made.claims()] == [True, False]
+
+
+def test_other_key_has_other_tags() -> None:
+    mine, theirs = (digests.Digests(key, 0, len(DISK)) for key in (KEY, bytes(32)))
+    assert mine.tags(0, memoryview(DISK)[:UNIT]) != theirs.tags(0, memoryview(DISK)[:UNIT])
+
+
+def test_memory_of_partial_units_is_bounded() -> None:
+    made = digests.Digests(KEY, 0, 1 << 40)
+    for index in range(1000):
+        made.add_part(index * UNIT, index * UNIT + 512, memoryview(b"x" * 512))
+    assert sum(edge.data is not None for edge in made._edges.values()) <= 256
