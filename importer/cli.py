@@ -71,7 +71,10 @@ def set_up_logging(verbosity: int) -> None:
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
     )
     for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client"):
-        logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
+        # urllib3 warns about malformed headers with the URL and its signature.
+        logging.getLogger(noisy).setLevel(
+            logging.ERROR if noisy == "urllib3" else max(level, logging.WARNING)
+        )
 
 
 def _status(argv: list[str], cancel: cancelling.Cancel) -> int:

@@ -56,6 +56,13 @@ class Access:
     connections: int = 6
     patience: float = 180.0
 
+    def hide(self, text: str) -> str:
+        """Hide the secrets in ``text`` of a server, which may repeat them."""
+        for secret in (self.password, self.session_token, *(value for _, value in self.headers)):
+            # A shorter one would be found in any text.
+            text = text.replace(secret, "***") if len(secret) >= 4 else text
+        return text
+
 
 #: Sources without checkpoints refuse it: they would overwrite the disk with a full copy.
 PREVIOUS = fields.Field(
@@ -82,7 +89,8 @@ class Location:
     #: Suffixes of the certificate files in the pod's certificate folder.
     certificates: ClassVar[tuple[str, ...]] = ("",)
 
-    endpoint: str
+    #: May contain a password or a signature.
+    endpoint: str = dataclasses.field(repr=False)
     access: Access = Access()
 
     @property

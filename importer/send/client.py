@@ -103,9 +103,11 @@ class Client:
         # No timeout: converting and syncing a disk may take hours. TCP keep-alive detects a dead server.
         connection.sock.settimeout(None)
         response = connection.getresponse()
-        return Answer(
-            response.status, dict(response.headers), response.read(_ANSWER).decode("utf-8", "replace")
-        )
+        text = response.read(_ANSWER).decode("utf-8", "replace")
+        # The server may repeat the token.
+        for secret in headers.get("Authorization", "").split()[1:]:
+            text = text.replace(secret, "***")
+        return Answer(response.status, dict(response.headers), text)
 
     def _send(self, connection: http.client.HTTPConnection, body: Body) -> None:
         try:

@@ -29,7 +29,7 @@ class Settings:
     """Settings of an upload. ``stall``: seconds without progress after which it fails."""
 
     path: str
-    url: str
+    url: str = dataclasses.field(repr=False)
     token: str = dataclasses.field(default="", repr=False)
     ca_file: str = ""
     certificate: str = ""

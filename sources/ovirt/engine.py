@@ -60,6 +60,7 @@ class Engine:
         self.name = wire.safe_url(location.endpoint)
         self._sdk = library()
         access = location.access
+        self._hide = access.hide
         self._connection = self._sdk.Connection(
             url=location.endpoint.rstrip("/"),
             username=access.user,
@@ -139,7 +140,7 @@ class Engine:
             raise errors.Transient(url=self.name, reason=f"{what}: invalid response") from err
 
     def _error(self, what: str, err: Any) -> errors.Error:
-        message = _message(err)
+        message = self._hide(_message(err))
         reason = f"{what}: {message}"
         if isinstance(err, self._sdk.NotFoundError):
             return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")

@@ -129,8 +129,10 @@ class Session:
             if name in _FAULTS:
                 return errors.Unreachable(url=self.name, reason=f"{doing}: {_FAULTS[name]}")
             if name in _PASSING:
-                return errors.Transient(url=self.name, reason=f"{doing}: {_message(fault)}")
-        return errors.SourceError(reason=f"{self.name}: {doing}: {_message(fault)}")
+                return errors.Transient(
+                    url=self.name, reason=f"{doing}: {self._access.hide(_message(fault))}"
+                )
+        return errors.SourceError(reason=f"{self.name}: {doing}: {self._access.hide(_message(fault))}")
 
 
 #: Messages of faults, by the name of their type.

@@ -22,6 +22,8 @@ from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
+#: Headers that messages may show.
+SHOWN = frozenset({"etag", "last-modified", "content-encoding", "x-amz-bucket-region"})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -73,7 +75,7 @@ class Resource:
             if response.status_code not in REDIRECTS or not location:
                 break
             self.drop(response)
-            url = self._redirect_target(url, location)
+            url = self._redirect_target(url, location, response)
         else:
             raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
         if url != self.url:
@@ -83,7 +85,7 @@ class Resource:
             self._answered = True
         return response
 
-    def _redirect_target(self, url: str, location: str) -> str:
+    def _redirect_target(self, url: str, location: str, response: requests.Response) -> str:
         """Return the target of a redirect from ``url``."""
         try:
             there = urllib.parse.urljoin(url, location)
@@ -94,7 +96,8 @@ class Resource:
         if parts.scheme == "http" and url.startswith("https:"):
             # Mirrors do this; a checksum protects the content.
             log.warning(
-                "redirected from https to %s: the content can be changed on the way", wire.safe_url(there)
+                "redirected from https to %s: the content can be changed on the way",
+                session.hide(response, wire.safe_url(there)),
             )
         return there
 
@@ -121,6 +124,8 @@ class Resource:
             self.unpin()
             raise
         response.raw.decode_content = False
+        for name in SHOWN & {key.lower() for key in response.headers}:
+            response.headers[name] = session.hide(response, response.headers[name])
         with self._lock:
             self._answers[response] = self._cancel.on_set(functools.partial(_shut, response))
         if self._closed:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
+import logging
 import re
 import time
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -58,6 +62,8 @@ def new_session(access: Access, cancel: cancelling.Cancel = cancelling.NEVER) ->
 
     ``cancel`` aborts its connects and its waits for responses.
     """
+    # It logs URLs with their signatures: of each request at debug level, of malformed headers as a warning.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     session = _Session()
     session.trust_env = False
     session.verify = not access.insecure
@@ -92,9 +98,65 @@ def retry_after(value: str | None) -> float | None:
         return None
 
 
+def hide(response: requests.Response, text: str) -> str:
+    """Hide the secrets of the request in ``text`` of a server: it can repeat only what it was sent."""
+    for secret in sorted(_secrets(response.request), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+#: What is sent without being a secret, in lower case.
+_PUBLIC_HEADERS = frozenset(
+    {"accept", "accept-encoding", "connection", "content-length", "content-type", "if-match", "range"}
+    | {"user-agent", "x-amz-content-sha256", "x-amz-date"}
+)
+_PUBLIC_FIELDS = frozenset(
+    {
+        "account",
+        "alt",
+        "client_id",
+        "generation",
+        "grant_type",
+        "prettyprint",
+        "projection",
+        "scope",
+        "service",
+    }
+)
+#: Shorter values are not hidden, because they would be found in any text: passwords and headers, queries.
+_SHORTEST_SECRET, _SHORTEST_QUERY = 4, 8
+
+
+def _secrets(request: requests.PreparedRequest) -> set[str]:
+    """Return the credentials, secret headers and query values of a request, in every form of them."""
+    found: set[str] = set()
+    for name, value in request.headers.items():
+        if name.lower() not in _PUBLIC_HEADERS:
+            text = value.decode("latin-1") if isinstance(value, bytes) else value
+            found |= {text, *text.split(), *_basic(text)}
+    body = request.body if isinstance(request.body, str) else ""
+    for name, value in urllib.parse.parse_qsl(f"{urllib.parse.urlsplit(request.url or '').query}&{body}"):
+        if name.lower() not in _PUBLIC_FIELDS and len(value) >= _SHORTEST_QUERY:
+            found |= {value, urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
+    return {secret for secret in found if len(secret) >= _SHORTEST_SECRET} - {"Basic", "Bearer"}
+
+
+def _basic(header: str) -> set[str]:
+    """Return the password in the value of a Basic Authorization header, decoded in both ways."""
+    scheme, _, packed = header.partition(" ")
+    if scheme != "Basic":
+        return set()
+    try:
+        data = base64.b64decode(packed, validate=True)
+    except binascii.Error:
+        return set()
+    texts = {data.decode("utf-8", "replace"), data.decode("latin-1")}
+    return {password for text in texts for password in (text, text.partition(":")[2])}
+
+
 def status_error(url: str, response: requests.Response) -> errors.Error:
     """Return the error for the status of a failed response."""
-    status, reason = response.status_code, wire.printable(response.reason or "")
+    status, reason = response.status_code, wire.printable(hide(response, response.reason or ""))
     message = f"server answers {status} {reason}".rstrip()
     if status in wire.TRANSIENT_STATUS:
         return errors.Transient(
@@ -127,7 +189,7 @@ def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -
 def error_text(response: requests.Response) -> str:
     """Return the beginning of the body of an error response; empty if the connection breaks."""
     try:
-        return body(response, LARGEST_ERROR).decode(errors="replace")
+        return hide(response, body(response, LARGEST_ERROR).decode(errors="replace"))
     except (urllib3.exceptions.HTTPError, OSError):
         return ""
 
