@@ -108,8 +108,9 @@ def examine(
     if wanted.is_archive or detected.format not in detect.DISKS:
         return found
     form = detected.format
-    if form == "raw" and len(detected.head) < facts.MIN_VIRTUAL_SIZE:
-        # The whole content: ``_look`` reads more of a longer one.
+    if form == "raw" and len(detected.head) < facts.MIN_VIRTUAL_SIZE and wanted.checksum is None:
+        # The whole content: ``_look`` reads more of a longer one. A wrong checksum, which the route finds, is
+        # reported first.
         facts.check_size(form, len(detected.head))
     if detect.is_luks(detected.head):
         log.warning(

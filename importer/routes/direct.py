@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from cdi_worker.formats import vhd
+from cdi_worker.formats import facts, vhd
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import copy, journaled
@@ -107,6 +107,8 @@ def _stream_ordered(job: Job) -> None:
                 size = copy.copy_ordered(disk, out, limit=job.limit, scope=job.scope)
                 if disk.footer:
                     vhd.check_fixed(disk.footer, size)
+        if not job.source.format:
+            facts.check_size("raw", size)
         job.commit(out, size)
 
 

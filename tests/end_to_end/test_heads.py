@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import hashlib
 import io
 import logging
 import lzma
@@ -182,6 +183,19 @@ def test_less_than_a_sector_is_not_a_disk(importer: Importer, way: str, wrapping
     failure = importer.refused(SHORT[wrapping](bytes(511)), way)
     assert isinstance(failure, errors.ImageError)
     assert "511 bytes are not a disk" in str(failure)
+
+
+@pytest.mark.parametrize("way", ["stream", "pipe"])
+def test_short_source_with_its_checksum_is_refused(importer: Importer, way: str) -> None:
+    """With a wrong one, that is reported."""
+    for digest, words in (
+        ("a" * 64, "checksum mismatch"),
+        (hashlib.sha256(b"short").hexdigest(), "not a disk"),
+    ):
+        with pytest.raises(errors.ImageError, match=words):
+            importer.run(b"short", way, checksum=f"sha256:{digest}")
+        oracle.unusable(importer.target)
+        (importer.target.parent / "image").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("wrapping", SHORT)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
+from cdi_worker import errors
 from cdi_worker.formats import readers, vhd
 from tests.support import disks as disks_module
-from tests.support import reading
+from tests.support import inspected, reading, vhd_images
 
 
 def read_all(data: bytes, step: int) -> bytes:
@@ -35,3 +38,30 @@ def test_footer_must_be_the_last_512_bytes(disks: disks_module.Disks, change: by
 
 def test_footer_alone_is_an_empty_disk(disks: disks_module.Disks) -> None:
     assert read_all(disks.image("vhd-fixed").read_bytes()[-512:], 4096) == b""
+
+
+SIZES = st.integers(1, 5000)
+
+
+@hypothesis.given(
+    length=SIZES, size=SIZES, creator=st.sampled_from(vhd_images.CREATORS), step=st.integers(1, 6000)
+)
+def test_stream_and_random_access_agree(length: int, size: int, creator: bytes, step: int) -> None:
+    """On the disk, and on whether it is one."""
+    image = vhd_images.fixed(bytes(range(1, 251)) * 20, creator, size=size)
+    image = image[5000 - length :]
+    try:
+        found = inspected.check(image)
+    except errors.Refused as err:
+        found = None
+        reason = str(err)
+    stream = vhd.WithoutFooter(readers.Bytes(image))
+    disk = reading.read_all(stream, step)
+    assert disk == image[:-512]
+    if found is not None:
+        assert found.raw == len(disk)
+        vhd.check_fixed(stream.footer, len(disk))
+    else:
+        with pytest.raises(errors.Refused) as caught:
+            vhd.check_fixed(stream.footer, len(disk))
+        assert str(caught.value) == reason
