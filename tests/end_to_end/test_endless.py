@@ -54,6 +54,31 @@ def test_what_follows_an_image_whose_checksum_was_given_is_limited(
     assert not (tmp_path / "disk.img").exists()
 
 
+@pytest.mark.parametrize("scratch", [True, False])
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd"])
+def test_compressed_stream_of_nothing_is_an_empty_source(
+    server: misbehave.Server, tmp_path: Path, packer: str, ranges: bool, scratch: bool
+) -> None:
+    nothing = subprocess.run([packer, "-c"], input=b"", capture_output=True, check=True).stdout
+    url = server.serve("/disk", misbehave.Page(nothing, ranges=ranges))
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(errors.Unsupported, match="the source is empty") as caught:
+        run(url, tmp_path / "disk.img", scratch=str(tmp_path / "scratch") if scratch else None)
+    assert not caught.value.retryable
+    assert not (tmp_path / "disk.img").exists()
+
+
+@pytest.mark.parametrize("frames", [SKIPPABLE, struct.pack("<II", 0x184D2A50, 0) * 20_000])
+def test_endless_skippable_frames_first_are_refused(
+    server: misbehave.Server, tmp_path: Path, frames: bytes
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.Refused, match=r"in a row are empty|decompress to nothing"):
+        run(server.serve("/disk", endless(frames, frames)), tmp_path / "disk.img")
+    assert time.monotonic() - began < SOON
+
+
 @pytest.mark.parametrize("kind", ["zst", "gz", "gz-padding", "bz2", "xz-padding"])
 def test_compressed_stream_without_content_is_limited(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, kind: str
