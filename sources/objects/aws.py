@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,13 @@ import requests.auth
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base
+from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets
+from cdi_worker.sources.web import pinned
+from cdi_worker.sources.web import session as web_session
+
+#: In bytes. A token service answers with a few KiB.
+LARGEST_ANSWER = 1 << 20
 
 
 class Keys(buckets.Keys):
@@ -25,6 +31,7 @@ class Keys(buckets.Keys):
             import botocore.credentials
         # At debug level botocore logs session tokens and the responses of the token service.
         logging.getLogger("botocore").setLevel(logging.INFO)
+        self._access = access
         super().__init__(None)
         if bool(access.user) != bool(access.password):
             raise errors.RequestError("only one of access key and secret key is given; set both or none")
@@ -35,13 +42,47 @@ class Keys(buckets.Keys):
     def _find(self) -> Any:
         """Return the credentials of the environment, a profile, a web identity or the machine, or None."""
         with _translated():
-            return cancelling.apart(lambda: _session().get_credentials(), self._cancel)
+            return cancelling.apart(lambda: self._session().get_credentials(), self._cancel)
 
     def default_region(self) -> str | None:
         """Return the region set in the environment or the profile."""
         with _translated():
-            region: str | None = _session().region_name
+            region: str | None = self._session().region_name
         return region
+
+    def _session(self) -> Any:
+        """Return a boto3 session. Its import takes 50 ms; explicit keys do not need it.
+
+        Its requests to token services go through our connections: the same proxies, CAs and limits.
+        """
+        with errors.optional("the s3 source", package="boto3", extra="s3"):
+            import boto3
+        made = boto3.Session()
+        made.events.register("before-send", self._send)
+        return made
+
+    def _send(self, request: Any, **_: object) -> Any:
+        """Send a request of botocore, and return its response."""
+        from botocore import awsrequest
+
+        where = wire.safe_url(request.url)
+        with (
+            web_session.translated(where, first=False),
+            web_session.new_session(self._access, self._cancel) as fresh,
+        ):
+            answer = fresh.request(
+                request.method,
+                request.url,
+                data=request.body,
+                headers=dict(request.headers.items()),
+                auth=pinned.NO_AUTH,
+                stream=True,
+                allow_redirects=False,
+                proxies=web_session.proxy(self._access, request.url),
+                timeout=web_session.timeout(self._access),
+            )
+            data = web_session.body(answer, LARGEST_ANSWER)
+        return awsrequest.AWSResponse(request.url, answer.status_code, answer.headers, _Body(data))
 
     def signature(self, region: str) -> requests.auth.AuthBase | None:
         """Return a signer of requests to S3 in ``region``; None without credentials."""
@@ -71,11 +112,14 @@ class _Signature(requests.auth.AuthBase):
         return request
 
 
-def _session() -> Any:
-    """Return a boto3 session. Its import takes 50 ms; explicit keys do not need it."""
-    with errors.optional("the s3 source", package="boto3", extra="s3"):
-        import boto3
-    return boto3.Session()
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Body:
+    """The body of a response, as botocore reads it."""
+
+    data: bytes
+
+    def stream(self) -> Iterator[bytes]:
+        yield self.data
 
 
 @contextmanager

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import misbehave, objectservers, processes, s3_objects
+from tests.support import misbehave, objectservers, processes, proxy, s3_objects, tls
 
 READ = """
 import sys, threading, hashlib
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources.objects import locations, s3
-with s3.source(locations.S3(endpoint=sys.argv[1]), cancelling.Cancel()) as source:
+import os
+from cdi_worker.sources import base
+access = base.Access(http_proxy=os.environ.get("PROXY", ""))
+with s3.source(locations.S3(endpoint=sys.argv[1], access=access), cancelling.Cancel()) as source:
     print(hashlib.sha256(source.head).hexdigest())
 """
 
@@ -60,6 +63,25 @@ def test_credentials_of_a_web_identity_are_used(server: misbehave.Server, tmp_pa
     assert "authorization" not in anonymous.headers
     assert f"Credential={objectservers.READER[0]}/" in signed.headers["authorization"]
     assert signed.headers["x-amz-security-token"] == "a-session"
+
+
+def test_token_service_is_reached_through_the_proxy(server: misbehave.Server, tmp_path: Path) -> None:
+    """By the same rules as the object: no_proxy, and loopback."""
+    (tmp_path / "token").write_text("a-service-account-token")
+    denied = misbehave.Page(s3_objects.document("AccessDenied"), status=403)
+    with objectservers.token_service(objectservers.READER) as service, proxy.Proxy() as between:
+        far = service.url.replace("127.0.0.1", tls.FAR).replace("localhost", tls.FAR)
+        for endpoint, is_proxied in ((service.url, False), (far, True)):
+            url = server.serve("/b/k", (denied, 1), misbehave.Page(s3_objects.DATA))
+            reads(
+                url,
+                AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
+                AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+                AWS_ENDPOINT_URL_STS=endpoint,
+                AWS_REGION="us-east-1",
+                PROXY=between.url.removeprefix("http://"),
+            )
+            assert bool(between.requests) is is_proxied
 
 
 STOPPED = """
