@@ -76,10 +76,21 @@ class BlockTarget(base.Target):
         head = bytearray(min(end, len(self._head)))
         if head:
             self._device.unmark()
+            self._disable(len(head))
             head[: claim.RECORD] = self._device.record
             self._put(0, memoryview(head))
             os.fsync(self._fd)
             self._device.mark()
+
+    def _disable(self, end: int) -> None:
+        """Zero the sector that makes an old disk usable: a power cut may tear the write of all others."""
+        old = b""
+        with contextlib.suppress(OSError):  # a device that can be written, but not be read
+            old = os.pread(self._fd, end, 0)
+        first = _first_data(old, self._sector)
+        if first.stop and claim.holder(old[: claim.RECORD]) is None:
+            self._put(first.start, directio.zeros()[: first.stop - first.start])
+            os.fsync(self._fd)
 
     def _finish(self, _size: int) -> None:
         os.fsync(self._fd)
@@ -105,14 +116,15 @@ class BlockTarget(base.Target):
         if self._head_written or not self._kept:
             self._check_claim()
             self._device.unmark()
+            self._disable(len(self._head))
             self._put(0, directio.zeros()[: len(self._head)])
             os.fsync(self._fd)
 
 
-def _first_data(head: bytearray, sector: int) -> slice:
+def _first_data(head: bytes | bytearray, sector: int) -> slice:
     """Return the first sector that is not zero; empty if all are."""
     for start in range(0, len(head), sector):
-        found = slice(start, start + sector)
+        found = slice(start, min(start + sector, len(head)))
         if not directio.is_zero(memoryview(head)[found]):
             return found
     return slice(0, 0)
