@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -33,8 +34,9 @@ from tests.support import disks as disks_module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--no-skips`` and ``--image``."""
+    """Add ``--no-skips``, ``--whole`` and ``--image``."""
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
+    parser.addoption("--whole", action="store_true", help="check all power cuts, not a sample (make crash)")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
 
@@ -70,6 +72,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print the number of skipped tests."""
     count = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"needs not met: {count} tests skipped")
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    totals = collections.Counter[str]()
+    for report in reports:
+        for name, figure in getattr(report, "user_properties", ()):
+            if getattr(report, "when", "") == "call":
+                totals[name] += figure
+    for name, total in totals.items():
+        terminalreporter.write_line(f"{name}: {total}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -111,11 +111,16 @@ def filesystem(kind: str, directory: Path, size: int | None = None) -> Iterator[
         yield point
 
 
+def make_filesystem(kind: str, device: Path) -> None:
+    """Make a file system on a device."""
+    processes.need(_MKFS[kind][0])
+    processes.run(*_MKFS[kind], device)
+
+
 @contextlib.contextmanager
 def mounted(kind: str, device: Path, point: Path) -> Iterator[Path]:
     """Make a file system on a device and mount it."""
-    processes.need(_MKFS[kind][0])
-    processes.run(*_MKFS[kind], device)
+    make_filesystem(kind, device)
     point.mkdir()
     processes.run("mount", device, point)
     try:
