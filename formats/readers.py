@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cdi_worker import errors
 
@@ -26,6 +26,17 @@ class RandomReader(Protocol):
 
         Raises ``errors.Transient`` if a retry may help, ``errors.NoRanges`` if only an ordered stream may
         work, and any other ``errors.Error`` if the source cannot be read any more.
+        """
+
+
+@runtime_checkable
+class Continuing(RandomReader, Protocol):
+    """A source that serves several consecutive reads of a thread with one request."""
+
+    def expect(self, offset: int, length: int, /) -> None:
+        """Announce the bytes that this thread will read next, in order, with gaps of at most 256 KiB.
+
+        A read outside of them is a request of its own.
         """
 
 

@@ -40,6 +40,16 @@ class Remembered:
             at = after
         return min(at, end) - offset
 
+    def agrees(self, offset: int, data: memoryview) -> bool:
+        """Return whether bytes read again from ``offset`` are the remembered ones."""
+        for start, piece in self._pieces:
+            begin, end = max(start, offset), min(start + len(piece), offset + len(data))
+            if begin < end and piece[begin - start : end - start] != bytes(
+                data[begin - offset : end - offset]
+            ):
+                return False
+        return True
+
     def restore(self, offset: int, into: memoryview) -> None:
         """Replace bytes of ``into``, read again from ``offset`` in the file, by the remembered ones."""
         # Of a byte that was read several times the first value is used: the earliest check saw it.

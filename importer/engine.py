@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, fetch, resume
+from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling, fetch, resume, seams
 from cdi_worker.sources import base
 
 
@@ -22,6 +23,7 @@ class Engine:
         self._retried = retried
         self._ranges = True
         self._used = False
+        self._seams: dict[base.Source, seams.Seams] = {}
 
     def seeks(self, source: base.Source) -> bool:
         """Return whether ``source`` is read by ranges."""
@@ -42,7 +44,7 @@ class Engine:
             raise errors.NoRanges(url=source.name, reason="not offered by the source")
         self._used = True
         return fetch.Fetcher(
-            ranges,
+            self._compared(source, ranges),
             source.size or 0,
             self._tuned(source),
             scope=cancel,
@@ -65,7 +67,7 @@ class Engine:
         if source.once:
             return _Once(source, advance)
         return resume.Resuming(
-            source.stream,
+            self._opener(source),
             source.size,
             name=source.name,
             no_progress=self._options.no_progress,
@@ -74,6 +76,28 @@ class Engine:
             advance=advance,
             retried=self._retried,
         )
+
+    def _compared(self, source: base.Source, ranges: base.RandomReader) -> base.RandomReader:
+        """Return a reader that compares the ranges of a server with each other."""
+        if not isinstance(ranges, readers.Continuing):
+            return ranges
+        if source not in self._seams:
+            self._seams[source] = seams.Seams(
+                ranges, source.size or 0, name=source.name, head=source.head, known=source.known
+            )
+        return self._seams[source]
+
+    def _opener(self, source: base.Source) -> Callable[[int], base.Reader]:
+        """Return a function that opens the stream at an offset: only at 0 if the ranges were not right."""
+        if self._ranges or source.ranges() is None:
+            return source.stream
+
+        def open_at(offset: int) -> base.Reader:
+            if offset:
+                raise errors.NoRanges(url=source.name, reason="they were not right earlier")
+            return source.stream()
+
+        return open_at
 
     def _tuned(self, source: base.Source) -> fetch.Options:
         """Return the fetch options; a source that limits the length of a read gets more connections."""

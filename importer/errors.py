@@ -114,6 +114,10 @@ class Transient(SourceError):
         return _rebuild_transient, (self.fields, self.retry_after)
 
 
+class CutShort(Transient):
+    """A range response ended before its first byte, although its header had arrived."""
+
+
 def _rebuild_transient(fields: dict[str, object], retry_after: float | None) -> Transient:
     return Transient(url=str(fields["url"]), reason=fields["reason"], retry_after=retry_after)
 

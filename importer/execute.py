@@ -130,8 +130,8 @@ def run_source(
         source=source.name,
         target=wanted.target,
         plan=job.plan,
-        format=found.content.format,
-        compressions=found.content.compressions,
+        format=job.content.format,
+        compressions=job.content.compressions,
         size=job.size,
         read=job.read,
         resumed=job.resumed,
@@ -217,7 +217,7 @@ def _run_plan(
 ) -> job_module.Job:
     """Plan and run the route; plan again for an ordered stream if the source does not serve its ranges."""
     while True:
-        made = found.plan(wanted, ranges=reading.seeks(source))
+        made = found.plan(wanted)
         log.info("plan %s", made.describe())
         job = job_module.Job(
             wanted=wanted,
@@ -239,6 +239,8 @@ def _run_plan(
             reading.do_without_ranges(err)
             log.warning("falling back to one ordered stream reason=%s", err)
             progress.retry(err)
+            # What was read by ranges may be wrong too.
+            found = survey_module.survey(source, reading, wanted, reads)
 
 
 def load() -> None:

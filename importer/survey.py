@@ -36,10 +36,9 @@ class Survey:
     space: plan.Space
     scratch: int | None
 
-    def plan(self, wanted: request.Request, *, ranges: bool = True) -> plan.Plan:
-        """Return the plan; with ``ranges=False`` as if the source could not be read at random."""
-        offer = self.offer if ranges else dataclasses.replace(self.offer, ranges=False, extents=False)
-        return plan.plan(wanted, offer, self.content, self.space, self.scratch)
+    def plan(self, wanted: request.Request) -> plan.Plan:
+        """Return the plan."""
+        return plan.plan(wanted, self.offer, self.content, self.space, self.scratch)
 
 
 def contact(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
 from cdi_worker.images import directio
-from cdi_worker.images.engine import cancelling, crew, retry
+from cdi_worker.images.engine import cancelling, crew, retry, seams
 
 MIB = 1 << 20
 #: Bytes delivered at once for a ``Continuing`` source: they stay in the CPU cache. With six plain
@@ -22,14 +22,6 @@ MIB = 1 << 20
 PIECE = 1 * MIB
 #: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
-
-
-@runtime_checkable
-class Continuing(readers.RandomReader, Protocol):
-    """A source that serves several consecutive reads with one request."""
-
-    def expect(self, offset: int, length: int, /) -> None:
-        """Announce the bytes that this thread will read next, in order, with gaps of at most GAP bytes."""
 
 
 class Range(NamedTuple):
@@ -105,22 +97,28 @@ class Fetcher:
         self.size = size
         self.options = options
         #: The best length for the ranges of ``each``.
-        self.step = min(PIECE, options.chunk) if isinstance(reader, Continuing) else options.chunk
+        self.step = min(PIECE, options.chunk) if isinstance(reader, readers.Continuing) else options.chunk
         self._reader = reader
+        self._seams = reader if isinstance(reader, seams.Seams) else None
         self._scope = scope
         self._known = known
         self._advance = advance
         self._retried = retried
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes, for headers and tables. Raises ``errors.Truncated`` past the end."""
+        """Return exactly these bytes, for headers and tables, and check them by another request.
+
+        Raises ``errors.Truncated`` past the end.
+        """
         if offset < 0 or length < 0 or offset + length > self.size:
             raise errors.Truncated(
                 format="image",
                 reason=f"{length} bytes at byte {offset} needed, the file has {self.size} bytes",
             )
         data = bytearray(length)
+        known = self._known.known_length(offset, length)
         self.fill(offset, memoryview(data))
+        self._confirm(offset + known, memoryview(data)[known:])
         return bytes(data)
 
     def fill(self, offset: int, into: memoryview) -> None:
@@ -144,13 +142,26 @@ class Fetcher:
             patience.progress()
         self._known.restore(offset, into)
 
-    def each(self, ranges: Iterable[Range], deliver: Deliver) -> None:
+    def _confirm(self, offset: int, data: memoryview) -> None:
+        """Read a part of ``data``, read at ``offset``, again. Raises ``errors.NoRanges`` if it differs.
+
+        The seams around a table prove nothing until its neighbours are read, which may be never.
+        """
+        if self._seams is not None and len(data) > 1:
+            start, length = seams.part(bytes(data))
+            again = bytearray(length)
+            self._seams.expect(offset + start, length)
+            self.fill(offset + start, memoryview(again))
+            if again != data[start : start + length]:
+                raise self._seams.differing(offset + start)
+
+    def each(self, ranges: Iterable[Range], deliver: Deliver, *, confirm: bool = False) -> None:
         """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.
 
-        Raises the first failure of a read or of ``deliver``, after ending the others. When this returns, no
-        thread is in ``deliver`` or will call it.
+        ``confirm``: check each request by another one, for tables. Raises the first failure of a read or of
+        ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will call it.
         """
-        most = self.options.chunk if isinstance(self._reader, Continuing) else 0
+        most = self.options.chunk if isinstance(self._reader, readers.Continuing) else 0
         pending = _together(ranges, most)
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
@@ -163,20 +174,25 @@ class Fetcher:
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
                 self._expect(group)
-                for item in group:
-                    if item.length > buffer.size:
-                        buffer = directio.Buffer(item.length)
-                    view = buffer.view[: item.length]
-                    self.fill(item.offset, view)
-                    with workers.delivering():
-                        deliver(item.offset, view)
+                for items in [group] if confirm else [[item] for item in group]:
+                    start = items[0].offset
+                    length = items[-1].offset + items[-1].length - start
+                    if length > buffer.size:
+                        buffer = directio.Buffer(length)
+                    view = buffer.view[:length]
+                    self.fill(start, view)
+                    if confirm:
+                        self._confirm(start, view)
+                    for item in items:
+                        with workers.delivering():
+                            deliver(item.offset, view[item.offset - start :][: item.length])
 
         with workers:
             workers.start(work, self.options.connections)
             workers.wait()
 
     def _expect(self, group: list[Range]) -> None:
-        if isinstance(self._reader, Continuing):
+        if isinstance(self._reader, readers.Continuing):
             start, last = group[0].offset, group[-1]
             self._reader.expect(start, last.offset + last.length - start)
 

@@ -8,7 +8,7 @@ from isal import isal_zlib
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling, retry, seams
 
 SKIP_SIZE = 1 << 20
 #: Maximum restarts from the beginning without any new byte.
@@ -18,10 +18,10 @@ FRUITLESS_RESTARTS = 5
 class Resuming:
     """Read a stream to its end; after a failure reopen it at the current position with ``open_at``.
 
-    If the server cannot start at an offset (``errors.NoRanges``), the stream is read from the beginning and
-    the delivered bytes are skipped. Their CRC is compared, because without an identity nothing else shows a
-    change. ``size``: the expected length in bytes, None if unknown. ``delivered``: the first bytes, which the
-    caller already has.
+    It is reopened one sector earlier, and the sector is compared. If it differs, or the server cannot start
+    at an offset (``errors.NoRanges``), the stream is read from the beginning and the delivered bytes are
+    skipped. Their CRC is compared, because without an identity nothing else shows a change. ``size``: the
+    expected length in bytes, None if unknown. ``delivered``: the first bytes, which the caller already has.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Resuming:
         self._reader: readers.Reader | None = None
         self._closed = False
         self._crc = isal_zlib.crc32(delivered)
+        self._last = delivered[-seams.SECTOR :]
         self._fruitless = 0
         self.position = len(delivered)
 
@@ -63,6 +64,7 @@ class Resuming:
                 self._patience.wait(err, self.position)
                 continue
             self._crc = isal_zlib.crc32(into[:count], self._crc)
+            self._last = (self._last + bytes(into[:count][-seams.SECTOR :]))[-seams.SECTOR :]
             self.position += count
             self._advance(count)
             self._patience.progress()
@@ -87,11 +89,11 @@ class Resuming:
 
     def _reopen(self) -> readers.Reader:
         try:
-            return self._open_at(self.position)
+            return self._open_behind(self._last)
         except errors.NoRanges as err:
             self._fruitless += 1
             if self._fruitless > FRUITLESS_RESTARTS:
-                reason = f"no byte range support, and {FRUITLESS_RESTARTS} restarts failed before this byte"
+                reason = f"{err.fields['reason']}, and {FRUITLESS_RESTARTS} restarts failed before this byte"
                 raise errors.TransferFailed(url=self._name, offset=self.position, reason=reason) from err
             reader = self._open_at(0)
             try:
@@ -100,6 +102,21 @@ class Resuming:
                 reader.close()
                 raise
             return reader
+
+    def _open_behind(self, last: bytes) -> readers.Reader:
+        """Open the stream at the position, and compare the bytes before it."""
+        reader = self._open_at(self.position - len(last))
+        try:
+            again = bytearray(len(last))
+            if readers.fill(reader, memoryview(again)) < len(last):
+                raise errors.Transient(url=self._name, reason=f"no data from byte {self.position} on")
+            if again != last:
+                reason = f"the server returned different data when continued at byte {self.position}"
+                raise errors.NoRanges(url=self._name, reason=reason)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def _skip(self, reader: readers.Reader) -> None:
         left, crc = self.position, 0

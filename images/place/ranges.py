@@ -47,7 +47,7 @@ def from_ranges(
         advance(size(batch))
 
     for window in image.windows():
-        _each(fetcher, window.tables(), _loader(window))
+        _each(fetcher, window.tables(), _loader(window), confirm=True)
         window.check()
         for offset, length in window.holes():
             disk.zero_missing(offset, length)
@@ -66,7 +66,11 @@ def _missing(
 
 
 def _each(
-    fetcher: fetch.Fetcher, batches: Iterable[Batch], deliver: Callable[[Any, memoryview], None]
+    fetcher: fetch.Fetcher,
+    batches: Iterable[Batch],
+    deliver: Callable[[Any, memoryview], None],
+    *,
+    confirm: bool = False,
 ) -> None:
     pending: dict[int, Batch] = {}
 
@@ -75,7 +79,7 @@ def _each(
             pending[batch.offset] = batch
             yield fetch.Range(batch.offset, batch.length)
 
-    fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data))
+    fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data), confirm=confirm)
 
 
 def _loader(window: mapped.Window) -> Callable[[Batch, memoryview], None]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
@@ -124,7 +125,10 @@ def read(raw: Any, into: memoryview) -> int:
     """
     answer, left = getattr(raw.connection, "answer", None), raw.length_remaining
     if answer is not None and answer.fp is not None and left and answer.length == left > 1:
-        count: int = answer.fp.readinto1(into[: left - 1])
+        # With bytes in its buffer, a longer ``readinto1`` reads the socket too, and a reset loses them.
+        most = len(into) if getattr(answer, "is_drained", False) else io.DEFAULT_BUFFER_SIZE
+        count: int = answer.fp.readinto1(into[: min(left - 1, most)])
+        answer.is_drained = len(into) >= io.DEFAULT_BUFFER_SIZE
         answer.length -= count
         raw.length_remaining -= count
         if count:

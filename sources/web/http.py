@@ -12,8 +12,8 @@ from typing import Self
 import requests
 
 from cdi_worker import errors
-from cdi_worker.formats import coding, readers
-from cdi_worker.images.engine import cancelling
+from cdi_worker.formats import coding, readers, remembered
+from cdi_worker.images.engine import cancelling, seams
 from cdi_worker.sources import base
 from cdi_worker.sources.web import connections, pinned, session
 
@@ -145,7 +145,7 @@ class HttpSource(base.Source):
         return _HttpStream(self._resource, response)
 
     def expect(self, offset: int, length: int, /) -> None:
-        """Set the range of this thread's next request; see ``images.engine.fetch.Continuing``."""
+        """Set the range of this thread's next request; see ``formats.readers.Continuing``."""
         self._thread.end = offset + length
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -185,9 +185,22 @@ class HttpSource(base.Source):
         head = bytearray(min(self.head_size, self.size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
             filled = answer.fill(memoryview(head))
-        while filled < len(head):
-            filled += self.read_range(filled, memoryview(head)[filled:])
+        try:
+            self._read_on(head, filled)
+        except errors.NoRanges as err:
+            log.warning("reading one ordered stream reason=%s", err)
+            self._has_ranges = False
+            self._open_stream(self._resource.get(None))
+            return
         self._begin(bytes(head))
+
+    def _read_on(self, head: bytearray, filled: int) -> None:
+        """Read the rest of the first bytes, of which the first response had ``filled``."""
+        first = bytes(head[:filled])
+        known = remembered.Remembered(first)
+        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known)
+        while filled < len(head):
+            filled += rest.read_range(filled, memoryview(head)[filled:])
 
     def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
@@ -303,14 +316,14 @@ class _Range(_HttpStream):
         except errors.Cancelled:
             self.close()
             raise
-        except errors.Transient:
+        except errors.Transient as err:
             # The bytes read are valid; the engine continues after them.
             if not done:
                 self.close()
-                raise
+                raise errors.CutShort(url=self._resource.name, reason=err.fields["reason"]) from err
         if not done:
             self.close()
-            raise errors.Transient(url=self._resource.name, reason="empty response")
+            raise errors.CutShort(url=self._resource.name, reason="empty response")
         self._offset += done
         self.left -= done
         return done

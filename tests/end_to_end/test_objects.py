@@ -144,6 +144,21 @@ def test_resets_and_throttling_are_retried(
     oracle.same(target, disks.expected(variant))
 
 
+@pytest.mark.parametrize("shift", [-1, 512])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_shifted_ranges_are_not_used(
+    served_object: ServedObject, variant: str, shift: int, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    disk = disks.image(variant, "dense").read_bytes()
+    lie = dataclasses.replace(served_object.page, body=disk, lie=lambda first, _: first and first + shift)
+    serve(served_object, disk, last=lie)
+    target, scratch = tmp_path / "disk.img", tmp_path / "scratch"
+    scratch.mkdir()
+    wanted = request(served_object.kind, served_object.url, target)
+    cdi_worker.run(dataclasses.replace(wanted, scratch=str(scratch)))
+    oracle.same(target, disks.expected(variant, "dense"))
+
+
 @pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vdi", "mixed")])
 def test_progress_is_reported_during_the_import(
     served_object: ServedObject, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path

@@ -150,7 +150,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 page, span = Page(status=416, headers={"Content-Range": f"bytes */{len(page.body)}"}), None
             self._head(page, span, number, request)
             if self.command == "GET":
-                self._body(page, span, request)
+                self._body(page, span, number, request)
 
     def _head(self, page: Page, span: tuple[int, int] | None, number: int, request: Request) -> None:
         first, last = span or (0, len(page.body) - 1)
@@ -178,15 +178,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.end_headers()
 
-    def _body(self, page: Page, span: tuple[int, int] | None, request: Request) -> None:
+    def _body(self, page: Page, span: tuple[int, int] | None, number: int, request: Request) -> None:
         first, last = span or (0, len(page.body) - 1)
-        shift = page.shift if span else 0
-        data = memoryview(page.body)[first + shift : last + 1 + shift]
+        data = memoryview(page.body)[first : last + 1]
+        if span and page.lie is not None:
+            start = page.lie(first, number) % len(page.body)
+            data = memoryview((page.body + page.body)[start : start + last + 1 - first])
         data = memoryview(bytes(data) + b"+" * page.extra) if page.extra else data
         stall = page.stall
         if page.stall_at is not None and first <= page.stall_at <= last:
             stall = page.stall_at - first
-        ends = [len(data), page.cut, stall]
+        ends = [len(data), page.cut, stall, page.cut_range if first else None]
         ends.append(page.cut_at - first if page.cut_at is not None and page.cut_at >= first else None)
         end = min(end for end in ends if end is not None)
         step, pause = page.drip or (256 * KiB, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,11 @@ class Page:
     to: tuple[str, ...] = ()
     #: Content-Range of a 206; may use {first}, {last} and {total}.
     content_range: str = "bytes {first}-{last}/{total}"
-    #: A 206 sends the bytes this far behind those requested.
-    shift: int = 0
+    #: Returns where the bytes of a 206 begin, for the first byte requested and the number of the request.
+    lie: Callable[[int, int], int] | None = None
+    #: Ranges behind byte 0: reset after this many bytes / shorter than requested, as their header says.
+    cut_range: int | None = None
+    short_range: int | None = None
     #: Content-Length exceeds the bytes sent by this many (then the connection closes).
     missing: int = 0
     #: This many bytes follow the end given by Content-Length.
@@ -74,7 +77,10 @@ class Page:
         size = len(self.body)
         if not first:
             return max(0, size - int(last)), size - 1
-        return int(first), min(int(last), size - 1) if last else size - 1
+        end = min(int(last), size - 1) if last else size - 1
+        if int(first) and self.short_range is not None:
+            end = min(end, int(first) + self.short_range - 1)
+        return int(first), end
 
 
 @dataclasses.dataclass

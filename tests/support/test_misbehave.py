@@ -126,8 +126,11 @@ def test_cut_at_does_not_affect_later_ranges(server: misbehave.Server) -> None:
     assert curl("--range", "4322-", url).stdout == DATA[4322:]
 
 
-def test_shift_sends_bytes_of_another_offset(server: misbehave.Server) -> None:
-    assert curl("--range", "10-19", server.serve("/disk", changed(shift=3))).stdout == DATA[13:23]
+def test_lie_sends_bytes_of_another_offset(server: misbehave.Server) -> None:
+    assert (
+        curl("--range", "10-19", server.serve("/disk", changed(lie=lambda first, _number: first + 3))).stdout
+        == DATA[13:23]
+    )
 
 
 def test_extra_sends_bytes_after_content_length(server: misbehave.Server) -> None:

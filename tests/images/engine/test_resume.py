@@ -71,13 +71,31 @@ def test_stream_resumes_where_the_connection_was_cut(ranges: bool, cut: int) -> 
     server = Server(cut, ranges=ranges)
     assert read(server) == DATA
     if cut:
-        assert server.opened == ([0, cut] if ranges else [0, 0])
+        assert server.opened == ([0, max(0, cut - 512)] if ranges else [0, 0])
 
 
 def test_stream_survives_many_cuts() -> None:
     server = Server(*[1500] * 6, ranges=True)
     assert read(server) == DATA
-    assert server.opened == [0, 1500, 3000, 4500, 6000, 7500, 9000]
+    assert server.opened == [0, 988, 1976, 2964, 3952, 4940, 5928]
+
+
+class Shifted(Server):
+    """Offsets are counted from another byte."""
+
+    def __init__(self, *cuts: int, shift: int) -> None:
+        super().__init__(*cuts, ranges=True)
+        self.shift = shift
+
+    def open_at(self, offset: int) -> Connection:
+        return super().open_at(max(0, offset + self.shift) if offset else 0)
+
+
+@pytest.mark.parametrize("shift", [-512, -1, 1, 512])
+def test_stream_continued_at_another_byte_is_read_from_the_beginning(shift: int) -> None:
+    server = Shifted(3000, 5000, 7000, shift=shift)
+    assert read(server) == DATA
+    assert server.opened[1:3] == [3000 - 512 + shift, 0]
 
 
 def test_changed_content_is_refused_on_resume() -> None:
@@ -94,7 +112,7 @@ def test_repeated_cut_at_the_same_byte_fails() -> None:
 def test_early_end_is_resumed() -> None:
     server = Server(ranges=True)
     short = Server(ranges=True)
-    opened = iter([Connection(DATA[:4000], None), Connection(DATA[4000:], None)])
+    opened = iter([Connection(DATA[:4000], None), Connection(DATA[4000 - 512 :], None)])
     short.open_at = lambda _offset: next(opened)  # type: ignore[method-assign]
     assert read(short) == read(server)
 

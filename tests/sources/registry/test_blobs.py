@@ -127,7 +127,7 @@ def test_blob_is_read_in_order(ranges: bool) -> None:
         assert reading.read_all(reader) == DATA
         reader.close()
         assert (len(server.gets("/blob")) > 3) == ranges
-        assert server.sent("/blob") == len(DATA)
+        assert len(DATA) <= server.sent("/blob") <= 1.01 * len(DATA)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -1,0 +1,232 @@
+"""Compare the bytes that different range requests have in common.
+
+A server, or a cache or proxy before it, may send other bytes than those of its Content-Range: ranges counted
+from 1, rounded to blocks, cut to 32 bits, or the answer to another request. So each request asks for one
+sector more at both ends, and two requests that meet must agree about the two sectors around the seam. All
+seams are compared, because the sectors need no request of their own. Ranges that are all shifted by the same
+number of bytes agree with each other, so a place in the first bytes of the file, which were read from byte 0,
+is read again.
+
+This cannot find wrong bytes in the middle of an otherwise correct range, nor ranges whose sectors at the
+seams are equal, such as zeros: only a checksum of the file does.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Final
+
+from cdi_worker import errors
+from cdi_worker.formats import readers, remembered
+
+#: Bytes that requests have in common on each side of a seam.
+SECTOR: Final = 512
+#: Seams remembered until their other side is read, 1 KiB each. A crew of threads needs one for each.
+_MOST: Final = 1024
+#: An answer with less than this share of the requested bytes is fruitless; this many in a row end the ranges.
+_SHARE: Final = 64
+_FRUITLESS: Final = 6
+#: Where offsets of 32 bits wrap, and the bytes of a request across it.
+_BORDER: Final = 1 << 32
+_ACROSS: Final = 64 << 10
+#: Windows of ``telling`` whose uniqueness is checked: each costs a search through the data.
+_CANDIDATES: Final = 16
+
+
+class _Request:
+    """A request for the bytes from ``start`` to ``end``, of which those before ``at`` were read.
+
+    ``got``: bytes that the answer had of these. ``last``: at most a sector before ``at``.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = self.at = start
+        self.end = end
+        self.got = 0
+        self.last = b""
+
+    def passed(self, offset: int, data: memoryview) -> None:
+        before = self.last if offset == self.at else b""
+        self.last = (before + bytes(data[-SECTOR:]))[-SECTOR:]
+        self.at = offset + len(data)
+
+
+class Seams:
+    """Read from ``reader``, a file of ``size`` bytes, and compare the ranges. Thread-safe.
+
+    ``head``: the first bytes of the file, read from byte 0. ``known``: all bytes that were read before.
+    Raises ``errors.NoRanges`` if bytes differ, or if several answers in a row end with hardly any byte.
+    """
+
+    def __init__(
+        self,
+        reader: readers.Continuing,
+        size: int,
+        *,
+        name: str,
+        head: bytes,
+        known: remembered.Remembered,
+    ) -> None:
+        self._reader = reader
+        self._size = size
+        self._name = name
+        self._head = head
+        self._known = known
+        self._probed = False
+        self._probing = threading.Lock()
+        #: For each seam the bytes before and after it.
+        self._seams: collections.OrderedDict[int, tuple[bytes, bytes]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        #: Per thread: its open request, the range that it will read, and its fruitless answers.
+        self._thread = threading.local()
+
+    def expect(self, offset: int, length: int, /) -> None:
+        """Set the range of this thread's next request; see ``formats.readers.Continuing``."""
+        self._thread.expected = offset, offset + length
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
+        self._probe()
+        request: _Request | None = getattr(self._thread, "request", None)
+        self._thread.request = None
+        if request is None or not request.at <= offset < offset + len(into) <= request.end:
+            request = self._begin(offset, offset + len(into))
+        is_first, before = request.at == request.start, request.last
+        count = self._take(request, offset, into)
+        if is_first and offset == request.start:
+            self._meet(offset, before, bytes(into[: min(count, SECTOR)]))
+        request.passed(offset, into[:count])
+        if count < len(into):
+            self._meet(request.at, request.last, b"")
+        elif request.at == request.end:
+            self._thread.fruitless = 0
+            self._meet(request.at, request.last, self._after(request.end))
+        else:
+            self._thread.request = request
+        return count
+
+    def _begin(self, offset: int, end: int) -> _Request:
+        """Send a request; read the sector before ``offset``."""
+        expected = getattr(self._thread, "expected", (0, 0))
+        if expected[0] <= offset and end <= expected[1]:
+            end = expected[1]
+        first, after = max(0, offset - SECTOR), min(self._size, end + SECTOR)
+        self._reader.expect(first, after - first)
+        request = _Request(offset, end)
+        before = memoryview(bytearray(offset - first))
+        if before:
+            count = self._take(request, first, before)
+            if count < len(before):
+                raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
+        request.last = bytes(before)
+        return request
+
+    def _after(self, offset: int) -> bytes:
+        """Return the sector after a request, or what arrives of it."""
+        after = memoryview(bytearray(min(SECTOR, self._size - offset)))
+        try:
+            count = self._reader.read_range(offset, after) if after else 0
+        except errors.Transient:
+            count = 0  # the range itself is complete
+        return bytes(after[:count])
+
+    def _take(self, request: _Request, offset: int, into: memoryview) -> int:
+        try:
+            count = self._reader.read_range(offset, into)
+        except errors.CutShort:
+            self._ended(request)
+            raise
+        if not self._known.agrees(offset, into[:count]):
+            raise self.differing(offset)
+        if offset >= request.start:
+            request.got += count
+        if count < len(into):
+            self._ended(request)
+        return count
+
+    def _ended(self, request: _Request) -> None:
+        """Count an answer that ended early. Raises ``errors.NoRanges`` after several fruitless ones."""
+        is_fruitless = request.got * _SHARE < request.end - request.start
+        self._thread.fruitless = getattr(self._thread, "fruitless", 0) + 1 if is_fruitless else 0
+        if self._thread.fruitless >= _FRUITLESS:
+            self._thread.fruitless = 0
+            reason = f"{_FRUITLESS} answers in a row ended at once, the last at byte {request.at}"
+            raise errors.NoRanges(url=self._name, reason=reason)
+
+    def _meet(self, at: int, before: bytes, after: bytes) -> None:
+        """Compare the bytes around a seam with those of an earlier request."""
+        with self._lock:
+            left, right = self._seams.get(at, (b"", b""))
+            if not (before.endswith(left) or left.endswith(before)):
+                raise self.differing(at - SECTOR)
+            if not (after.startswith(right) or right.startswith(after)):
+                raise self.differing(at)
+            self._seams[at] = max(before, left, key=len), max(after, right, key=len)
+            if len(self._seams) > _MOST:
+                self._seams.popitem(last=False)
+
+    def differing(self, at: int) -> errors.NoRanges:
+        """Return the error for two requests that disagree about the bytes from ``at``."""
+        reason = (
+            f"two requests returned different data at byte {at}; the server or a cache before it is faulty"
+        )
+        return errors.NoRanges(url=self._name, reason=reason)
+
+    def _probe(self) -> None:
+        """Before the first range, read a part of the head again, from another byte than 0.
+
+        Offsets of 32 bits wrap at a border that a range may cross, but behind it all ranges are wrong alike.
+        """
+        if self._probed:
+            return
+        with self._probing:
+            if not self._probed:
+                self._compare(0, self._head)
+                if self._size > _BORDER:
+                    across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
+                    self._compare(_BORDER - 1, across)
+                self._probed = True
+
+    def _compare(self, offset: int, data: bytes) -> None:
+        """Compare a telling part of ``data``, read at ``offset``, with another request."""
+        start, length = telling(data)
+        if data[start : start + length] != self._read(offset + start, length):
+            raise self.differing(offset + start)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        data, filled = bytearray(length), 0
+        while filled < length:
+            at, left = offset + filled, length - filled
+            self._reader.expect(at, left)
+            filled += self._take(_Request(at, at + left), at, memoryview(data)[filled:])
+        return bytes(data)
+
+
+def part(data: bytes) -> tuple[int, int]:
+    """Return offset and length of the part of ``data`` by which another request confirms it.
+
+    If all bytes are equal that is all but the first, so that the request is not the same again.
+    """
+    start, length = telling(data)
+    return (start, length) if length else (1, len(data) - 1)
+
+
+def telling(data: bytes) -> tuple[int, int]:
+    """Return offset and length of a part that shows whether ``data`` was read from another place.
+
+    It begins at an odd byte, which ranges rounded to blocks do not, and is found nowhere else in ``data`` if
+    possible. The length is 0 if all bytes are equal.
+    """
+    found, tried = (0, 0), 0
+    for at in (*range((len(data) - SECTOR) // 2 * 2 - 1, 0, -SECTOR), 1):
+        part = data[at : at + SECTOR]
+        if part.count(part[:1]) >= len(part):
+            continue
+        found = found if found[1] else (at, len(part))
+        if data.find(part) == at and data.find(part, at + 1) < 0:
+            return at, len(part)
+        tried += 1
+        if tried == _CANDIDATES:
+            break
+    return found

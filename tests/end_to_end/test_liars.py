@@ -1,0 +1,142 @@
+"""Servers that answer ranges with other bytes, or with hardly any: the right disk, or a clear error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, misbehave, oracle
+from tests.support import disks as disks_module
+
+KiB, MiB = 1 << 10, 1 << 20
+#: Images for each of the routes that read ranges.
+DISKS = [
+    ("raw", None),
+    ("qcow2", None),
+    ("qcow2-zlib", None),
+    ("qcow2-512", None),
+    ("vmdk", None),
+    ("vhdx", None),
+    ("raw", "gz"),
+    ("qcow2", "zst"),
+    ("vdi", "xz"),
+]
+IDS = [f"{variant}-{compression}" for variant, compression in DISKS]
+Lie = Callable[[int, int], int]
+
+
+def once(number: int) -> Lie:
+    """One answer has the bytes of another range, as from a cache."""
+    return lambda first, n: first + 128 * KiB if n == number else first
+
+
+#: Where the bytes of a range begin, for its first byte and the number of the request. All headers are right.
+LIES: dict[str, Lie] = {
+    "shifted": lambda first, _: first + 512 if first else 0,
+    "shifted-back": lambda first, _: first - 4096 if first >= 4096 else first,
+    "counted-from-one": lambda first, _: max(0, first - 1),
+    "rounded-down": lambda first, _: first // 4096 * 4096,
+    "rounded-up": lambda first, _: -(-first // 65536) * 65536,
+    "from-the-beginning": lambda _first, _: 0,
+    "some-of-another-range": lambda first, n: first + 65536 if n % 3 == 2 else first,
+    **{f"answer-{number}-of-another-range": once(number) for number in range(1, 9)},
+}
+#: Offsets that wrap, as those of 32 bits do: tables beyond are a damaged image, and nothing shows the cause.
+WRAPPING: dict[str, Lie] = {
+    "behind-the-head": lambda first, _: first % (300 * KiB),
+    "in-the-middle": lambda first, _: first % (3 * MiB),
+}
+FEW = cdi_worker.FetchOptions(connections=2, chunk=512 * KiB)
+
+
+def import_disk(url: str, target: Path, tmp_path: Path) -> cdi_worker.Result:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    location = cdi_worker.Location(url, access=cdi_worker.Access(patience=5.0))
+    return cdi_worker.run(
+        cdi_worker.Request(
+            source="http", location=location, target=str(target), scratch=str(scratch), fetch=FEW
+        )
+    )
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+def test_ranges_with_other_bytes_are_replaced_by_the_stream(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+    lie: str,
+) -> None:
+    data = disks.wrapped(variant, compression, "dense").read_bytes()
+    url = server.serve("/disk", misbehave.Page(data, lie=LIES[lie]))
+    import_disk(url, device, tmp_path)
+    oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("lie", list(WRAPPING))
+@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+def test_ranges_that_wrap_are_never_taken_for_the_disk(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+    lie: str,
+) -> None:
+    data = disks.wrapped(variant, compression, "dense").read_bytes()
+    url = server.serve("/disk", misbehave.Page(data, lie=WRAPPING[lie]))
+    try:
+        import_disk(url, device, tmp_path)
+    except errors.ImageError:
+        oracle.unusable(device)
+    else:
+        oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
+
+
+FRUITLESS: dict[str, dict[str, Any]] = {
+    "empty": {"cut_range": 0},
+    "cut-in-the-first-sector": {"cut_range": 100},
+    "cut": {"cut_range": 700},
+    "short": {"short_range": 700},
+    "one-byte": {"short_range": 1},
+}
+
+
+@pytest.mark.parametrize("fault", list(FRUITLESS))
+@pytest.mark.parametrize(("variant", "compression"), [("raw", None), ("qcow2", None), ("vhdx", None)])
+def test_ranges_with_hardly_a_byte_are_replaced_by_the_stream(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    device: Path,
+    tmp_path: Path,
+    variant: str,
+    compression: str | None,
+    fault: str,
+) -> None:
+    data = disks.wrapped(variant, compression, "dense").read_bytes()
+    started = time.monotonic()
+    import_disk(server.serve("/disk", misbehave.Page(data, **FRUITLESS[fault])), device, tmp_path)
+    assert time.monotonic() - started < 20
+    oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
+    assert len(server.gets("/disk")) < 60
+
+
+def test_server_of_short_ranges_is_read_by_ranges(
+    server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path
+) -> None:
+    """A server may answer with a part of the range (RFC 9110, 15.3.7)."""
+    data = disks.image("raw", "dense").read_bytes()
+    import_disk(server.serve("/disk", misbehave.Page(data, short_range=64 * KiB)), device, tmp_path)
+    oracle.same(device, disks.expected("raw", "dense"), beyond=devices.DIRT)
+    assert all("range" in request.headers for request in server.gets("/disk"))

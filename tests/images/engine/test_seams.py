@@ -1,0 +1,194 @@
+"""Ranges that are compared with each other, of a file in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi_worker import errors
+from cdi_worker.formats import remembered
+from cdi_worker.images.engine import cancelling, fetch, seams
+
+KiB = 1 << 10
+DATA = random.Random(2).randbytes(200_000)
+HEAD = 20_000
+OPTIONS = fetch.Options(connections=3, chunk=16 * KiB, window=4, no_progress=30.0)
+Lie = Callable[[int, int], int]
+
+
+class Server:
+    """Serves requests as announced by ``expect``. ``lie`` returns where the bytes of a request begin."""
+
+    def __init__(self, data: bytes = DATA, lie: Lie = lambda first, _: first, cut: int | None = None) -> None:
+        self.data = data
+        self.requests: list[tuple[int, int]] = []
+        self._lie = lie
+        self._cut = cut
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+
+    def at(self, offset: int, length: int) -> bytes:
+        return self.data[offset : offset + length]
+
+    def expect(self, offset: int, length: int, /) -> None:
+        self._thread.expected = offset, offset + length
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        at, end, shift = getattr(self._thread, "open", (0, 0, 0))
+        if not at <= offset < end:
+            end = self._thread.expected[1]
+            with self._lock:
+                number = len(self.requests)
+                self.requests.append((offset, end))
+            shift = self._lie(offset, number) - offset
+            end = end if self._cut is None else min(end, offset + self._cut)
+        count = min(len(into), end - offset)
+        self._thread.open = (offset + count, end, shift) if count == len(into) else (0, 0, 0)
+        if not count:
+            raise errors.CutShort(url="memory", reason="empty")
+        into[:count] = self.at(offset + shift, count).ljust(count, b"\0")
+        return count
+
+
+def fetcher(server: Server, head: int = HEAD) -> fetch.Fetcher:
+    first = server.data[:head]
+    reader = seams.Seams(
+        server, len(server.data), name="memory", head=first, known=remembered.Remembered(first)
+    )
+    return fetch.Fetcher(reader, len(server.data), OPTIONS, scope=cancelling.Cancel())
+
+
+def fetched(server: Server, start: int = 0) -> bytes:
+    into = bytearray(server.data[:start].ljust(len(server.data), b"?"))
+
+    def deliver(offset: int, data: memoryview) -> None:
+        into[offset : offset + len(data)] = data
+
+    engine = fetcher(server)
+    engine.each(fetch.split(start, engine.size, 4 * KiB), deliver)
+    return bytes(into)
+
+
+def once(number: int, shift: int) -> Lie:
+    return lambda first, n: max(0, first + shift) if n == number else first
+
+
+def test_honest_server_costs_one_request_and_a_sector_at_each_end() -> None:
+    honest = Server()
+    assert fetched(honest, HEAD) == DATA
+    probe, *rest = honest.requests
+    assert probe[1] - probe[0] == 512
+    assert probe[0] % 2 == 1
+    assert min(rest)[0] == HEAD - 512
+    assert len(rest) <= -(-len(DATA) // OPTIONS.chunk) + 1
+    assert sum(end - first for first, end in rest) <= len(DATA) - HEAD + 1024 * len(rest)
+
+
+@pytest.mark.parametrize("shift", [-4096, -512, -1, 1, 8, 512, 65_536])
+def test_constant_shift_is_found_by_the_head(shift: int) -> None:
+    """Such ranges agree with each other, but not with the bytes read from byte 0."""
+    server = Server(lie=lambda first, _: max(0, first + shift) if first else 0)
+    with pytest.raises(errors.NoRanges, match="two requests returned different data at byte"):
+        fetched(server, HEAD)
+    assert {*server.requests} == {server.requests[0]}
+
+
+@pytest.mark.parametrize("shift", [-8192, -512, -1, 1, 512, 65_536])
+@pytest.mark.parametrize("number", range(13))
+def test_one_answer_of_another_range_is_found(number: int, shift: int) -> None:
+    with pytest.raises(errors.NoRanges, match="two requests returned different data"):
+        fetched(Server(lie=once(number, shift)), HEAD)
+
+
+@given(st.integers(1, 13), st.integers(-70_000, 70_000).filter(bool), st.sampled_from([4096, 1, 512, 8]))
+def test_no_lie_about_random_data_is_delivered(number: int, shift: int, block: int) -> None:
+    lies: list[Lie] = [once(number, shift), lambda first, _: first // block * block]
+    for lie in lies:
+        with contextlib.suppress(errors.NoRanges):
+            assert fetched(Server(lie=lie), HEAD) == DATA
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_shifted_table_is_found(number: int) -> None:
+    """A table is read by two requests, because its neighbours may never be read."""
+    with pytest.raises(errors.NoRanges):
+        fetcher(Server(lie=once(number, 8))).read(100_000, 4096)
+    assert fetcher(Server()).read(100_000, 4096) == DATA[100_000:104_096]
+
+
+def test_table_of_zeros_is_read_again() -> None:
+    """Another request may find bytes where the first one was answered with zeros."""
+    data = DATA[:50_000] + bytes(8192) + DATA[58_192:]
+    server = Server(data, lie=lambda first, n: 51_000 if n == 1 else first)
+    with pytest.raises(errors.NoRanges):
+        fetcher(server).read(100_000, 4096)
+    assert fetcher(Server(data)).read(51_000, 4096) == bytes(4096)
+
+
+def test_tables_are_confirmed_before_they_are_delivered() -> None:
+    server = Server(lie=once(1, 8))
+    with pytest.raises(errors.NoRanges):
+        fetcher(server).each(
+            [fetch.Range(50_000, 512), fetch.Range(60_000, 512)],
+            lambda _o, _d: pytest.fail("delivered"),
+            confirm=True,
+        )
+
+
+class Huge(Server):
+    """5 GiB, whose data is a function of the offset; offsets have 32 bits."""
+
+    class Size(bytes):
+        def __len__(self) -> int:
+            return 5 << 30
+
+    def __init__(self, mask: int) -> None:
+        super().__init__(self.Size(self.at(0, HEAD)), lie=lambda first, _: first & mask)
+
+    def at(self, offset: int, length: int) -> bytes:
+        words = range(offset // 8, -(-(offset + length) // 8))
+        data = b"".join((word * 0x9E3779B97F4A7C15 % (1 << 64)).to_bytes(8, "big") for word in words)
+        return data[offset % 8 :][:length]
+
+
+def test_offsets_of_32_bits_are_found() -> None:
+    engine = fetcher(Huge((1 << 32) - 1))
+    with pytest.raises(errors.NoRanges, match="at byte 4295"):
+        engine.read(1 << 20, 512)
+    assert len(fetcher(Huge((1 << 64) - 1)).read(1 << 20, 512)) == 512
+
+
+@pytest.mark.parametrize("cut", [0, 511, 600])
+def test_fruitless_answers_end_the_ranges(cut: int) -> None:
+    """Less than a 64th of 16 KiB, and the sector before it."""
+    server = Server(cut=cut)
+    with pytest.raises(errors.NoRanges, match="6 answers in a row ended at once"):
+        fetched(server, HEAD)
+    assert len(server.requests) < 50
+
+
+@pytest.mark.parametrize("cut", [1024, 5000, 16 * KiB])
+def test_short_answers_with_progress_are_continued(cut: int) -> None:
+    assert fetched(Server(cut=cut), HEAD) == DATA
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 511, 512, 513, 1024, 5000])
+def test_telling_part_is_within_the_data(size: int) -> None:
+    data = DATA[:size]
+    start, length = seams.telling(data)
+    assert start + length <= size
+    assert bool(length) == (size > 2)
+    assert seams.telling(bytes(size)) == (0, 0)
+
+
+def test_telling_part_is_found_between_zeros() -> None:
+    data = bytes(100_000) + b"\1\2" + bytes(100_000)
+    start, length = seams.telling(data)
+    assert b"\1" in data[start : start + length]
+    assert start % 2 == 1

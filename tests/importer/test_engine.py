@@ -1,0 +1,52 @@
+"""The read engine of an import, after a server's ranges were found to be wrong."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cdi_worker import engine, errors
+from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.sources import base
+from tests.support import reading
+
+DATA = random.Random(3).randbytes(50_000)
+
+
+class Shifted(base.Source):
+    """Its ranges are shifted by a byte; its stream breaks once, at byte 30 000."""
+
+    name = "memory"
+    size = len(DATA)
+    head = DATA[:4096]
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+
+    def ranges(self) -> base.RandomReader:
+        return self
+
+    def expect(self, offset: int, length: int, /) -> None:
+        pass
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        part = DATA[offset + 1 : offset + 1 + len(into)]
+        into[: len(part)] = part
+        return len(part)
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        self.opened.append(offset)
+        end = 30_000 if len(self.opened) == 1 else len(DATA)
+        return readers.Bytes(DATA[offset and offset + 1 : end])
+
+
+def test_wrong_ranges_are_not_used_to_resume_the_stream() -> None:
+    source, scope = Shifted(), cancelling.Cancel()
+    reads = engine.Engine(fetch.Options(), lambda _: None)
+    with pytest.raises(errors.NoRanges) as caught:
+        reads.fetcher(source, scope).read(20_000, 100)
+    reads.do_without_ranges(caught.value)
+    assert reading.read_all(reads.ordered(source, scope)) == DATA
+    assert source.opened == [0, 0]
