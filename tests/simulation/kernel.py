@@ -57,7 +57,7 @@ class Open:
 class Machine:
     """The system calls of one process. ``faults``: those of this process, which the world changes.
 
-    ``wrote``: called before each change of a disk with the inode.
+    ``wrote``: called before each change, with the process, the inode, the call and its arguments.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Machine:
         process: schedulers.Process,
         disk: disks.Disk,
         storing: Storing,
-        wrote: Callable[[schedulers.Process, disks.Inode, str], object],
+        wrote: Callable[..., object],
     ) -> None:
         self.process = process
         self.disk = disk
@@ -85,7 +85,7 @@ class Machine:
         storing, dice = self.storing, world.dice
         if dice.random() < storing.slow:
             world.sleep(dice.choice((0.1, 3.0, 40.0)))
-        self._wrote(self.process, changes, call)
+        self._wrote(self.process, changes, call, *details)
         if dice.random() < storing.fails:
             raise self._error(errno.EIO)
         if call in {"pwrite", "fallocate", "open"} and dice.random() < storing.full:
@@ -126,10 +126,9 @@ class Machine:
 
     def _close(self, fd: int) -> None:
         opened = self._files.pop(fd)
-        if opened in self._files.values():  # dup
-            return
-        holders = _held(opened.inode)
-        holders[:] = [each for each in holders if each[0] is not opened]
+        if opened not in self._files.values():
+            holders = _held(opened.inode)
+            holders[:] = [each for each in holders if each[0] is not opened]
 
     # -- opening
 
@@ -149,7 +148,7 @@ class Machine:
             raise self._error(errno.EBUSY, path)
         if flags & real_os.O_TRUNC and stat.S_ISREG(inode.kind):
             inode.data.resize(0)
-        return self._number(opened)
+        return self._add(opened)
 
     def _open_named(self, path: str, flags: int) -> disks.Inode:
         try:
@@ -181,10 +180,10 @@ class Machine:
         return True
 
     def dup(self, fd: int) -> int:
-        opened = self._file(fd)
-        return self._number(opened)
+        self._begin("dup", fd)
+        return self._add(self._file(fd))
 
-    def _number(self, opened: Open) -> int:
+    def _add(self, opened: Open) -> int:
         fd = next(number for number in range(3, 1 << 16) if number not in self._files)
         self._files[fd] = opened
         return fd
@@ -197,9 +196,6 @@ class Machine:
         if not self._take(opened, "lock"):
             raise self._error(errno.EAGAIN)
         return argument
-
-    def uname(self) -> Any:
-        return types.SimpleNamespace(nodename=f"node{self.process.node}")
 
     def close(self, fd: int) -> None:
         self._begin("close", fd)
@@ -323,6 +319,12 @@ class Machine:
     def fchmod(self, fd: int, mode: int) -> None:
         self._begin("fchmod", fd)
         self._file(fd).inode.mode = mode
+
+    def uname(self) -> Any:
+        return types.SimpleNamespace(nodename=f"node{self.process.node}")
+
+    def getpid(self) -> int:
+        return 1
 
     def umask(self, mask: int) -> int:
         return 0o022
@@ -465,7 +467,6 @@ def modules(machines: dict[schedulers.Process, Machine]) -> dict[str, types.Modu
             setattr(calls, name, getattr(real_os, name))
     calls.supports_follow_symlinks = calls.supports_fd = calls.supports_dir_fd = set()
     calls.urandom = lambda count: schedulers.active().dice.randbytes(count)  # noqa: PLW0108 (not active yet)
-    calls.getpid = lambda: 1
     control = _Calls("fcntl", machines, ["ioctl", "fcntl"])
     for name in dir(real_fcntl):
         if name.isupper():

@@ -14,34 +14,57 @@ from tests.simulation import server
 
 
 class Law:
-    """Watches the runs of one world."""
+    """Watches the runs of one world. ``keeps``: only a finished file replaces a finished file."""
 
-    def __init__(self, disk: disks.Disk, target: str) -> None:
+    def __init__(self, disk: disks.Disk, target: str, *, keeps: bool) -> None:
         self._disk = disk
         self._target = target
-        self._began: dict[schedulers.Process, float] = {}
+        self._keeps = keeps
         self._served: dict[schedulers.Process, tuple[server.Object, int]] = {}
+        #: When a run changed the target for the first time: before that it is not one of its writers.
+        self._writing: dict[schedulers.Process, int] = {}
+        self._wrote: dict[schedulers.Process, int] = {}
         self._succeeded: set[schedulers.Process] = set()
-        self._finished: tuple[schedulers.Process, float, bytes] | None = None
+        self._finished: tuple[schedulers.Process, int, bytes] | None = None
+        #: Whether a write was on its way when its process was stopped, without a lock that keeps others out.
+        self._excused = False
         self.outcomes: list[str] = []
 
     # -- events
 
+    def round(self) -> None:
+        """Other runs begin; those before have ended."""
+        self._excused = False
+
     def begin(self, process: schedulers.Process, served: server.Object) -> None:
-        world = schedulers.active()
-        self._began[process] = world.now
         self._served[process] = served, len(served.versions) - 1
 
-    def wrote(self, process: schedulers.Process, inode: disks.Inode, call: str) -> None:
-        """Note a change of a disk: a run may replace what was finished before it began."""
-        if self._finished and self._began[process] >= self._finished[1] and self._is_target(inode):
+    def wrote(self, process: schedulers.Process, inode: disks.Inode, call: str, *details: object) -> None:
+        """Note a change of a disk: a run may replace what was finished before its own first change."""
+        world = schedulers.active()
+        in_folder = inode is self._disk.directory and not str(details[-1]).endswith(".lock")
+        if not (in_folder or inode.is_device):
+            return
+        self._wrote[process] = world.number()
+        writing = self._writing.setdefault(process, self._wrote[process])
+        if self._finished and writing > self._finished[1] and self._replaces(inode, call, details):
             self._finished = None
+        is_stale = any(other > writing for other in self._writing.values())
+        if is_stale and process.was_frozen and world.now <= process.frozen:
+            self._excused = True
+
+    def _replaces(self, inode: disks.Inode, call: str, details: tuple[object, ...]) -> bool:
+        return inode.is_device or not self._keeps or (call == "rename" and details[-1] == self._target)
 
     def succeeded(self, process: schedulers.Process) -> None:
         world = schedulers.active()
         world.note("success")
         self._succeeded.add(process)
         self.outcomes.append("success")
+        last = self._wrote.get(process, 0)
+        if self._excused or any(other > last for other in self._writing.values()):
+            # It was stopped after its last change; another run, which no lock kept out, has begun since then.
+            return
         served, first = self._served[process]
         inode = self._disk.devices.get(self._target) or self._disk.directory.entries.get("disk.img")
         assert inode is not None, f"{process.name}: success without a disk"
@@ -55,7 +78,7 @@ class Law:
             stable = self._disk.directory.stable.get("disk.img")
             assert stable is inode, f"{process.name}: success with a name that is not durable"
         self._check_finished(process)
-        self._finished = process, world.now, found[-1]
+        self._finished = process, world.number(), found[-1]
 
     def failed(self, process: schedulers.Process, error: Exception) -> None:
         world = schedulers.active()
@@ -87,7 +110,7 @@ class Law:
         return data[: len(padded)] == padded and (inode.is_device or len(data) == len(padded))
 
     def _check_finished(self, process: schedulers.Process) -> None:
-        if self._finished is None or self._finished[0] is process:
+        if self._finished is None or self._finished[0] is process or self._excused:
             return
         other, _, disk = self._finished
         inode = self._disk.devices.get(self._target) or self._disk.directory.entries.get("disk.img")

@@ -20,17 +20,24 @@ AGAIN = ("concurrent", "concurrent.futures", "pathlib", "posixpath", "genericpat
 #: Faster versions in C, which use real threads.
 WITHOUT = frozenset({"_queue"})
 
+#: Changes of modules: by path in the tree, the text to replace and the text to put there.
+Edits = Mapping[str, tuple[str, str]]
+
 _code: dict[Path, types.CodeType] = {}
 
 
 class Product:
     """The modules of the product in ``root``. ``simulated``: the modules that they get instead of real ones.
 
-    ``name``: prefix of the names in ``sys.modules``, where dataclasses look up annotations.
+    ``name``: prefix of the names in ``sys.modules``, where dataclasses look up annotations. ``edits``: changes
+    of the modules while they are loaded.
     """
 
-    def __init__(self, root: Path, name: str, simulated: Mapping[str, types.ModuleType]) -> None:
+    def __init__(
+        self, root: Path, name: str, simulated: Mapping[str, types.ModuleType], edits: Edits | None = None
+    ) -> None:
         self._root = root
+        self._edits = {root / path: edit for path, edit in (edits or {}).items()}
         self._name = name
         self._modules: dict[str, types.ModuleType] = {**simulated, "importlib": types.ModuleType("importlib")}
         # An own name is asked for by lazy references, as in cdi_worker.sources.
@@ -85,7 +92,7 @@ class Product:
             made.__path__ = [str(path.parent)]
         self._modules[name] = sys.modules[made.__name__] = made
         try:
-            exec(_compiled(path), made.__dict__)
+            exec(self._compiled(path), made.__dict__)
         except BaseException:
             del self._modules[name], sys.modules[made.__name__]
             raise
@@ -114,8 +121,12 @@ class Product:
                     continue
         return made
 
-
-def _compiled(path: Path) -> types.CodeType:
-    if path not in _code:
-        _code[path] = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    return _code[path]
+    def _compiled(self, path: Path) -> types.CodeType:
+        if path in self._edits:
+            old, new = self._edits[path]
+            source = path.read_text()
+            assert source.count(old) == 1, f"{path}: not found exactly once: {old}"
+            return compile(source.replace(old, new), str(path), "exec", dont_inherit=True)
+        if path not in _code:
+            _code[path] = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        return _code[path]

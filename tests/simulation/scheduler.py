@@ -43,6 +43,7 @@ class Process:
         self.freeze_at: int | None = None
         self.freeze = 0.0
         self.frozen = 0.0
+        self.was_frozen = False
         self.is_dead = False
         #: Called once when the process has ended, to release what a kernel releases.
         self.at_end: list[Callable[[], object]] = []
@@ -133,7 +134,7 @@ class Scheduler:
             raise Crash
         if process.steps == process.freeze_at:
             self.note("frozen", process.freeze)
-            process.frozen = self.now + process.freeze
+            process.frozen, process.was_frozen = self.now + process.freeze, True
             self.turn()
         elif self.dice.random() * TURN < 1:
             self.turn()

@@ -24,6 +24,8 @@ from tests.support import qcow2_parts
 #: Seconds after which a read without data fails (``wire.TIMEOUT``).
 READ_TIMEOUT = 60.0
 BLOCK = 64 << 10
+#: Bytes by which shifted ranges are wrong.
+SHIFT = 512
 STATUSES = (
     301,
     400,
@@ -53,8 +55,8 @@ STATUSES = (
 class Serving:
     """The faults of the server towards one client: probabilities of one request, except as noted.
 
-    ``shift``: bytes by which all ranges are shifted, except from 0. ``busy``: seconds of Retry-After on every
-    request after the first ones. ``changes``: the object is replaced. ``whole``: a range is answered with the
+    ``encodes``: a whole object is sent compressed. ``busy``: seconds of Retry-After on every request after the
+    first ones. ``changes``: the object is replaced. ``whole``: a range is answered with the
     whole object. ``lies``: wrong Content-Range or length. ``latency``: longest response time in seconds.
     """
 
@@ -65,7 +67,7 @@ class Serving:
     whole: float = 0.0
     lies: float = 0.0
     changes: float = 0.0
-    shift: int = 0
+    encodes: float = 0.0
     busy: float = 0.0
     latency: float = 0.05
 
@@ -79,10 +81,23 @@ class Version:
 
 
 class Object:
-    """An image on the server. ``identity``: strong, weak (the same for all versions), date or none."""
+    """An image on the server.
+
+    ``identity``: strong, weak (the same for all versions), date or none. ``ranges``: right, none, cut (only
+    the first one has data) or shifted (all but those from 0). ``has_replicas``: they send different dates for
+    the same version.
+    """
 
     def __init__(
-        self, name: str, form: str, identity: str, size: int, dice: random.Random, *, has_replicas: bool
+        self,
+        name: str,
+        *,
+        form: str,
+        identity: str,
+        ranges: str,
+        size: int,
+        has_replicas: bool,
+        dice: random.Random,
     ) -> None:
         self.name = name
         self.form = form
@@ -90,9 +105,8 @@ class Object:
         self.size = size
         self._dice = dice
         self._versions: list[Version] = []
-        #: Whether replicas send different dates for the same version.
         self.has_replicas = has_replicas and identity == "strong"
-        self.has_ranges = dice.random() < 0.85
+        self.ranges = ranges
 
     @property
     def versions(self) -> list[Version]:
@@ -204,7 +218,12 @@ class Session:
         body = served.now.body
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
         same = served.headers(dice)
-        if not found or not served.has_ranges or dice.random() < faults.whole:
+        if not found or served.ranges == "none" or dice.random() < faults.whole:
+            if dice.random() < faults.encodes:
+                coding = dice.choice(("gzip", "deflate"))
+                world.note("encoded", coding)
+                packed = _gzip(body) if coding == "gzip" else isal_zlib.compress(body, 0)
+                return self._respond(200, packed, {**same, "Content-Encoding": coding})
             return self._respond(200, body, {**same, "Content-Length": str(len(body))})
         start, end = int(found[1]), min(len(body), int(found[2] or len(body)) + 1)
         if start >= len(body):
@@ -225,8 +244,10 @@ class Session:
                 ]
             )
             world.note("lie", said, end, total)
-        shift = faults.shift if start else 0
+        shift = SHIFT if start and self._served.ranges == "shifted" else 0
         data = body[start + shift : end + shift].ljust(end - start, b"\0")
+        if start and self._served.ranges == "cut":
+            data = b""
         stated = {"Content-Range": f"bytes {said}-{end - 1}/{total}", "Content-Length": str(end - start)}
         return self._respond(206, data, {**same, **stated})
 
@@ -237,7 +258,7 @@ class Session:
         made.status_code = status
         made.reason = "Simulated"
         made.headers = requests.structures.CaseInsensitiveDict(headers)
-        made.raw = _Body(data, self._faults, "Content-Length" in headers)
+        made.raw = _Body(data, self._faults, headers.get("Content-Length"))
         return made
 
 
@@ -246,10 +267,11 @@ class _Body:
 
     decode_content = False
 
-    def __init__(self, data: bytes, faults: Serving, has_length: bool) -> None:
+    def __init__(self, data: bytes, faults: Serving, length: str | None) -> None:
         world = schedulers.active()
         self._rest = memoryview(data)
-        self._has_length = has_length
+        self._has_length = length is not None
+        self._length = int(length or 0)
         dice = world.dice
         self._faults = faults
         self._cut: int | None = dice.randrange(len(data)) if data and dice.random() < faults.cuts else None
@@ -266,7 +288,7 @@ class _Body:
 
     @property
     def length_remaining(self) -> int | None:
-        return len(self._rest) if self._has_length else None
+        return self._length - self._given if self._has_length else None
 
     def read1(self, count: int) -> bytes:
         world = schedulers.active()
@@ -284,6 +306,8 @@ class _Body:
                     "Connection broken", ConnectionResetError(104, "reset")
                 )
             raise urllib3.exceptions.IncompleteRead(self._given, len(self._rest))
+        if not self._rest and self._given < self._length:
+            raise urllib3.exceptions.IncompleteRead(self._given, self._length - self._given)
         count = min(count, 1 + world.dice.randrange(128 << 10))
         for bound in (self._cut, self._stall):
             if bound is not None:

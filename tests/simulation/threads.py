@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import random as real_random
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from tests.simulation import scheduler as schedulers
 
@@ -273,6 +274,22 @@ def time() -> types.ModuleType:
         time=lambda: EPOCH + (schedulers.running.now if schedulers.running else 0.0),
         sleep=lambda seconds: schedulers.active().sleep(seconds),
     )
+    return made
+
+
+class _Datetime(dt.datetime):
+    """``datetime.datetime`` on the clock of the world."""
+
+    @classmethod
+    def now(cls, tz: dt.tzinfo | None = None) -> Self:
+        return cls.fromtimestamp(EPOCH + schedulers.active().now, tz)
+
+
+def datetime() -> types.ModuleType:
+    """Return the module ``datetime``."""
+    made = types.ModuleType("datetime")
+    made.__dict__.update({name: getattr(dt, name) for name in dt.__all__})
+    made.__dict__["datetime"] = _Datetime
     return made
 
 

@@ -26,7 +26,8 @@ TURNS = 300_000
 
 @dataclasses.dataclass
 class Run:
-    """One process that imports. ``job``: which image. ``after``: seconds after the one before began.
+    """One process that imports. ``job``: which image. ``after``: seconds after the
+    one before began; None: as soon as that one stands still or has ended.
 
     ``kill_at``, ``freeze_at``: at this step it is killed, or stands still for ``freeze`` seconds.
     """
@@ -34,7 +35,7 @@ class Run:
     name: str
     job: int = 0
     node: int = 0
-    after: float = 0.0
+    after: float | None = 0.0
     wait: float = 0.0
     kill_at: int | None = None
     freeze_at: int | None = None
@@ -65,13 +66,14 @@ class Plan:
     forms: tuple[str, str]
     identities: tuple[str, str]
     replicas: bool
+    ranges: str
     options: dict[str, Any]
     rounds: list[Round]
 
     def __str__(self) -> str:
         lines = [
             f"target={self.target} forms={self.forms} sizes={self.sizes}",
-            f"identities={self.identities} replicas={self.replicas}",
+            f"identities={self.identities} replicas={self.replicas} ranges={self.ranges}",
             f"options={self.options}",
         ]
         for number, each in enumerate(self.rounds):
@@ -81,7 +83,7 @@ class Plan:
 
 
 #: Faults that the product does not survive yet.
-NOT_YET = frozenset({"replicas", "two", "reuse", "replace", "shift"})
+NOT_YET = frozenset({"replicas", "reuse", "replace", "shift", "cut"})
 
 
 class Dice(random.Random):
@@ -109,7 +111,6 @@ def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
         zero=dice.happens(0.7),
         allocate=dice.happens(0.7),
         sector=sector,
-        locks=dice.happens(0.7),
     )
     identity = dice.choice(("strong", "strong", "weak", "date", "none"))
     identities = (identity, identity if same else dice.choice(("strong", "date")))
@@ -121,16 +122,25 @@ def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
         forms=(form, form if same else dice.choice(("raw", "gz", "qcow2"))),
         identities=identities,
         replicas=dice.happens(0.3, "replicas"),
+        ranges=_ranges(dice),
         options={
             "chunk": dice.choice((64, 128, 256)) << 10,
             "connections": dice.choice((1, 2, 4)),
             "interval": dice.choice((0.01, 0.05, 0.5, 10.0)),
             "direct": dice.happens(0.5),
             "preallocation": dice.happens(0.3),
-            "existing": dice.choice(("replace", "remove")),
+            "existing": "replace" if dice.happens(0.5, "keeps") else "remove",
         },
         rounds=rounds,
     )
+
+
+def _ranges(dice: Dice) -> str:
+    if dice.happens(0.1, "shift"):
+        return "shifted"
+    if dice.happens(0.05, "cut"):
+        return "cut"
+    return "none" if dice.happens(0.15) else "right"
 
 
 def _round(
@@ -140,9 +150,17 @@ def _round(
     runs = [_run(dice, f"{number}a", job, identities, ability)]
     if dice.happens(0.4, "two"):
         other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
-        other.node = dice.randrange(2)
         other.after = dice.choice((0.0, 0.5, 5.0, 400.0)) * dice.random()
         other.wait = dice.choice((0.0, 60.0, 1000.0))
+        runs.append(other)
+    elif dice.happens(0.2, "two"):
+        other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
+        # No lock keeps the other node out, so that a run which still writes is let in: the one before must
+        # have been stopped. A slow write would be on its way then.
+        other.node, other.after = 1, None
+        runs[0].freeze_at, runs[0].freeze = dice.randrange(30, 330), 1000.0
+        runs[0].storing.locks = other.storing.locks = False
+        runs[0].storing.slow = 0.0
         runs.append(other)
     killed = any(run.kill_at for run in runs)
     return Round(
@@ -188,7 +206,7 @@ def _serving(dice: Dice, *, is_strong: bool) -> server.Serving:
         lies=dice.choice((0.0, 0.0, 0.05)),
         # Without a strong ETag, nothing shows that the object was replaced in the middle of a run.
         changes=dice.choice((0.0, 0.0, 0.03)) if is_strong else 0.0,
-        shift=dice.choice((512, 1, -512)) if dice.happens(0.15, "shift") else 0,
+        encodes=1.0 if dice.happens(0.1) else 0.0,
         busy=dice.choice((1.0, 30.0, 600.0)) if dice.happens(0.1, "busy") else 0.0,
         latency=dice.choice((0.05, 1.0)),
     )
@@ -197,7 +215,8 @@ def _serving(dice: Dice, *, is_strong: bool) -> server.Serving:
 class Machines:
     """The product, loaded for each process that runs at the same time, and the processes' system calls."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path = ROOT, edits: product.Edits | None = None) -> None:
+        self._edits = edits
         self.calls: dict[schedulers.Process, kernel.Machine] = {}
         self._root = root
         self._products: dict[int, product.Product] = {}
@@ -208,10 +227,11 @@ class Machines:
                 **kernel.modules(self.calls),
                 "threading": threads.threading(),
                 "time": threads.time(),
+                "datetime": threads.datetime(),
                 "random": threads.random(),
                 "secrets": threads.secrets(),
             }
-            made = product.Product(self._root, f"simulated{slot}", simulated)
+            made = product.Product(self._root, f"simulated{slot}", simulated, self._edits)
             for name in MODULES:
                 made.load(name)
             self._products[slot] = made
@@ -241,7 +261,15 @@ class World:
         self.scheduler = schedulers.Scheduler(f"run {seed}", tell=tell)
         dice = random.Random(f"content {seed}")
         self.objects = [
-            server.Object(f"image{number}", form, identity, size, dice, has_replicas=made.replicas)
+            server.Object(
+                f"image{number}",
+                form=form,
+                identity=identity,
+                ranges=made.ranges,
+                size=size,
+                has_replicas=made.replicas,
+                dice=dice,
+            )
             for number, (form, identity, size) in enumerate(
                 zip(made.forms, made.identities, made.sizes, strict=True)
             )
@@ -249,7 +277,7 @@ class World:
         self.disk = disks.Disk()
         # Bytes of an earlier owner: what the image says is zero must read as zero.
         self.device = self.disk.add_device("/dev/vda", b"\xff" * (max(made.sizes) + (1 << 20)))
-        self.law = law.Law(self.disk, made.target)
+        self.law = law.Law(self.disk, made.target, keeps=made.options["existing"] == "replace")
 
     def go(self) -> int:
         """Run all rounds; return the checksum of the trace. Raises ``AssertionError`` for a broken law."""
@@ -263,7 +291,10 @@ class World:
 
     def _round(self, each: Round, *, is_last: bool) -> None:
         world = self.scheduler
-        processes = [self._start(run, slot) for slot, run in enumerate(each.runs)]
+        self.law.round()
+        processes: list[schedulers.Process] = []
+        for slot, run in enumerate(each.runs):
+            processes.append(self._start(run, slot, processes[-1:]))
         try:
             world.run(
                 lambda: all(process.is_dead for process in processes),
@@ -302,15 +333,16 @@ class World:
         inode.data.sync()
         self.law.reused()
 
-    def _start(self, run: Run, slot: int) -> schedulers.Process:
+    def _start(self, run: Run, slot: int, before: list[schedulers.Process]) -> schedulers.Process:
         process = schedulers.Process(run.name, run.node)
         process.kill_at, process.freeze_at, process.freeze = run.kill_at, run.freeze_at, run.freeze
         self.machines.calls[process] = kernel.Machine(process, self.disk, run.storing, self.law.wrote)
         served = self.objects[run.job]
 
         def work() -> None:
-            if run.after:
-                self.scheduler.sleep(run.after)
+            while run.after is None and not (before[0].was_frozen or before[0].is_dead):
+                self.scheduler.sleep(0.01)
+            self.scheduler.sleep(run.after or 0.0)
             self.law.begin(process, served)
             try:
                 self._import(run, self.machines.product(slot), served)
