@@ -123,10 +123,12 @@ def open(  # noqa: A001 - read as target.open
 ) -> Target:
     """Open a target for a disk of ``size`` bytes (None: not known before the end).
 
-    In mode ``new``, the left-over of an earlier attempt is removed. Raises ``errors.TargetError``, and
-    ``errors.TooLarge`` if a device is too small.
+    In mode ``new``, the left-over of an earlier attempt is removed. Raises ``errors.TargetError``,
+    ``errors.TargetLost`` if the claim is lost, and ``errors.TooLarge`` if a device is too small.
     """
     if options.claim is not None:
+        # A run opens its target again when it falls back to another route: its claim may be lost since then.
+        options.claim.check()
         return _open(options.claim, size, options)
     with contextlib.ExitStack() as undo:
         held = undo.enter_context(take(path, claim.Terms(permissions=options.permissions)))

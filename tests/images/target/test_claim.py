@@ -160,6 +160,21 @@ def test_stale_run_does_not_remove_the_left_over_of_its_replacement(tmp_path: Pa
     assert path.read_bytes() == b"2" * SIZE
 
 
+@pytest.mark.parametrize("existing", ["replace", "remove"])
+def test_stale_run_that_begins_again_removes_nothing(tmp_path: Path, existing: str) -> None:
+    path = tmp_path / "disk.img"
+    with target.take(path) as held:
+        options = target.Options(claim=held, existing=existing)
+        target.open(path, SIZE, options).close()  # the first route failed
+        with lost_lock(path), target.open(path, SIZE) as disk:
+            write(disk, b"2")
+            disk.commit()
+        with pytest.raises(errors.TargetLost):
+            target.open(path, SIZE, options)
+    assert path.read_bytes() == b"2" * SIZE
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
 def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"0" * SIZE)
