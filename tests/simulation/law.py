@@ -42,8 +42,7 @@ class Law:
     def wrote(self, process: schedulers.Process, inode: disks.Inode, call: str, *details: object) -> None:
         """Note a change of a disk: a run may replace what was finished before its own first change."""
         world = schedulers.active()
-        in_folder = inode is self._disk.directory and not str(details[-1]).endswith(".lock")
-        if not (in_folder or inode.is_device):
+        if inode is self._disk.directory and str(details[-1]).endswith(".lock"):
             return
         self._wrote[process] = world.number()
         writing = self._writing.setdefault(process, self._wrote[process])
@@ -54,7 +53,9 @@ class Law:
             self._excused = True
 
     def _replaces(self, inode: disks.Inode, call: str, details: tuple[object, ...]) -> bool:
-        return inode.is_device or not self._keeps or (call == "rename" and details[-1] == self._target)
+        if inode.is_device or not self._keeps:
+            return True
+        return call == "rename" and details[-1] == self._target
 
     def succeeded(self, process: schedulers.Process) -> None:
         world = schedulers.active()

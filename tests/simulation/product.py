@@ -29,8 +29,8 @@ _code: dict[Path, types.CodeType] = {}
 class Product:
     """The modules of the product in ``root``. ``simulated``: the modules that they get instead of real ones.
 
-    ``name``: prefix of the names in ``sys.modules``, where dataclasses look up annotations. ``edits``: changes
-    of the modules while they are loaded.
+    ``name``: prefix of the names in ``sys.modules``, where dataclasses look up annotations. ``edits``:
+    changes of the modules while they are loaded.
     """
 
     def __init__(
