@@ -26,6 +26,8 @@ READ_TIMEOUT = 60.0
 BLOCK = 64 << 10
 #: Bytes by which shifted ranges are wrong.
 SHIFT = 512
+#: What a response remembers of its request: its secrets are hidden in messages.
+_REQUEST = requests.Request("GET", "http://server.example/").prepare()
 STATUSES = (
     301,
     400,
@@ -55,9 +57,9 @@ STATUSES = (
 class Serving:
     """The faults of the server towards one client: probabilities of one request, except as noted.
 
-    ``encodes``: a whole object is sent compressed. ``busy``: seconds of Retry-After on every request after the
-    first ones. ``changes``: the object is replaced. ``whole``: a range is answered with the
-    whole object. ``lies``: wrong Content-Range or length. ``latency``: longest response time in seconds.
+    ``encodes``: a whole object is sent compressed. ``busy``: seconds of Retry-After on every request after
+    the first ones. ``changes``: the object is replaced. ``whole``: a range is answered with the whole object.
+    ``lies``: wrong Content-Range or length. ``latency``: longest response time in seconds.
     """
 
     resets: float = 0.0
@@ -258,6 +260,7 @@ class Session:
         made.status_code = status
         made.reason = "Simulated"
         made.headers = requests.structures.CaseInsensitiveDict(headers)
+        made.request = _REQUEST
         made.raw = _Body(data, self._faults, headers.get("Content-Length"))
         return made
 

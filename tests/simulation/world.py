@@ -83,7 +83,7 @@ class Plan:
 
 
 #: Faults that the product does not survive yet.
-NOT_YET = frozenset({"replicas", "reuse", "replace", "shift", "cut"})
+NOT_YET = frozenset({"shift", "cut"})
 
 
 class Dice(random.Random):
