@@ -9,7 +9,7 @@ import string
 from cdi_worker import errors
 from cdi_worker.formats import readers
 
-_ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
+ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ def parse(text: str) -> Checksum:
     Raises ``errors.RequestError``.
     """
     algorithm, colon, digest = (part.strip() for part in text.lower().partition(":"))
-    if not colon or algorithm not in _ALGORITHMS:
-        known = "|".join(_ALGORITHMS)
+    if not colon or algorithm not in ALGORITHMS:
+        known = "|".join(ALGORITHMS)
         raise errors.RequestError(
             f"invalid checksum {text!r}: unknown format; expected ALGORITHM:HEX with {known}"
         )

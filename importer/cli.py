@@ -70,7 +70,7 @@ def set_up_logging(verbosity: int) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
     )
-    for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client"):
+    for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client", "keystoneauth"):
         # urllib3 warns about malformed headers with the URL and its signature.
         logging.getLogger(noisy).setLevel(
             logging.ERROR if noisy == "urllib3" else max(level, logging.WARNING)

@@ -21,7 +21,12 @@ log = logging.getLogger(__name__)
 #: Seconds before metrics are served: a shorter import is not scraped, and starts faster without.
 DELAY = 0.25
 #: The contract's counters, by role.
-COUNTERS = {"importer": "kubevirt_cdi_import_progress", "cloner": "kubevirt_cdi_clone_progress"}
+COUNTERS = {
+    "importer": "kubevirt_cdi_import_progress",
+    "cloner": "kubevirt_cdi_clone_progress",
+    "openstack-populator": "kubevirt_cdi_openstack_populator_progress",
+    "ovirt-populator": "kubevirt_cdi_ovirt_progress",
+}
 
 
 class Metrics(progress.Meter):

@@ -32,12 +32,14 @@ class Route(enum.StrEnum):
 class Offer:
     """The abilities of the source. ``size``: bytes as served, None if unknown.
 
-    ``extents``: it reports data and holes of its ranges; ``runs``: its stream marks holes. ``once``: its
-    stream can be read only once. ``blank``: it has no data, the disk is all zeros.
+    ``checksum``: the server states one of the bytes as served. ``extents``: it reports data and holes of its
+    ranges; ``runs``: its stream marks holes. ``once``: its stream can be read only once. ``blank``: it has no
+    data, the disk is all zeros.
     """
 
     size: int | None = None
     identity: str | None = None
+    checksum: bool = False
     ranges: bool = False
     extents: bool = False
     runs: bool = False
@@ -119,7 +121,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     asked = 0 if wanted.is_delta else wanted.disk_size or 0
     if wanted.exact_size and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
-    chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content)
+    chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content, scratch)
     crowded = content.layout is not None and content.layout.crowded
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
         # A source that can be read again falls back to SPOOL only when needed (routes.place).
@@ -131,8 +133,9 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
 
 
-def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
-    at_random = offer.ranges and not content.compressions and wanted.checksum is None
+def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
+    seekable = offer.ranges and not content.compressions
+    at_random = seekable and wanted.checksum is None and not offer.checksum
     forward = _why_forward(wanted, offer, content)
     if content.format in {"raw", "iso"} or content.raw is not None:
         if offer.extents and at_random:
@@ -152,8 +155,12 @@ def _choose(wanted: request.Request, offer: Offer, content: Content) -> Plan:
             Route.PLACE, f"{parts} written to their offsets from an ordered stream: {forward}", spill=True
         )
     why = f"{content.format}{': ' + content.unplaceable if content.unplaceable else ''}"
-    if at_random:
-        return Plan(Route.CONVERT, f"{why}, converted by qemu-img with random reads, no scratch", random=True)
+    # See ``routes.job.Job.may_read_twice``.
+    if at_random or (seekable and wanted.checksum is None and scratch is None):
+        again = "" if at_random else ", then read again for the checksum"
+        return Plan(
+            Route.CONVERT, f"{why}, converted by qemu-img with random reads, no scratch{again}", random=True
+        )
     return Plan(
         Route.SPOOL, f"{why}, must be downloaded completely before conversion: {forward}", scratch=True
     )
@@ -180,7 +187,7 @@ def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str
         return f"compressed with {', then '.join(content.compressions)}"
     if not offer.ranges:
         return "the source offers no byte ranges"
-    if wanted.checksum is not None:
+    if wanted.checksum is not None or offer.checksum:
         return "the checksum needs every byte in order"
     return ""
 

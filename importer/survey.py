@@ -83,6 +83,7 @@ def survey(
     offer = plan.Offer(
         size=source.size,
         identity=source.identity,
+        checksum=bool(source.checksum),
         ranges=ranges,
         extents=extents,
         runs=source.runs() is not None,

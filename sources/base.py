@@ -160,6 +160,8 @@ class Source:
     weak: bool = False
     #: Size in bytes of the disk at the previous checkpoint of a delta, where the protocol knows it.
     previous_size: int | None = None
+    #: ``ALGORITHM:HEX`` of the bytes as served, as stated by the server; empty: unknown.
+    checksum: str = ""
     #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing
     #: to its disk. None: detected from the first bytes.
     format: str | None = None

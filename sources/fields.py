@@ -16,7 +16,7 @@ class Field(NamedTuple):
     command-line option. ``mount``: default path in pods. ``file``: the value is the path of an existing file.
     ``key``: dotted path below the source in a DataVolume; with ``entry`` it names a Secret or ConfigMap,
     and ``entry`` is mounted as a file. ``parse``: converts the text; raises ``ValueError`` or
-    ``errors.RequestError``. ``flag``: a boolean, not parsed.
+    ``errors.RequestError``. ``flag``: a boolean, not parsed. ``secret``: hidden in ``repr``.
     """
 
     env: str = ""
@@ -29,12 +29,13 @@ class Field(NamedTuple):
     ambient: bool = False
     parse: Callable[[str], Any] = str
     flag: bool = False
+    secret: bool = False
 
 
 def field(default: Any = "", about: Field | None = None, **where: Any) -> Any:
     """Return a field of a location's dataclass; the names in ``where`` are those of ``Field``."""
     about = about or Field(flag=isinstance(default, bool), **where)
-    return dataclasses.field(default=default, metadata={_KEY: about})
+    return dataclasses.field(default=default, repr=not about.secret, metadata={_KEY: about})
 
 
 def table(location: type[Any]) -> Mapping[str, tuple[Field, Any]]:

@@ -21,6 +21,7 @@ from tests.support import (
     misbehave,
     node_servers,
     objectservers,
+    openstack,
     ovirt_disks,
     ovirt_stages,
     pods,
@@ -134,6 +135,13 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers
     """Run an emulator of Google Cloud Storage."""
     with objectservers.emulator(tmp_path_factory.mktemp("emulator")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openstack.Cloud]:
+    """Run OpenStack's Keystone and Glance."""
+    with openstack.cloud(tmp_path_factory.mktemp("openstack")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ from cdi_worker.roles import run
 
 POD = contract.Paths()
 #: Helper programs that CDI's controllers start from the image by name.
-PROGRAMS = frozenset({"cdi-source-update-poller", "cdi-image-size-detection"})
+PROGRAMS = frozenset(
+    {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}
+)
 #: Imported when used: a pod's role needs none of them (start-up time).
 COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
     {
@@ -27,6 +29,8 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "run": "cdi_worker.kubernetes.commands:run",
         "cdi-source-update-poller": "cdi_worker.kubernetes.cron:poll",
         "cdi-image-size-detection": "cdi_worker.kubernetes.cron:measure",
+        "openstack-populator": "cdi_worker.kubernetes.populators:openstack",
+        "ovirt-populator": "cdi_worker.kubernetes.populators:engine",
     }
 )
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from cdi_worker import errors, survey
-from cdi_worker.formats import checksum, detect, facts, safety, views
+from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.images import target
 from cdi_worker.images.export import server
 from cdi_worker.images.target import copy
@@ -76,7 +76,9 @@ def download(job: Job, path: str) -> int:
         with job.resumable(path, size, size, target.Options()) as (out, noted):
             job.transfer(out, noted, job.filling(size))
             out.commit()
-        _verify(job, path)
+        # Fetched in any order, perhaps in several attempts.
+        with open(path, "rb", buffering=0) as stream:
+            job.verify(stream)
         return size
     available = survey.spare(job.wanted) or 0
     with target.open(path, None) as out:
@@ -89,15 +91,6 @@ def download(job: Job, path: str) -> int:
             raise errors.ScratchTooSmall(size=needs, available=available) from err
         out.commit()
         return size
-
-
-def _verify(job: Job, path: str) -> None:
-    """Verify the checksum of a file that was fetched in any order, perhaps in several attempts."""
-    if job.wanted.checksum is not None:
-        with open(path, "rb", buffering=0) as stream:
-            hashing = checksum.HashingReader(stream, checksum.parse(job.wanted.checksum))
-            copy.drain(hashing, job.scope)
-            hashing.verify()
 
 
 class _Watch(process.Watch):

@@ -64,6 +64,7 @@ class Job:
     resumed: int = 0
     refetched: int = 0
     _is_accepted: bool = False
+    _is_verified: bool = False
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     @contextlib.contextmanager
@@ -92,6 +93,16 @@ class Job:
         """Count bytes of an archive's files. Raises ``TargetLost`` if another run unpacks here now."""
         self.claim.guard()
         self.size += count
+
+    def verify(self, reader: base.Reader) -> None:
+        """Verify the checksum, if there is one, of all bytes as served, which ``reader`` returns."""
+        if self.checksum:
+            self._verify(checksum.HashingReader(reader, checksum.parse(self.checksum)))
+
+    def _verify(self, hashing: checksum.HashingReader) -> None:
+        self._drain(hashing)
+        hashing.verify()
+        self._is_verified = True
 
     def count(self, count: int) -> None:
         """Count bytes read from the source where progress counts other bytes. Thread-safe."""
@@ -233,6 +244,8 @@ class Job:
 
     def commit(self, opened: target.Target, size: int) -> None:
         """Verify the source and make the completely written disk of ``size`` bytes usable."""
+        if self.checksum and not self._is_verified:
+            self._read_again()
         self.source.verify()
         self.accept()
         self.progress.phase("sync", None)
@@ -258,6 +271,20 @@ class Job:
         opened.flush()
         checkpoint.Checkpoint(self.checkpoints[1]).write(opened.written_path)
 
+    @property
+    def checksum(self) -> str:
+        """The expected checksum of the bytes as served: the request's, else the server's; may be empty."""
+        return self.wanted.checksum or self.source.checksum
+
+    @property
+    def may_read_twice(self) -> bool:
+        """Whether the checksum may be verified by a second read, after the source was read at random.
+
+        Only if the server itself states it: one that lies about its bytes can lie about their checksum.
+        """
+        is_own = bool(self.source.checksum) and self.wanted.checksum is None
+        return is_own and self.engine.seeks(self.source) and not self.content.compressions
+
     @contextlib.contextmanager
     def served(self, advance: Callable[[int], None], *, whole: bool = True) -> Iterator[base.Reader]:
         """Yield a reader of the bytes as served; when the block ends without error, verify the checksum.
@@ -265,15 +292,14 @@ class Job:
         ``whole``: read the rest then, also without a checksum.
         """
         with contextlib.closing(self._ordered(advance)) as reader:
-            if self.wanted.checksum is None:
+            if not self.checksum:
                 yield reader
                 if whole:
                     self._drain(reader)
                 return
-            hashing = checksum.HashingReader(reader, checksum.parse(self.wanted.checksum))
+            hashing = checksum.HashingReader(reader, checksum.parse(self.checksum))
             yield hashing
-            self._drain(hashing)
-            hashing.verify()
+            self._verify(hashing)
 
     def _drain(self, reader: base.Reader) -> None:
         """Read the rest. If its length is unknown, it may be endless."""
@@ -310,6 +336,12 @@ class Job:
             raise errors.SourceError(reason=f"{self.source.name}: the stream does not mark holes")
         with self.served(self.count) as served:
             yield iter(decode(served, ahead.buffers))
+
+    def _read_again(self) -> None:
+        """Verify the checksum of a source whose bytes were read out of order."""
+        self.progress.phase("verify", self.source.size)
+        with self.served(self.arrived):
+            pass
 
     def _xz(self, packed: base.Reader) -> base.Reader:
         # Imported when used: only xz starts a program (start-up time).

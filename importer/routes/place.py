@@ -26,6 +26,10 @@ def place_mapped(job: Job) -> None:
         with job.attempt():
             _place_ordered(job)
     except errors.ScratchRequired as err:
+        if not job.wanted.scratch and job.may_read_twice:
+            log.info("random reads reason=%r", str(err))
+            _place_ranges(job)
+            return
         if not job.wanted.scratch:
             raise
         if job.source.once:

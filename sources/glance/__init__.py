@@ -1,0 +1,7 @@
+"""Images of OpenStack."""
+
+from __future__ import annotations
+
+from cdi_worker.sources import kind
+
+KINDS = (kind.Kind("glance", source=f"{__name__}.source:source", location=f"{__name__}.locations:Glance"),)

@@ -1,0 +1,180 @@
+"""Tokens and the service catalog of OpenStack's identity service, Keystone, by keystoneauth1."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import requests
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import wire
+from cdi_worker.sources.glance import locations
+from cdi_worker.sources.web import session
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a response. The catalog of a large cloud has some hundred KiB.
+LARGEST_ANSWER: Final = 8 << 20
+
+
+class Keystone:
+    """A login. Thread-safe."""
+
+    def __init__(self, location: locations.Glance, cancel: cancelling.Cancel) -> None:
+        self.name = wire.safe_url(location.endpoint)
+        self._location = location
+        self._connection = session.new_session(location.access, cancel)
+        self._lock = threading.Lock()
+        with errors.optional("the glance source", package="keystoneauth1", extra="glance"):
+            from keystoneauth1 import exceptions
+            from keystoneauth1 import session as keystone_session
+        self._exceptions = exceptions
+        self._auth = _plugin(location)
+        transport: Any = _Transport(self._connection, location, self.name)
+        # Retries are ours: patience, and a message that says what was tried.
+        self._session = keystone_session.Session(
+            auth=self._auth,
+            session=transport,
+            verify=not location.access.insecure,
+            user_agent=session.USER_AGENT,
+            redirect=0,
+        )
+
+    def token(self) -> str:
+        """Return a valid token; log in if there is none or it is about to expire."""
+        with self._lock, self._translated():
+            return str(self._auth.get_token(self._session))
+
+    def renew(self, refused: str) -> bool:
+        """Forget the token ``refused``; return whether a new one can be had."""
+        if self._location.method == locations.TOKEN:
+            # A token cannot outlive itself: one made with it expires at the same time.
+            return False
+        with self._lock, self._translated():
+            if self._auth.get_token(self._session) == refused:
+                log.info("renewing the token keystone=%r", self.name)
+                self._auth.invalidate()
+        return True
+
+    def image_service(self) -> str:
+        """Return the URL of the image service, without the version."""
+        where = {"interface": self._location.interface, "region_name": self._location.region or None}
+        with self._lock, self._translated():
+            try:
+                found = self._auth.get_endpoint(
+                    self._session, service_type="image", skip_discovery=True, **where
+                )
+            except self._exceptions.CatalogException:
+                found = None
+        if not found:
+            region = f" in region {self._location.region!r}" if self._location.region else ""
+            raise errors.Unreachable(
+                url=self.name,
+                reason=f"the catalog has no {self._location.interface} endpoint of an image service{region}; "
+                "check region and interface, and that the login has a project",
+            )
+        url = str(found).rstrip("/")
+        return url.removesuffix("/v2")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        known = self._exceptions
+        try:
+            yield
+        except (known.Unauthorized, known.Forbidden) as err:
+            reason = "login refused; check user, password, domains and project"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+        except known.HttpError as err:
+            status = err.http_status or 0
+            text = f"login: {wire.printable(str(err.message or 'failed'))} (HTTP {status})"
+            if status in wire.TRANSIENT_STATUS:
+                raise errors.Transient(
+                    url=self.name, reason=text, retry_after=getattr(err, "retry_after", None) or None
+                ) from err
+            raise errors.Unreachable(url=self.name, reason=f"{text}; check the URL of Keystone") from err
+        except known.ClientException as err:
+            text = wire.printable(str(err).splitlines()[0] if str(err) else type(err).__name__)
+            raise errors.Unreachable(
+                url=self.name, reason=f"login: {text}; check the URL of Keystone"
+            ) from err
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as err:
+            # The library trusts the shape of the answers.
+            reason = "the answer is not one of Keystone's; check the URL"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+
+
+class _Transport:
+    """What keystoneauth1 uses of a requests session; with our connections, proxies and limits."""
+
+    def __init__(self, connection: requests.Session, location: locations.Glance, name: str) -> None:
+        self._connection = connection
+        self._access = location.access
+        self._name = name
+        self._answered = False
+
+    def request(self, method: str, url: str, **given: Any) -> requests.Response:
+        given |= {"stream": True, "timeout": session.timeout(self._access), "allow_redirects": False}
+        with session.translated(self._name, first=not self._answered):
+            answer = self._connection.request(method, url, proxies=session.proxy(self._access, url), **given)
+            data = session.body(answer, LARGEST_ANSWER)
+            answer.close()
+        if len(data) > LARGEST_ANSWER:
+            raise errors.Unreachable(
+                url=self._name, reason=f"login: the answer is longer than {LARGEST_ANSWER} bytes"
+            )
+        self._answered = True
+        # requests has no other way to set a body that was read with a limit.
+        answer._content = data  # noqa: SLF001
+        return answer
+
+
+def _plugin(location: locations.Glance) -> Any:
+    """Return keystoneauth1's plug-in for the login."""
+    from keystoneauth1.identity import generic, v3
+
+    scope: dict[str, Any] = {
+        "project_id": location.project_id or None,
+        "project_name": location.project_name or None,
+    }
+    if location.project_name and not location.project_id:
+        scope |= _domain(location, location.project_domain_id, location.project_domain_name, "project_domain")
+    elif not location.project_id:
+        scope |= {"domain_id": location.domain_id or None, "domain_name": location.domain_name or None}
+    user: dict[str, Any] = {"user_id": location.user_id or None, "username": location.user or None}
+    if location.user and not location.user_id:
+        user |= _domain(location, location.user_domain_id, location.user_domain_name, "user_domain")
+    if location.method == locations.APPLICATION:
+        # It has a project of its own; another scope is refused.
+        return v3.ApplicationCredential(
+            _version_3(location.endpoint),
+            application_credential_id=location.application_id or None,
+            application_credential_name=location.application_name or None,
+            application_credential_secret=location.application_secret,
+            **({} if location.application_id else user),
+        )
+    if location.method == locations.TOKEN:
+        return generic.Token(location.endpoint, token=location.token, **scope)
+    return generic.Password(location.endpoint, password=location.password, **user, **scope)
+
+
+def _domain(location: locations.Glance, number: str, name: str, prefix: str) -> dict[str, Any]:
+    """Return the domain of the user or of the project: its own, else the common one, else the default."""
+    if not number and not name:
+        number, name = location.domain_id, location.domain_name
+    if not number and not name:
+        number = location.default_domain
+    return {f"{prefix}_id": number or None, f"{prefix}_name": name or None}
+
+
+def _version_3(url: str) -> str:
+    url = url.rstrip("/")
+    return url if url.endswith("/v3") else f"{url}/v3"

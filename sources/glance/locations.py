@@ -1,0 +1,103 @@
+"""The location of an image in OpenStack's image service, Glance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from cdi_worker.sources import base, fields
+
+PASSWORD: Final = "password"  # noqa: S105  (the name of a method)
+TOKEN: Final = "token"  # noqa: S105
+APPLICATION: Final = "applicationcredential"
+#: The methods by the names of OpenStack's clients and of Forklift; empty: told by what is given.
+METHODS: Final = {
+    "": "",
+    "password": PASSWORD,
+    "v3password": PASSWORD,
+    "token": TOKEN,
+    "v3token": TOKEN,
+    "applicationcredential": APPLICATION,
+    "v3applicationcredential": APPLICATION,
+}
+INTERFACES: Final = ("public", "internal", "admin")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Glance(base.Location):
+    """The URL of Keystone and the id of an image.
+
+    User and password are those of the access, else ``user_name`` and ``user_password``. ``domain_id`` and
+    ``domain_name`` stand for the domain of the user and of the project where these are not given;
+    ``default_domain`` is an id and stands for them last. ``interface``: one of INTERFACES.
+    """
+
+    image_id: str = fields.field(env="IMPORTER_IMAGE_ID", option="--image-id", help="Id of the image.")
+    region: str = fields.field(
+        env="OS_REGION_NAME", ambient=True, option="--os-region", help="OpenStack region; default: any."
+    )
+    interface: str = fields.field(
+        default="public",
+        env="OS_INTERFACE",
+        ambient=True,
+        option="--os-interface",
+        help=f"Endpoint of the image service to use: {', '.join(INTERFACES)}.",
+    )
+    auth_type: str = fields.field(env="OS_AUTH_TYPE", ambient=True)
+    user_name: str = fields.field(env="OS_USERNAME", ambient=True)
+    user_password: str = fields.field(env="OS_PASSWORD", ambient=True, secret=True)
+    user_id: str = fields.field(env="OS_USER_ID", ambient=True)
+    token: str = fields.field(env="OS_TOKEN", ambient=True, secret=True)
+    application_id: str = fields.field(env="OS_APPLICATION_CREDENTIAL_ID", ambient=True)
+    application_name: str = fields.field(env="OS_APPLICATION_CREDENTIAL_NAME", ambient=True)
+    application_secret: str = fields.field(env="OS_APPLICATION_CREDENTIAL_SECRET", ambient=True, secret=True)
+    project_id: str = fields.field(env="OS_PROJECT_ID", ambient=True)
+    project_name: str = fields.field(env="OS_PROJECT_NAME", ambient=True)
+    user_domain_id: str = fields.field(env="OS_USER_DOMAIN_ID", ambient=True)
+    user_domain_name: str = fields.field(env="OS_USER_DOMAIN_NAME", ambient=True)
+    project_domain_id: str = fields.field(env="OS_PROJECT_DOMAIN_ID", ambient=True)
+    project_domain_name: str = fields.field(env="OS_PROJECT_DOMAIN_NAME", ambient=True)
+    domain_id: str = fields.field(env="OS_DOMAIN_ID", ambient=True)
+    domain_name: str = fields.field(env="OS_DOMAIN_NAME", ambient=True)
+    default_domain: str = fields.field(env="OS_DEFAULT_DOMAIN", ambient=True)
+
+    @property
+    def method(self) -> str:
+        """How to log in: PASSWORD, TOKEN or APPLICATION."""
+        if chosen := METHODS.get(self.auth_type.lower(), ""):
+            return chosen
+        if self.application_id or self.application_name:
+            return APPLICATION
+        return TOKEN if self.token else PASSWORD
+
+    @property
+    def user(self) -> str:
+        """The name of the user."""
+        return self.access.user or self.user_name
+
+    @property
+    def password(self) -> str:
+        """The password of the user."""
+        return self.access.password or self.user_password
+
+    def faults(self) -> Iterator[str]:
+        yield from base.Location.faults(self)
+        if not self.image_id:
+            yield "the glance source needs the id of an image (--image-id, IMPORTER_IMAGE_ID)"
+        if self.interface not in INTERFACES:
+            yield f"interface {self.interface!r} is not one of {', '.join(INTERFACES)}"
+        if self.auth_type.lower() not in METHODS:
+            known = f"{PASSWORD}, {TOKEN}, {APPLICATION}"
+            yield f"authentication type {self.auth_type!r} is not supported; supported: {known}"
+            return
+        has_user = bool(self.user or self.user_id)
+        if self.method == PASSWORD and not (has_user and self.password):
+            yield "OpenStack needs a user and a password, a token, or an application credential"
+        if self.method == TOKEN and not self.token:
+            yield "authentication type token: no token given"
+        if self.method == APPLICATION:
+            if not self.application_secret:
+                yield "the secret of the application credential is missing"
+            if not self.application_id and not (self.application_name and has_user):
+                yield "an application credential needs its id, or its name and the user"

@@ -1,0 +1,196 @@
+"""An image of OpenStack's image service, Glance (Image API v2), read like an HTTP source."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+import urllib.parse
+from typing import Any, Final, Self
+
+import requests
+import requests.auth
+
+from cdi_worker import errors
+from cdi_worker.formats import checksum
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.glance import keystone, locations
+from cdi_worker.sources.web import http, pinned, session
+
+log = logging.getLogger(__name__)
+
+#: In bytes. Glance limits the properties of an image to about 128 of at most 64 KiB each, most have three.
+LARGEST_METADATA: Final = 1 << 20
+#: Glance's disk formats that are imported, and our names of them.
+FORMATS: Final = {
+    "raw": "raw",
+    "iso": "raw",
+    "qcow2": "qcow2",
+    "vmdk": "vmdk",
+    "vdi": "vdi",
+    "vhd": "vhd",
+    "vhdx": "vhdx",
+}
+#: Renewed tokens in a row that the image service refuses, after which the refusal is final.
+MOST_RENEWALS: Final = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metadata:
+    """An image as Glance describes it. ``size``: in bytes. ``checksum``: ``ALGORITHM:HEX``, may be empty."""
+
+    size: int
+    format: str
+    checksum: str
+
+
+def source(location: locations.Glance, cancel: base.Cancel) -> GlanceSource:
+    """Return the source for ``IMPORTER_SOURCE=glance``."""
+    return GlanceSource(location, cancel)
+
+
+class GlanceSource(http.HttpSource):
+    """An image in Glance: its bytes never change once it is active.
+
+    The disk is read in the format that Glance states: a guest can write any header to its raw disk.
+    """
+
+    def __init__(self, location: locations.Glance, cancel: base.Cancel) -> None:
+        self._image = _Image(location, cancel)
+        super().__init__(location.endpoint, location.access, self._image)
+
+    def __enter__(self) -> Self:
+        found = self._image.describe()
+        super().__enter__()
+        if self.size != found.size:
+            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
+        self.format = found.format
+        self.checksum = found.checksum
+        self.identity = f"image {self._image.number} {found.checksum} size {found.size}"
+        return self
+
+
+class _Image(pinned.Resource):
+    """URL, token and errors of the image."""
+
+    def __init__(self, location: locations.Glance, cancel: base.Cancel) -> None:
+        super().__init__(location.endpoint, _without_login(location.access), cancel=cancel)
+        self.number = location.image_id
+        self.name = f"{wire.safe_url(location.endpoint)} image {location.image_id}"
+        self._keystone = keystone.Keystone(location, cancel)
+        self._token = ""
+        self._renewals = 0
+        self._renewing = threading.Lock()
+
+    def describe(self) -> Metadata:
+        """Log in, find the image and direct later requests to its bytes."""
+        self._token = self._keystone.token()
+        number = urllib.parse.quote(self.number, safe="")
+        self.url = f"{self._keystone.image_service()}/v2/images/{number}"
+        self.unpin()
+        response = self.get(None)
+        if response.status_code != 200:
+            raise self.failure(response)
+        try:
+            with session.translated(self.name, first=False):
+                data = session.body(response, LARGEST_METADATA)
+        finally:
+            self.drop(response)
+        found = self._parse(data)
+        self.url += "/file"
+        self.unpin()
+        log.info(
+            "image id=%r format=%r size=%d checksum=%r", self.number, found.format, found.size, found.checksum
+        )
+        return found
+
+    def authorization(self) -> requests.auth.AuthBase:
+        return _Token(self._token)
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Release a failed response; return the error for it. A token that has expired is renewed."""
+        plain = super().failure(response)
+        status = response.status_code
+        if isinstance(plain, errors.Transient):
+            return plain
+        if status == 401 and self._renew(str(response.request.headers.get("X-Auth-Token"))):
+            return errors.Transient(url=self.name, reason="the token is no longer accepted")
+        reason = {
+            401: "the image service refuses the token",
+            403: "access denied; check the project, and that the image is not deactivated",
+            404: "no such image, or the project may not see it",
+        }.get(status)
+        return plain if reason is None else errors.Unreachable(url=self.name, reason=reason)
+
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        response = super().send(method, url, headers)
+        if response.status_code < 300:
+            self._renewals = 0
+        return response
+
+    def close(self) -> None:
+        super().close()
+        self._keystone.close()
+
+    def _renew(self, refused: str) -> bool:
+        """Replace the token ``refused``; return whether another one is worth a try."""
+        with self._renewing:
+            if self._token != refused:
+                return True
+            if self._renewals == MOST_RENEWALS or not self._keystone.renew(refused):
+                return False
+            self._renewals += 1
+            self._token = self._keystone.token()
+            return True
+
+    def _parse(self, data: bytes) -> Metadata:
+        try:
+            found = json.loads(data)
+            status, size = found["status"], found["size"]
+            algorithm, value, md5 = (found.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
+            form, container = found.get("disk_format"), found.get("container_format")
+            if status == "active" and (not isinstance(size, int) or size < 0):
+                raise ValueError("size")
+            promised = _promised(algorithm, value, md5)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, errors.RequestError) as err:
+            reason = "the answer does not describe an image; check that this is an image service (Glance)"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
+        if status != "active":
+            status = wire.printable(str(status))
+            raise errors.Unreachable(url=self.name, reason=f"the image is {status}, not active")
+        if form not in FORMATS or container not in {"bare", None}:
+            form, container = (wire.printable(str(each)) for each in (form, container))
+            reason = f"an image of disk format {form} in the container {container}; supported: bare, with "
+            raise errors.Unsupported(reason=reason + ", ".join(FORMATS))
+        if not promised:
+            log.warning("not verified: the image service states no checksum that is known here")
+        return Metadata(size, FORMATS[form], promised)
+
+
+class _Token(requests.auth.AuthBase):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["X-Auth-Token"] = self._token
+        return request
+
+
+def _without_login(access: base.Access) -> base.Access:
+    return dataclasses.replace(access, user="", password="")
+
+
+def _promised(algorithm: Any, value: Any, md5: Any) -> str:
+    """Return the strongest checksum that can be verified, as ``ALGORITHM:HEX``; empty if there is none.
+
+    ``os_hash_algo`` is the operator's choice; images older than Glance 17 have only ``checksum``, an MD5.
+    """
+    if algorithm in checksum.ALGORITHMS and value:
+        found = f"{algorithm}:{value}"
+    elif md5:
+        found = f"md5:{md5}"
+    else:
+        return ""
+    parsed = checksum.parse(found)
+    return f"{parsed.algorithm}:{parsed.digest}"

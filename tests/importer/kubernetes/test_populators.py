@@ -1,0 +1,147 @@
+"""Forklift's populators, started by their names as CDI's controllers do."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.importer.test_metrics import scrape
+from tests.support import devices, disks, openstack, oracle, ovirt_disks, processes, worker
+
+#: The first test starts the services.
+pytestmark = pytest.mark.timeout(openstack.START * 2)
+
+UID = "6a1f8a3e-77d7-4f0c-9a2b-0f7c1d1f4a11"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A folder with the links of the image."""
+    script = tmp_path / "cdi-worker"
+    script.write_text("from cdi_worker import cli\ncli.main()\n")
+    for name in ("openstack-populator", "ovirt-populator"):
+        (tmp_path / name).symlink_to(script)
+    return tmp_path
+
+
+def secret(cloud: openstack.Cloud) -> dict[str, str]:
+    """Return the Secret as Forklift writes it."""
+    return {
+        "authType": "password",
+        "username": openstack.USER,
+        "password": openstack.PASSWORD,
+        "projectName": openstack.PROJECT,
+        "domainName": "Default",
+        "regionName": openstack.REGION,
+        "cacert": cloud.authority.read_text(),
+    }
+
+
+def populate(name: Path, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [worker.COMMAND[0], name, *arguments],
+        env={**worker.ENVIRONMENT, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def openstack_arguments(cloud: openstack.Cloud, image: str, target: Path) -> list[str]:
+    return [
+        f"--endpoint={cloud.public}",
+        f"--image-id={image}",
+        "--secret-name=cloud",
+        f"--volume-path={target}",
+        f"--owner-uid={UID}",
+        "--pvc-size=67108864",
+        "--metrics-port=0",
+    ]
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+def test_openstack_image_fills_a_device(
+    cloud: openstack.Cloud, disks: disks.Disks, block: Path, program: Path, variant: str
+) -> None:
+    image = cloud.upload(disks.image(variant), variant)
+    arguments = openstack_arguments(cloud, image, block)
+    done = populate(program / "openstack-populator", secret(cloud), *arguments)
+    assert done.returncode == 0, done.stderr
+    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
+    assert openstack.PASSWORD not in done.stderr
+
+
+def test_openstack_populator_is_started_again_after_a_failure(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path
+) -> None:
+    (tmp_path / "mnt").mkdir()
+    target = tmp_path / "mnt" / "disk.img"
+    image = cloud.upload(disks.image("qcow2"), "qcow2")
+    arguments = openstack_arguments(cloud, image, target)
+    wrong = {**secret(cloud), "password": "wrong"}
+    failed = populate(program / "openstack-populator", wrong, *arguments)
+    assert (failed.returncode, "login refused" in failed.stderr) == (1, True)
+    assert "Traceback" not in failed.stderr
+    for _ in range(2):
+        done = populate(program / "openstack-populator", secret(cloud), *arguments)
+        assert done.returncode == 0, done.stderr
+    oracle.same(target, disks.expected("qcow2"))
+    assert [path.name for path in target.parent.iterdir()] == ["disk.img"]
+
+
+def test_missing_argument_is_reported(program: Path) -> None:
+    done = populate(program / "openstack-populator", {}, "--image-id=7")
+    assert done.returncode == 2
+    assert "--endpoint" in done.stderr
+
+
+def test_secret_without_a_login_is_reported(program: Path, tmp_path: Path) -> None:
+    arguments = ("--endpoint=https://cloud", "--image-id=7", f"--volume-path={tmp_path / 'disk.img'}")
+    done = populate(program / "openstack-populator", {"authType": "kerberos"}, *arguments, "--metrics-port=0")
+    assert (done.returncode, "authentication type 'kerberos' is not supported" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_ovirt_disk_fills_a_file(
+    ovirt_disk: ovirt_disks.Setup, tmp_path: Path, program: Path, insecure: bool
+) -> None:
+    (tmp_path / "mnt").mkdir()
+    target, port = tmp_path / "mnt" / "disk.img", processes.free_port()
+    access = ovirt_disk.location().access
+    env = {"user": access.user, "password": access.password}
+    env |= {"insecureSkipVerify": "true"} if insecure else {"cacert": Path(access.ca_files[0]).read_text()}
+    url = ovirt_disk.engine.url.removesuffix("/ovirt-engine/api")
+    arguments = [f"--engine-url={url}", "--disk-id=disk", f"--volume-path={target}", "--secret-name=engine"]
+    arguments += [f"--owner-uid={UID}", "--pvc-size=67108864", "--cr-name=a", "--cr-namespace=b"]
+    done = populate(program / "ovirt-populator", env, *arguments, f"--metrics-port={port}")
+    assert done.returncode == 0, done.stderr
+    oracle.same(target, ovirt_disk.now)
+    ovirt_disk.check_ended("finished_success")
+
+
+@pytest.mark.parametrize("name", ["openstack-populator", "ovirt-populator"])
+def test_progress_has_cdi_s_name(name: str, tmp_path: Path, program: Path) -> None:
+    """The page is served while the source is waited for."""
+    port = processes.free_port()
+    own = {
+        "openstack-populator": ["--endpoint=http://127.0.0.1:9", "--image-id=7"],
+        "ovirt-populator": ["--engine-url=https://127.0.0.1:9", "--disk-id=7"],
+    }[name]
+    metric = {
+        "openstack-populator": "kubevirt_cdi_openstack_populator_progress_total",
+        "ovirt-populator": "kubevirt_cdi_ovirt_progress_total",
+    }[name]
+    # Connections are accepted by the kernel, and never answered.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        own[0] = own[0].replace(":9", f":{silent.getsockname()[1]}")
+        command = [worker.COMMAND[0], program / name, *own, f"--volume-path={tmp_path / 'disk.img'}"]
+        command += [f"--owner-uid={UID}", f"--metrics-port={port}"]
+        env = {**worker.ENVIRONMENT, "username": "x", "user": "x", "password": "x"}
+        with processes.running(
+            command, log=tmp_path / "log", ready=lambda: processes.is_listening(port), env=env
+        ):
+            assert f'{metric}{{ownerUID="{UID}"}} 0.0' in scrape(port)

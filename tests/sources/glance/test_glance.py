@@ -1,0 +1,260 @@
+"""The glance source, with the real Keystone and Glance."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors, execute, plan, request
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
+from cdi_worker.sources.glance import keystone, locations, source
+from tests.support import devices, disks, openstack, oracle, reading, worker
+
+#: The first test starts the services.
+pytestmark = pytest.mark.timeout(openstack.START * 2)
+
+MIB = 1 << 20
+#: Glance's name of each format of ``disks.FORMATS``.
+FORMATS = {
+    "raw": "raw",
+    "iso": "iso",
+    "qcow2": "qcow2",
+    "vmdk-stream": "vmdk",
+    "vmdk-tables-last": "vmdk",
+    "vdi": "vdi",
+    "vhd": "vhd",
+    "vhd-fixed": "vhd",
+    "vhdx": "vhdx",
+}
+
+
+def location(cloud: openstack.Cloud, image: str, **changes: str) -> locations.Glance:
+    """Return the location of an image, read as the administrator over the internal endpoint."""
+    settings = {
+        "user_name": openstack.USER,
+        "user_password": openstack.PASSWORD,
+        "project_name": openstack.PROJECT,
+        "default_domain": "default",
+        "interface": "internal",
+        **changes,
+    }
+    return locations.Glance(cloud.internal, image_id=image, **settings)
+
+
+def import_(where: locations.Glance, target: Path, **changes: str) -> execute.Result:
+    wanted = request.Request(source="glance", location=where, target=str(target), connect_patience=1.0)
+    return execute.run(dataclasses.replace(wanted, **changes))
+
+
+@contextlib.contextmanager
+def opened(where: locations.Glance) -> Iterator[source.GlanceSource]:
+    with source.source(where, cancelling.NEVER) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def stored(cloud: openstack.Cloud, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """An image of 3 MiB, and its bytes."""
+    path = tmp_path_factory.mktemp("image") / "disk.raw"
+    path.write_bytes(random.Random(5).randbytes(3 * MIB))
+    return cloud.upload(path, "raw"), path
+
+
+@pytest.mark.parametrize("variant", FORMATS)
+def test_every_format_is_imported_and_verified_without_scratch(
+    cloud: openstack.Cloud, disks: disks.Disks, block: Path, variant: str
+) -> None:
+    image = cloud.upload(disks.image(variant), FORMATS[variant])
+    done = import_(location(cloud, image), block)
+    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
+    assert not done.plan.scratch
+
+
+def test_image_is_converted_from_scratch_if_there_is_some(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    image = cloud.upload(disks.image("vhdx"), "vhdx")
+    done = import_(location(cloud, image), tmp_path / "disk.img", scratch=str(tmp_path / "scratch"))
+    assert done.plan.route is plan.Route.SPOOL
+    oracle.same(tmp_path / "disk.img", disks.expected("vhdx"))
+
+
+def test_raw_disk_with_the_header_of_another_format_stays_raw(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path
+) -> None:
+    """A guest can write a qcow2 header with a backing file to its raw disk."""
+    image = disks.image("qcow2")
+    import_(location(cloud, cloud.upload(image, "raw")), tmp_path / "disk.img")
+    oracle.same(tmp_path / "disk.img", image)
+
+
+def test_content_must_have_the_stated_format(
+    cloud: openstack.Cloud, stored: tuple[str, Path], tmp_path: Path
+) -> None:
+    image = cloud.upload(stored[1], "qcow2")
+    with pytest.raises(errors.ImageError, match="qcow2"):
+        import_(location(cloud, image), tmp_path / "disk.img")
+    oracle.unusable(tmp_path / "disk.img")
+
+
+@pytest.mark.parametrize(("variant", "form"), [("raw", "raw"), ("qcow2", "qcow2"), ("vhdx", "vhdx")])
+def test_damaged_image_is_never_usable(
+    cloud: openstack.Cloud, disks: disks.Disks, block: Path, variant: str, form: str
+) -> None:
+    """Glance does not verify what it reads from its store; the checksum of the record does."""
+    image = cloud.upload(disks.image(variant), form)
+    with cloud.stored(image).open("r+b") as stream:
+        stream.seek(-700_000, 2)
+        stream.write(b"damaged")
+    with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected sha512"):
+        import_(location(cloud, image), block)
+    oracle.unusable(block)
+
+
+def test_ranges_and_stream_return_the_bytes(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
+    image, path = stored
+    data = path.read_bytes()
+    with opened(location(cloud, image)) as found:
+        assert (found.size, found.format) == (len(data), "raw")
+        assert found.identity is not None
+        assert f"{found.checksum} size {len(data)}" in found.identity
+        assert reading.read_range(found, 1_000_001, 70_000) == data[1_000_001:1_070_001]
+        assert reading.read_through_engine(found) == data
+
+
+def test_token_that_is_refused_is_renewed(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
+    image, path = stored
+    data = path.read_bytes()
+    with opened(location(cloud, image)) as found:
+        for _ in range(source.MOST_RENEWALS + 1):
+            cloud.revoke(found._image._token)
+            assert reading.read_through_engine(found) == data
+
+
+class Revoked(keystone.Keystone):
+    """A login whose tokens are revoked as soon as they are made."""
+
+    def __init__(self, cloud: openstack.Cloud, where: locations.Glance) -> None:
+        super().__init__(where, cancelling.NEVER)
+        self._cloud = cloud
+
+    def token(self) -> str:
+        token = super().token()
+        self._cloud.revoke(token)
+        return token
+
+
+def test_renewal_ends_if_every_token_is_refused(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
+    where = location(cloud, stored[0])
+    with opened(where) as found, contextlib.closing(found._image._keystone):
+        found._image._keystone = Revoked(cloud, where)
+        cloud.revoke(found._image._token)
+        with pytest.raises(errors.Unreachable, match="refuses the token"):
+            reading.read_through_engine(found)
+
+
+def test_token_that_cannot_be_renewed_is_an_error(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
+    token = cloud.token()
+    with opened(location(cloud, stored[0], auth_type="token", token=token)) as found:
+        cloud.revoke(found._image._token)
+        with pytest.raises(errors.Unreachable, match="refuses the token"):
+            reading.read_through_engine(found)
+
+
+@pytest.mark.parametrize("method", ["password", "id", "token", "application id", "application name"])
+def test_every_way_to_log_in(cloud: openstack.Cloud, stored: tuple[str, Path], method: str) -> None:
+    credential = cloud.application_credential(method)
+    nobody = {"user_name": "", "user_password": "", "project_name": "", "default_domain": ""}
+    changes = {
+        "password": {"user_domain_name": "Default", "project_domain_name": "Default", "default_domain": ""},
+        "id": {"user_name": "", "user_id": credential["user_id"], "project_id": credential["project_id"]},
+        "token": {
+            **nobody,
+            "token": cloud.token(),
+            "project_name": openstack.PROJECT,
+            "domain_id": "default",
+        },
+        "application id": {
+            **nobody,
+            "application_id": credential["id"],
+            "application_secret": "hush",
+        },
+        "application name": {
+            "auth_type": "v3applicationcredential",
+            "application_name": method,
+            "application_secret": "hush",
+        },
+    }[method]
+    with opened(location(cloud, stored[0], **changes)) as found:
+        assert found.head == stored[1].read_bytes()[: len(found.head)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"user_password": "wrong"}, "login refused; check user, password"),
+        ({"project_name": "nothing"}, "login refused"),
+        ({"default_domain": ""}, "HTTP 400"),
+        ({"region": "Mars"}, "no internal endpoint of an image service in region 'Mars'"),
+        ({"interface": "admin"}, "no admin endpoint of an image service"),
+        ({"image_id": "7"}, "no such image"),
+        ({"image_id": "../../v2/images"}, "no such image"),
+    ],
+)
+def test_failures_say_what_to_check(
+    cloud: openstack.Cloud, stored: tuple[str, Path], changes: dict[str, str], text: str
+) -> None:
+    where = dataclasses.replace(location(cloud, stored[0]), **changes)
+    with pytest.raises(errors.Unreachable, match=text) as caught, opened(where):
+        pass
+    assert openstack.PASSWORD not in str(caught.value) + repr(where)
+
+
+def test_image_without_bytes_is_refused(cloud: openstack.Cloud) -> None:
+    with (
+        pytest.raises(errors.Unreachable, match="the image is queued, not active"),
+        opened(location(cloud, cloud.upload(None, "raw"))),
+    ):
+        pass
+
+
+def test_unsupported_container_is_refused(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
+    image = cloud.upload(stored[1], "vmdk", container="ova")
+    with pytest.raises(errors.Unsupported, match="container ova"), opened(location(cloud, image)):
+        pass
+
+
+def test_another_server_is_recognised(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
+    """Glance itself, for example, is not Keystone."""
+    where = dataclasses.replace(location(cloud, stored[0]), endpoint=cloud.images)
+    with pytest.raises(errors.Unreachable, match="check the URL"), opened(where):
+        pass
+
+
+def test_invalid_location_lists_all_faults() -> None:
+    where = locations.Glance("", interface="secret", auth_type="kerberos")
+    assert len(list(where.faults())) == 4
+    missing = locations.Glance("https://cloud", image_id="7", application_id="x")
+    assert list(missing.faults()) == ["the secret of the application credential is missing"]
+    nobody = locations.Glance("https://cloud", base.Access(user="x"), image_id="7")
+    assert list(nobody.faults()) == [
+        "OpenStack needs a user and a password, a token, or an application credential"
+    ]
+
+
+def test_command_line_uses_openstack_s_variables_and_ca(
+    cloud: openstack.Cloud, stored: tuple[str, Path], tmp_path: Path
+) -> None:
+    arguments = ["import", "--source", "glance", "--image-id", stored[0], "--ca-file", cloud.authority]
+    done = worker.run(*arguments, cloud.public, tmp_path / "disk.img", env=cloud.environment)
+    assert done.status == 0, done.errors
+    oracle.same(tmp_path / "disk.img", stored[1])
+    failed = worker.run(*arguments[:-2], cloud.public, tmp_path / "other.img", env=cloud.environment)
+    assert (failed.status, "certificate verify failed" in failed.error_message) == (3, True)

@@ -1,0 +1,253 @@
+"""Keystone and Glance of Debian on 127.0.0.1: SQLite databases, images in files, TLS by nginx."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import requests
+from cryptography import fernet
+
+from tests.support import processes, tls
+
+USER = "admin"
+PASSWORD = "secret-of-the-cloud"
+PROJECT = "admin"
+REGION = "RegionOne"
+#: Seconds that the services may take to start: each loads some hundred modules.
+START = 120.0
+#: Seconds that Glance trusts a token before it asks Keystone again.
+CACHED = 1
+#: Debian's programs, for Debian's Python; nothing of the environment of the tests.
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cloud:
+    """Running services. ``public``: the URL of Keystone with TLS; ``internal``: without.
+
+    The catalog has a public endpoint of the image service with TLS, and an internal one without.
+    """
+
+    public: str
+    internal: str
+    images: str
+    directory: Path
+    authority: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that OpenStack's own clients read."""
+        return {
+            "OS_USERNAME": USER,
+            "OS_PASSWORD": PASSWORD,
+            "OS_PROJECT_NAME": PROJECT,
+            "OS_USER_DOMAIN_ID": "default",
+            "OS_PROJECT_DOMAIN_ID": "default",
+        }
+
+    def token(self) -> str:
+        """Return a new token of the administrator."""
+        domain = {"id": "default"}
+        user = {"name": USER, "domain": domain, "password": PASSWORD}
+        identity = {"methods": ["password"], "password": {"user": user}}
+        scope = {"project": {"name": PROJECT, "domain": domain}}
+        body = {"auth": {"identity": identity, "scope": scope}}
+        answer = requests.post(f"{self.internal}/v3/auth/tokens", json=body, timeout=30)
+        answer.raise_for_status()
+        return str(answer.headers["X-Subject-Token"])
+
+    def revoke(self, token: str) -> None:
+        """Make a token invalid, and wait until Glance has forgotten it."""
+        headers = {"X-Auth-Token": self.token(), "X-Subject-Token": token}
+        requests.delete(f"{self.internal}/v3/auth/tokens", headers=headers, timeout=30).raise_for_status()
+        time.sleep(CACHED + 0.1)
+
+    def application_credential(self, name: str) -> Mapping[str, Any]:
+        """Return a new application credential of the administrator."""
+        token = self.token()
+        headers = {"X-Auth-Token": token, "X-Subject-Token": token}
+        url = f"{self.internal}/v3"
+        user = requests.get(f"{url}/auth/tokens", headers=headers, timeout=30).json()["token"]["user"]["id"]
+        body = {"application_credential": {"name": name, "secret": "hush"}}
+        answer = requests.post(
+            f"{url}/users/{user}/application_credentials", json=body, headers=headers, timeout=30
+        )
+        answer.raise_for_status()
+        return dict(answer.json()["application_credential"])
+
+    def upload(self, image: Path | None, form: str, container: str = "bare") -> str:
+        """Store an image, and return its id. None: only its record."""
+        headers = {"X-Auth-Token": self.token()}
+        record = {"name": form, "disk_format": form, "container_format": container}
+        answer = requests.post(f"{self.images}/v2/images", json=record, headers=headers, timeout=30)
+        answer.raise_for_status()
+        number = str(answer.json()["id"])
+        if image is not None:
+            with image.open("rb") as stream:
+                headers["Content-Type"] = "application/octet-stream"
+                url = f"{self.images}/v2/images/{number}/file"
+                requests.put(url, data=stream, headers=headers, timeout=60).raise_for_status()
+        return number
+
+    def stored(self, number: str) -> Path:
+        """Return the file in which Glance stores the bytes of an image."""
+        return self.directory / "images" / number
+
+
+@contextlib.contextmanager
+def cloud(directory: Path) -> Iterator[Cloud]:
+    """Run Keystone and Glance in ``directory``."""
+    processes.need("keystone-manage", "glance-api", "uwsgi", "nginx")
+    ports = {name: processes.free_port() for name in ("keystone", "glance", "keystone_tls", "glance_tls")}
+    pair_of = tls.Authority(directory / "tls")
+    running = Cloud(
+        public=f"https://127.0.0.1:{ports['keystone_tls']}",
+        internal=f"http://127.0.0.1:{ports['keystone']}",
+        images=f"http://127.0.0.1:{ports['glance']}",
+        directory=directory,
+        authority=pair_of.certificate,
+    )
+    for name in ("images", "keys", "credentials"):
+        (directory / name).mkdir(mode=0o700)
+    written = {
+        "keystone.conf": KEYSTONE,
+        "catalog": CATALOG,
+        "glance.conf": GLANCE,
+        "nginx.conf": NGINX,
+    }
+    pair = pair_of.issue()
+    values = {**ports, "directory": directory, "certificate": pair.certificate, "key": pair.key}
+    values |= {"user": USER, "password": PASSWORD, "project": PROJECT, "region": REGION, "cached": CACHED}
+    for name, text in written.items():
+        (directory / name).write_text(text.format(**values))
+    _prepare(directory)
+    with contextlib.ExitStack() as stack:
+        for name, argv in _servers(directory, ports).items():
+            env = {**ENVIRONMENT, "OS_KEYSTONE_CONFIG_FILES": str(directory / "keystone.conf")}
+            log = directory / f"{name}.log"
+            stack.enter_context(processes.running(argv, log=log, ready=lambda: True, env=env))
+        for name, port in ports.items():
+            processes.wait_for(functools.partial(processes.is_listening, port), name, START)
+        yield running
+
+
+def _prepare(directory: Path) -> None:
+    """Create the databases, the keys of tokens, and the administrator."""
+    # As ``fernet_setup`` and ``credential_setup`` make them, which take three seconds each.
+    for name in ("keys", "credentials"):
+        for number in ("0", "1"):
+            (directory / name / number).write_bytes(fernet.Fernet.generate_key())
+    keystone = "keystone-manage", "--config-file", directory / "keystone.conf"
+    for command in (
+        (*keystone, "db_sync"),
+        (*keystone, "bootstrap", f"--bootstrap-password={PASSWORD}"),
+        ("glance-manage", "--config-file", directory / "glance.conf", "db_sync"),
+    ):
+        processes.run(*command, timeout=120, env=ENVIRONMENT)
+
+
+def _servers(directory: Path, ports: Mapping[str, int]) -> dict[str, list[str | Path]]:
+    keystone: list[str | Path] = [
+        "uwsgi",
+        "--plugin=python3",
+        "--master",
+        "--die-on-term",
+        "--enable-threads",
+    ]
+    keystone += [f"--http-socket=127.0.0.1:{ports['keystone']}", "--add-header=Connection: close"]
+    keystone += ["--wsgi-file=/usr/bin/keystone-wsgi-public", "--post-buffering=65536", "--buffer-size=65535"]
+    return {
+        "keystone": [*keystone, "--need-app"],
+        "glance": ["glance-api", "--config-file", directory / "glance.conf"],
+        "nginx": ["nginx", "-c", directory / "nginx.conf", "-p", directory, "-e", directory / "error.log"],
+    }
+
+
+KEYSTONE = """
+[DEFAULT]
+log_dir = {directory}
+[database]
+connection = sqlite:///{directory}/keystone.db
+[catalog]
+driver = templated
+template_file = {directory}/catalog
+[fernet_tokens]
+key_repository = {directory}/keys
+[credential]
+key_repository = {directory}/credentials
+[identity]
+password_hash_rounds = 4
+[cache]
+enabled = true
+backend = dogpile.cache.memory
+[revoke]
+caching = false
+"""
+CATALOG = """
+catalog.{region}.identity.publicURL = https://127.0.0.1:{keystone_tls}/v3
+catalog.{region}.identity.internalURL = http://127.0.0.1:{keystone}/v3
+catalog.{region}.identity.name = keystone
+catalog.{region}.image.publicURL = https://127.0.0.1:{glance_tls}
+catalog.{region}.image.internalURL = http://127.0.0.1:{glance}
+catalog.{region}.image.name = glance
+"""
+GLANCE = """
+[DEFAULT]
+bind_host = 127.0.0.1
+bind_port = {glance}
+workers = 0
+log_file = {directory}/glance-api.log
+[database]
+connection = sqlite:///{directory}/glance.db
+[glance_store]
+stores = file
+default_store = file
+filesystem_store_datadir = {directory}/images
+[keystone_authtoken]
+www_authenticate_uri = http://127.0.0.1:{keystone}/v3
+auth_url = http://127.0.0.1:{keystone}/v3
+auth_type = password
+username = {user}
+password = {password}
+project_name = {project}
+user_domain_id = default
+project_domain_id = default
+region_name = {region}
+interface = internal
+token_cache_time = {cached}
+[paste_deploy]
+flavor = keystone
+config_file = /etc/glance/glance-api-paste.ini
+"""
+NGINX = """
+daemon off;
+master_process off;
+pid {directory}/nginx.pid;
+events {{ }}
+http {{
+  access_log off;
+  client_body_temp_path {directory}/body;
+  proxy_temp_path {directory}/proxy;
+  fastcgi_temp_path {directory}/fastcgi;
+  uwsgi_temp_path {directory}/uwsgi;
+  scgi_temp_path {directory}/scgi;
+  ssl_certificate {certificate};
+  ssl_certificate_key {key};
+  proxy_http_version 1.1;
+  proxy_set_header Connection "";
+  server {{
+    listen 127.0.0.1:{keystone_tls} ssl;
+    location / {{ proxy_pass http://127.0.0.1:{keystone}; }}
+  }}
+  server {{
+    listen 127.0.0.1:{glance_tls} ssl;
+    location / {{ proxy_pass http://127.0.0.1:{glance}; proxy_buffering off; }}
+  }}
+}}
+"""
