@@ -22,7 +22,11 @@ def test_archive_is_unpacked(
     volume.mkdir()
     url = web.url(disks.tar(compression))
     request = cdi_worker.Request(
-        source="http", location=cdi_worker.Location(url), target=str(volume), content_type="archive"
+        existing="replace",
+        source="http",
+        location=cdi_worker.Location(url),
+        target=str(volume),
+        content_type="archive",
     )
     cdi_worker.run(request)
     assert contents(volume) == contents(disks.tree())

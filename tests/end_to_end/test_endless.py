@@ -27,7 +27,9 @@ def endless(body: bytes, tail: bytes) -> misbehave.Page:
 
 def run(url: str, target: Path, **more: object) -> None:
     location = cdi_worker.Location(url)
-    cdi_worker.run(cdi_worker.Request(source="http", location=location, target=str(target), **more))  # type: ignore[arg-type]
+    cdi_worker.run(
+        cdi_worker.Request(existing="replace", source="http", location=location, target=str(target), **more)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tail", [bytes(1 << 18), b"\xff" * (1 << 18)], ids=["zeros", "ones"])

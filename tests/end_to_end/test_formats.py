@@ -49,7 +49,14 @@ def import_disk(url: str, target: Path, **options: Any) -> cdi_worker.Result:
     location = cdi_worker.Location(url, access=access)
     if scratch := options.get("scratch"):
         options["scratch"] = str(scratch)
-    request = cdi_worker.Request(source=kind, location=location, target=str(target), **options)
+    request = cdi_worker.Request(
+        existing="remove",
+        permissions=0o660,
+        source=kind,
+        location=location,
+        target=str(target),
+        **options,
+    )
     result = cdi_worker.run(request)
     if target.is_file():
         assert not [path for path in target.parent.iterdir() if path.name.startswith("disk.img.")]
@@ -263,7 +270,12 @@ def test_concurrent_imports_are_independent(
         (tmp_path / variant).mkdir()
         location = cdi_worker.Location(web.url(disks.image(variant)))
         requests.append(
-            cdi_worker.Request(source="http", location=location, target=str(tmp_path / variant / "disk.img"))
+            cdi_worker.Request(
+                existing="replace",
+                source="http",
+                location=location,
+                target=str(tmp_path / variant / "disk.img"),
+            )
         )
     with concurrent.futures.ThreadPoolExecutor(len(variants)) as pool:
         assert [result.plan.route for result in pool.map(cdi_worker.run, requests)]

@@ -56,7 +56,9 @@ class Importer:
         location = cdi_worker.Location(address)
         try:
             return cdi_worker.run(
-                cdi_worker.Request(source=kind, location=location, target=str(self.target), **options)
+                cdi_worker.Request(
+                    existing="replace", source=kind, location=location, target=str(self.target), **options
+                )
             )
         finally:
             if writing is not None:
@@ -208,7 +210,9 @@ def test_short_container_disk_is_refused(guarded: registries.Registry, tmp_path:
     (tmp_path / "image").write_bytes(b"not a disk")
     guarded.push("disk", containers.image_of(tmp_path / "image"))
     location = cdi_worker.Location(guarded.reference("disk"), guarded.access())
-    request = cdi_worker.Request(source="registry", location=location, target=str(tmp_path / "disk.img"))
+    request = cdi_worker.Request(
+        existing="replace", source="registry", location=location, target=str(tmp_path / "disk.img")
+    )
     with pytest.raises(errors.ImageError, match="10 bytes are not a disk"):
         cdi_worker.run(request)
     oracle.unusable(tmp_path / "disk.img")
@@ -249,7 +253,11 @@ def test_ova_is_unpacked_as_an_archive(server: misbehave.Server, tmp_path: Path)
     (tmp_path / "volume").mkdir()
     location = cdi_worker.Location(server.serve("/vm.ova", misbehave.Page(ova())))
     request = cdi_worker.Request(
-        source="http", location=location, target=str(tmp_path / "volume"), content_type="archive"
+        existing="replace",
+        source="http",
+        location=location,
+        target=str(tmp_path / "volume"),
+        content_type="archive",
     )
     cdi_worker.run(request)
     assert {path.name for path in (tmp_path / "volume").iterdir()} == {"vm.ovf", "vm-disk1.vmdk"}

@@ -43,7 +43,8 @@ class Told(progress.NullProgress):
 access = cdi_worker.Access(user=user, password=password, ca_files=(ca,))
 location = locations.Imageio(endpoint, access, disk_id=disk, current=current, previous=previous)
 options = cdi_worker.FetchOptions(connections=2, chunk=256 << 10)
-cdi_worker.run(cdi_worker.Request(source="imageio", location=location, target=target, scratch=scratch,
+cdi_worker.run(cdi_worker.Request(
+    existing="replace", source="imageio", location=location, target=target, scratch=scratch,
     fetch=options, journal_interval=0.05), Told())
 """
 

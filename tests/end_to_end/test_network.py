@@ -32,7 +32,9 @@ def import_disk(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_wo
     scratch.mkdir(exist_ok=True)
     location = cdi_worker.Location(url, access=cdi_worker.Access(**access))
     return cdi_worker.run(
-        cdi_worker.Request(source="http", location=location, target=str(target), scratch=str(scratch))
+        cdi_worker.Request(
+            existing="replace", source="http", location=location, target=str(target), scratch=str(scratch)
+        )
     )
 
 

@@ -34,7 +34,11 @@ def request(kind: str, url: str, target: Path) -> cdi_worker.Request:
     access = KEYS if kind == "s3" else cdi_worker.Access()
     options = cdi_worker.FetchOptions(chunk=256 * 1024, no_progress=20)
     return cdi_worker.Request(
-        source=kind, location=cdi_worker.Location(url, access), target=str(target), fetch=options
+        existing="replace",
+        source=kind,
+        location=cdi_worker.Location(url, access),
+        target=str(target),
+        fetch=options,
     )
 
 
@@ -188,7 +192,8 @@ import json, sys, cdi_worker
 kind, url, target, user, password = sys.argv[1:]
 location = cdi_worker.Location(url, cdi_worker.Access(user=user, password=password))
 options = cdi_worker.FetchOptions(connections=2, chunk=64 * 1024)
-done = cdi_worker.run(cdi_worker.Request(source=kind, location=location, target=target, fetch=options))
+done = cdi_worker.run(cdi_worker.Request(
+    existing="replace", source=kind, location=location, target=target, fetch=options))
 print(json.dumps({"resumed": done.resumed, "read": done.read}))
 """
 

@@ -31,6 +31,7 @@ WORKER = """
 import sys, cdi_worker
 from cdi_worker.images.engine import fetch
 cdi_worker.run(cdi_worker.Request(
+    existing="replace",
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], scratch=sys.argv[3] or None,
     journal_interval=float(sys.argv[4]), fetch=fetch.Options(connections=2, chunk=1 << 20),
 ))
@@ -55,6 +56,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def run(url: str, target: Path) -> cdi_worker.Result:
     return cdi_worker.run(
         cdi_worker.Request(
+            existing="replace",
             source="http",
             location=cdi_worker.Location(url),
             target=str(target),
@@ -182,6 +184,7 @@ def test_spool_is_read_back(server: misbehave.Server, tmp_path: Path) -> None:
     scratch.mkdir()
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
     wanted = cdi_worker.Request(
+        existing="replace",
         source="http",
         location=cdi_worker.Location(url),
         target=str(tmp_path / "disk.img"),

@@ -27,6 +27,7 @@ def push_and_import(
     location = cdi_worker.Location(guarded.reference("disk"), guarded.access())
     return cdi_worker.run(
         cdi_worker.Request(
+            existing="replace",
             source="registry",
             location=location,
             target=str(target),

@@ -38,7 +38,7 @@ def serve(
 
 def from_server(server: misbehave.Server, target: Path) -> cdi_worker.Request:
     location = cdi_worker.Location(f"docker://127.0.0.1:{server.port}/r", cdi_worker.Access(insecure=True))
-    return cdi_worker.Request(source="registry", location=location, target=str(target))
+    return cdi_worker.Request(existing="replace", source="registry", location=location, target=str(target))
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -30,6 +30,7 @@ WORKER = """
 import sys, cdi_worker
 from cdi_worker.images.engine import fetch
 cdi_worker.run(cdi_worker.Request(
+    existing="replace",
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
     scratch=sys.argv[3] or None, fetch=fetch.Options(connections=2, chunk=1 << 20),
 ))
@@ -55,6 +56,7 @@ def image(tmp_path: Path, form: str) -> bytes:
 
 def import_request(url: str, target: Path, scratch: Path | None = None) -> cdi_worker.Request:
     return cdi_worker.Request(
+        existing="replace",
         source="http",
         location=cdi_worker.Location(url),
         target=str(target),

@@ -50,7 +50,11 @@ def silent(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def request(url: str, target: Path, *, direct: bool = False) -> cdi_worker.Request:
     return cdi_worker.Request(
-        source="http", location=cdi_worker.Location(url), target=str(target), direct=direct
+        existing="replace",
+        source="http",
+        location=cdi_worker.Location(url),
+        target=str(target),
+        direct=direct,
     )
 
 

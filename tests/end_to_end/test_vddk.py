@@ -301,7 +301,9 @@ def test_all_missing_fields_are_reported_at_once(tmp_path: Path) -> None:
     location = cdi_worker.Location("https://localhost")
     with pytest.raises(errors.RequestError, match=r"IMPORTER_UUID.*IMPORTER_BACKING_FILE"):
         cdi_worker.run(
-            cdi_worker.Request(source="vddk", location=location, target=str(tmp_path / "disk.img"))
+            cdi_worker.Request(
+                existing="replace", source="vddk", location=location, target=str(tmp_path / "disk.img")
+            )
         )
 
 

@@ -161,7 +161,8 @@ location = locations.Vddk(
     f"https://localhost:{port}/sdk", cdi_worker.Access(user, password), uuid=uuid, backing_file=file,
     thumbprint=thumbprint, vddk_libdir=libdir, previous=previous, current=current,
 )
-cdi_worker.run(cdi_worker.Request(source="vddk", location=location, target=target, journal_interval=0.1))
+cdi_worker.run(cdi_worker.Request(
+    existing="replace", source="vddk", location=location, target=target, journal_interval=0.1))
 """
 
 

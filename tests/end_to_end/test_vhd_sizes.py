@@ -34,7 +34,13 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def import_disk(source: str, target: Path, **options: Any) -> cdi_worker.Result:
     kind = "http" if source.startswith("http") else "local"
     return cdi_worker.run(
-        cdi_worker.Request(source=kind, location=cdi_worker.Location(source), target=str(target), **options)
+        cdi_worker.Request(
+            existing="replace",
+            source=kind,
+            location=cdi_worker.Location(source),
+            target=str(target),
+            **options,
+        )
     )
 
 
@@ -79,7 +85,9 @@ def test_fixed_vhd_in_a_container_disk(guarded: registries.Registry, raw: Path, 
     (tmp_path / "image").write_bytes(vhd_images.fixed(raw.read_bytes(), b"vpc "))
     guarded.push("disk", containers.image_of(tmp_path / "image"))
     location = cdi_worker.Location(guarded.reference("disk"), guarded.access())
-    request = cdi_worker.Request(source="registry", location=location, target=str(tmp_path / "disk.img"))
+    request = cdi_worker.Request(
+        existing="replace", source="registry", location=location, target=str(tmp_path / "disk.img")
+    )
     cdi_worker.run(request)
     oracle.same(tmp_path / "disk.img", raw, beyond=None)
     assert (tmp_path / "disk.img").stat().st_size == raw.stat().st_size

@@ -41,6 +41,7 @@ class Recorder(cdi_worker.NullProgress):
 
 def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
     return cdi_worker.Request(
+        existing="replace",
         source="http",
         location=cdi_worker.Location(url),
         target=str(target),

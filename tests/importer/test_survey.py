@@ -20,7 +20,13 @@ KIB = 1 << 10
 def import_disk(url: str, target: Path) -> cdi_worker.Result:
     fetch = cdi_worker.FetchOptions(connections=1)
     return cdi_worker.run(
-        cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target), fetch=fetch)
+        cdi_worker.Request(
+            existing="replace",
+            source="http",
+            location=cdi_worker.Location(url),
+            target=str(target),
+            fetch=fetch,
+        )
     )
 
 
@@ -104,7 +110,10 @@ def test_bz2_from_a_pipe(disks: disks_module.Disks, tmp_path: Path) -> None:
     writing = threading.Thread(target=lambda: pipe.write_bytes(packed.read_bytes()))
     writing.start()
     request = cdi_worker.Request(
-        source="local", location=cdi_worker.Location(str(pipe)), target=str(tmp_path / "disk.img")
+        existing="replace",
+        source="local",
+        location=cdi_worker.Location(str(pipe)),
+        target=str(tmp_path / "disk.img"),
     )
     result = cdi_worker.run(request)
     writing.join()

@@ -58,6 +58,7 @@ class Setup:
             self.engine.url, access, disk_id=chain.disk, current=current, previous=previous
         )
         return cdi_worker.Request(
+            existing="replace",
             source="imageio",
             location=location,
             target=str(target),

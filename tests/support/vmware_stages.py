@@ -38,7 +38,12 @@ def request(vcsim: vmware.Vcsim, target: Path, stage: int, **changes: Any) -> cd
     options = cdi_worker.FetchOptions(no_progress=1)
     location = vcsim.location(**vcsim.stage(stage) | changes, final=stage == STAGES - 1)
     return cdi_worker.Request(
-        source="vddk", location=location, target=str(target), fetch=options, connect_patience=1
+        existing="replace",
+        source="vddk",
+        location=location,
+        target=str(target),
+        fetch=options,
+        connect_patience=1,
     )
 
 

@@ -19,7 +19,9 @@ NOISE = random.Random(3).randbytes(2 * MIB + 100)
 
 
 def import_request(url: str, target: Path) -> cdi_worker.Request:
-    return cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target))
+    return cdi_worker.Request(
+        existing="replace", source="http", location=cdi_worker.Location(url), target=str(target)
+    )
 
 
 @pytest.mark.parametrize("size", [2 * MIB + 100, MIB + 1])
@@ -46,6 +48,7 @@ def test_cancel_interrupts_zeroing_of_a_slow_device(tmp_path: Path) -> None:
     cancel = threading.Event()
     with devices.slow(tmp_path, 600 * MIB, bytes_per_second=10 * MIB) as device:
         request = cdi_worker.Request(
+            existing="replace",
             source="none",
             location=cdi_worker.Location(""),
             target=str(device),

@@ -25,7 +25,9 @@ def opened(path: Path, cancel: cancelling.Cancel | None = None) -> file.LocalSou
 
 
 def import_request(path: Path, target: Path) -> cdi_worker.Request:
-    return cdi_worker.Request(source="local", location=cdi_worker.Location(str(path)), target=str(target))
+    return cdi_worker.Request(
+        existing="replace", source="local", location=cdi_worker.Location(str(path)), target=str(target)
+    )
 
 
 def test_device_has_no_identity(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Setup, tmp_path: P
     ovirt_disk.engine.flat = True
     target = tmp_path / "disk.img"
     result = cdi_worker.run(
-        cdi_worker.Request(source="imageio", location=ovirt_disk.location(), target=str(target))
+        cdi_worker.Request(
+            existing="replace", source="imageio", location=ovirt_disk.location(), target=str(target)
+        )
     )
     assert result.plan.route is cdi_worker.Route.STREAM
     processes.run("cmp", target, ovirt_disk.now)
@@ -67,7 +69,11 @@ def test_requests_are_not_longer_than_a_chunk(
     target, before = tmp_path / "disk.img", len(ovirt_disk.engine.daemon.log())
     cdi_worker.run(
         cdi_worker.Request(
-            source="imageio", location=ovirt_disk.location(), target=str(target), fetch=options
+            existing="replace",
+            source="imageio",
+            location=ovirt_disk.location(),
+            target=str(target),
+            fetch=options,
         )
     )
     log = ovirt_disk.engine.daemon.log()[before:]
@@ -79,6 +85,7 @@ def test_transfer_is_cancelled_if_the_disk_does_not_fit(
     ovirt_disk: ovirt_disks.Setup, tmp_path: Path
 ) -> None:
     request = cdi_worker.Request(
+        existing="replace",
         source="imageio",
         location=ovirt_disk.location(),
         target=str(tmp_path / "disk.img"),

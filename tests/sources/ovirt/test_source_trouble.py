@@ -117,7 +117,11 @@ def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     with pytest.raises(errors.Transient, match=r"503|invalid response|content type"):
         ovirt_disk.source().__enter__()
     target = ovirt_disk.before.parent / "target"
-    cdi_worker.run(cdi_worker.Request(source="imageio", location=ovirt_disk.location(), target=str(target)))
+    cdi_worker.run(
+        cdi_worker.Request(
+            existing="replace", source="imageio", location=ovirt_disk.location(), target=str(target)
+        )
+    )
     processes.run("cmp", target, ovirt_disk.now)
 
 
@@ -165,6 +169,7 @@ def run(
     """Import, with ``act`` called half-way; return the target."""
     target = ovirt_disk.before.parent / "target"
     request = cdi_worker.Request(
+        existing="replace",
         source="imageio",
         location=ovirt_disk.location(current),
         target=str(target),
@@ -254,6 +259,7 @@ def test_interrupted_read_returns_only_data(ovirt_disk: ovirt_disks.Setup) -> No
 def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
     cancel = cancelling.Cancel()
     request = cdi_worker.Request(
+    existing="replace",
         source="imageio", location=ovirt_disk.location(), target=str(ovirt_disk.before.parent / "target"),
         fetch=cdi_worker.FetchOptions(connections=2, chunk=256 << 10),
     )  # fmt: skip

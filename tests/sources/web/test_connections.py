@@ -82,7 +82,9 @@ def test_cancel_ends_waiting_for_a_silent_server(kind: str, tmp_path: Path) -> N
             location = vmware.Vddk(url, access, uuid="u", backing_file="f", vddk_libdir=str(tmp_path))
             (tmp_path / "lib64").mkdir()
             (tmp_path / "lib64/libvixDiskLib.so").touch()
-        request = cdi_worker.Request(source=source, location=location, target=str(tmp_path / "disk.img"))
+        request = cdi_worker.Request(
+            existing="replace", source=source, location=location, target=str(tmp_path / "disk.img")
+        )
         check_cancel(request)
 
 
@@ -124,7 +126,9 @@ def test_cancel_ends_waiting_for_a_stalled_server(ranges: bool, tmp_path: Path) 
     with unresponsive_server() as port, misbehave.Server() as server:
         silent = misbehave.Page(to=(f"http://127.0.0.1:{port}/",))
         location = cdi_worker.Location(server.serve("/disk", (page, 1), silent))
-        request = cdi_worker.Request(source="http", location=location, target=str(tmp_path / "disk.img"))
+        request = cdi_worker.Request(
+            existing="replace", source="http", location=location, target=str(tmp_path / "disk.img")
+        )
         check_cancel(request)
 
 

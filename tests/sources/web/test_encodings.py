@@ -26,7 +26,11 @@ def encoded(body: bytes, encoding: str, **faults: object) -> misbehave.Page:
 
 
 def imported(url: str, target: Path) -> bytes:
-    cdi_worker.run(cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target)))
+    cdi_worker.run(
+        cdi_worker.Request(
+            existing="replace", source="http", location=cdi_worker.Location(url), target=str(target)
+        )
+    )
     return target.read_bytes()
 
 

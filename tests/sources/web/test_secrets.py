@@ -147,7 +147,7 @@ URL = f"https://me:hunter2@host.example/a/b?X-Amz-Signature={SIGNATURE}"
     ids=lambda location: type(location).__name__,
 )
 def test_representations_hide_passwords_and_signatures(location: base.Location) -> None:
-    request = cdi_worker.Request(source="http", location=location, target="disk.img")
+    request = cdi_worker.Request(existing="replace", source="http", location=location, target="disk.img")
     check_hidden(repr(location), str(location), repr(request), repr(location.access))
 
 
