@@ -19,9 +19,9 @@ UNIT: Final = 64 << 10
 #: Bytes of a tag. A forger who does not know the key has one attempt for each import that he interrupts.
 TAG: Final = 8
 #: Maximum number of granules.
-GRANULES: Final = 16 << 10
+GRANULES: Final = 8 << 10
 #: Maximum number of units of a granule: of a disk, the first 64 TiB are recorded.
-_LARGEST: Final = 64 << 10
+_LARGEST: Final = 128 << 10
 #: The tag of a unit, and of a granule, of zeros: they are compared with zeros, not hashed.
 ZERO: Final = b"all zero"
 _ABSENT: Final = bytes(TAG)
@@ -129,18 +129,37 @@ class Digests:
         while len(self._edges) > _EDGES or self._buffers > _BUFFERS:
             self._take_edge(next(iter(self._edges)))
 
-    def claims(self) -> list[Claim]:
-        """Return the finished granules, and the finished units of the newest others, in order."""
-        found = [Claim(*self._span(number), tags, whole=True) for number, tags in self._whole.items()]
+    def granules(self) -> tuple[list[ranges.Range], bytes]:
+        """Return the finished granules as ranges, and their digests in order."""
+        numbers = sorted(self._whole)
+        spans = [(self._span(first)[0], self._span(last)[1]) for first, last in _runs(numbers)]
+        return spans, b"".join(map(self._whole.__getitem__, numbers))
+
+    def units(self) -> tuple[list[ranges.Range], bytes]:
+        """Return the finished units of the newest other granules as ranges, and their tags in order."""
+        found: list[tuple[ranges.Range, bytes]] = []
         left = _LOOSE
         for number, table in reversed(self._open.items()):
             first, end = self._span(number)
             for index, tags in table.runs():
                 start, part = first + index * UNIT, tags[: left * TAG]
                 left -= len(part) // TAG
-                found.append(Claim(start, min(end, start + len(part) // TAG * UNIT), part, whole=False))
+                found.append(((start, min(end, start + len(part) // TAG * UNIT)), part))
                 if not left:
-                    return sorted(found)
+                    break
+            if not left:
+                break
+        found.sort()
+        return [span for span, _ in found], b"".join(tags for _, tags in found)
+
+    def claims(self) -> list[Claim]:
+        """Return what is finished, in order."""
+        found = [Claim(*self._span(number), tags, whole=True) for number, tags in self._whole.items()]
+        spans, tags = self.units()
+        for start, end in spans:
+            count = length([(start, end)])
+            found.append(Claim(start, end, tags[:count], whole=False))
+            tags = tags[count:]
         return sorted(found)
 
     def load(self, claims: Iterable[Claim]) -> None:
@@ -214,6 +233,25 @@ class Digests:
 
         # Only the tag is used: the bytes are associated data. The position is the nonce.
         return aead.AESGCM(self._key[:16]).encrypt
+
+
+def length(spans: list[ranges.Range]) -> int:
+    """Return the number of bytes of the tags of all units in ``spans``."""
+    return sum(-(-(end - start) // UNIT) * TAG for start, end in spans)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of adjacent numbers."""
+    first = last = None
+    for number in numbers:
+        if first is None or last is None:
+            first = number
+        elif number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    if first is not None and last is not None:
+        yield first, last
 
 
 class _Open:

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from cdi_worker.scratch import digests, ranges
 
@@ -41,6 +41,8 @@ _HEADER: Final = len(_MAGIC) + len(b" ") + 2 * _MAC + len(b" 012345\n")
 
 Range = ranges.Range
 Ranges = ranges.Ranges
+#: Ranges, and the tags of the units or granules in them.
+_Tagged: TypeAlias = tuple[list[Range], bytes]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,12 +204,12 @@ class Journal:
             return
         began = time.monotonic()
         with self._lock:
-            claims = self._digests.claims()
+            granules, units = self._digests.granules(), self._digests.units()
             self._unsaved = 0
         flush()
         self._sequence += 1
         try:
-            self._write(self._slots, _encode(self._key, self._total, self._sequence, claims))
+            self._write(self._slots, _encode(self._key, self._total, self._sequence, granules, units))
         except OSError as err:
             # The transfer works without a journal, only a later attempt cannot resume.
             log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
@@ -271,27 +273,22 @@ def _read(slots: Slots) -> list[bytes]:
         os.close(fd)
 
 
-def _encode(key: bytes, total: int, sequence: int, claims: list[digests.Claim]) -> bytes:
+def _encode(key: bytes, total: int, sequence: int, granules: _Tagged, units: _Tagged) -> bytes:
     record: dict[str, object] = {"total": total, "sequence": sequence}
-    for name, whole in (("granules", True), ("units", False)):
-        chosen = [claim for claim in claims if claim.whole is whole]
-        spans = Ranges((claim.start, claim.end) for claim in chosen)
-        record[name] = list(spans)
-        record[f"{name} tags"] = base64.b64encode(b"".join(claim.tags for claim in chosen)).decode()
+    for name, (spans, tags) in (("granules", granules), ("units", units)):
+        record[name] = spans
+        record[f"{name} tags"] = base64.b64encode(tags).decode()
     body = json.dumps(record, separators=(",", ":")).encode("ascii")
     if _HEADER + len(body) > SLOT:
-        return _encode(key, total, sequence, _longest_claims(claims))
+        # The granules fit, if every second one is finished. A resumed transfer fetches the other units again.
+        spans = units[0][: len(units[0]) // 2]
+        return _encode(key, total, sequence, granules, (spans, units[1][: digests.length(spans)]))
     slot = b"%s %s %06d\n%s" % (_MAGIC, _mac(key, body), len(body), body)
     return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
 
 
 def _mac(key: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_MAC, key=key, person=b"journal").hexdigest().encode()
-
-
-def _longest_claims(claims: list[digests.Claim]) -> list[digests.Claim]:
-    """Drop the shorter half of the ranges: a resumed transfer fetches them again."""
-    return sorted(sorted(claims, key=lambda each: each.start - each.end)[: len(claims) // 2])
 
 
 def _longest_half(done: list[Range]) -> list[Range]:

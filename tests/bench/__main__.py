@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,6 +101,40 @@ class Bench:
         with _nginx(self.directory, "limited", servers.Settings(limit_rate=40_000_000)) as web:
             url = web.url(path)
             return self._row("40 MB/s a connection", target, 0.3, f"curl -sf {url} -o {target.path}", url, {})
+
+    def resumed(self, target: Target) -> report.Row:
+        """Measure an import that resumes 90 % of a disk against fetching all of it, both at 40 MB/s."""
+        path = inputs.noise(self.directory, 2048 * MIB)
+        kept = self.directory / "kept.part"
+        part = target.path.with_name(f"{target.path.name}.part")
+        with _nginx(self.directory, "limited", servers.Settings(limit_rate=40_000_000)) as web:
+            url = web.url(path)
+            target.fresh()
+            self._stop(
+                url, target, lambda: part.exists() and part.stat().st_blocks * 512 > path.stat().st_size * 0.9
+            )
+            part.rename(kept)
+            fetching = self._ours(url, target, "--connections", "1")
+
+            def resume() -> Cost:
+                target.fresh()
+                subprocess.run(["cp", kept, part], check=True)
+                os.sync()
+                return fetching()
+
+            ours, theirs = bench_measure.alternate(
+                self.rounds, [resume, self._shell(f"curl -sf {url} -o {target.path}", target)]
+            )
+        kept.unlink()
+        return report.Row("resume 90 % at 40 MB/s", "file", ours, theirs, 0.15, ours.wall / theirs.wall)
+
+    def _stop(self, url: str, target: Target, is_time: Callable[[], bool]) -> None:
+        """Start an import and end it with SIGTERM when ``is_time``."""
+        argv = [*_worker(), "import", "--force", "--progress", "none", url, target.path]
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as worker:
+            while not is_time():
+                time.sleep(0.02)
+            worker.terminate()
 
     def resets(self, target: Target) -> report.Row:
         """Count the bytes fetched from a server that resets every connection after 64 MiB."""
@@ -263,6 +300,7 @@ def _rows(bench: Bench, file: Target, block: Target) -> dict[str, Callable[[], r
     for single in (
         bench.forward,
         bench.limited,
+        bench.resumed,
         bench.registry,
         bench.s3,
         bench.resets,

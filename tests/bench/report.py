@@ -114,6 +114,7 @@ For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile
 | oVirt, 5 ms, client library | the download of oVirt's client library, with one connection |
 | qcow2 in gz | `curl`, `pigz -dc`, then `qemu-img convert` |
 | 40 MB/s a connection | one `curl`; the server limits each connection to 40 MB/s (256 MiB of data) |
+| resume 90 % at 40 MB/s | `curl`, which fetches all 2 GiB; one connection at 40 MB/s each |
 | c.qcow2 in a layer | the slowest of download, gunzip and `qemu-img convert`, each alone |
 | raw from S3 against http | cdi-worker itself, over HTTP with a presigned URL (256 MiB of data) |
 | reset every 64 MiB | none: the ratio is bytes fetched by size (256 MiB of data) |

@@ -316,3 +316,18 @@ def test_memory_is_bounded() -> None:
     assert notes.covered >= journal.MOST // 2 * 2
     assert notes.missing(100, 102) == []
     assert notes.missing(0, 1) == [(0, 1)]
+
+
+def test_scattered_units_fit(location: Location) -> None:
+    """The units of granules that are not finished take the rest of a slot."""
+    total = 1 << 40
+    many = journal.Journal.open(location, "etag", total)
+    granule = many._digests.granule
+    for start in range(0, total, 2 * granule):
+        many.zeroed(start, start + granule)
+    data = memoryview(b"x" * (64 << 10))
+    for index in range(9000):
+        many.wrote(granule * (1 + 2 * (index // 1000)) + index % 1000 * (128 << 10), data)
+    many.save(no_sync)
+    again = journal.Journal.open(location, "etag", total)
+    assert total // 2 + 1000 * (64 << 10) <= again.covered < many.covered
