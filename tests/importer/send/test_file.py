@@ -158,6 +158,26 @@ def test_second_run_resumes_the_upload(server: uploads.Server, image: Path, disk
     assert disk.read_bytes() == DATA
 
 
+def test_changed_file_is_uploaded_from_its_start(server: uploads.Server, image: Path, disk: Path) -> None:
+    """It has the same size, and its modification time was set back."""
+    cancel = cancelling.Cancel()
+
+    class Stop(progress.NullProgress):
+        def advance(self, count: int) -> None:
+            processes.wait_for(lambda: server.received > 100_000, "the first bytes")
+            cancel.set()
+
+    with pytest.raises(errors.Cancelled):
+        file.send(upload_request(server, image), Stop(), cancel)
+    assert server.offset() > 0
+    times = image.stat()
+    other = bytes(byte ^ 0xFF for byte in DATA)
+    image.write_bytes(other)
+    os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
+    file.send(upload_request(server, image), progress.NullProgress(), cancelling.Cancel())
+    assert disk.read_bytes() == other
+
+
 def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Path, disk: Path) -> None:
     """An upload started without a checksum is not resumed by one that must be verified."""
     cancel = cancelling.Cancel()
