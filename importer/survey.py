@@ -90,7 +90,7 @@ def survey(
         once=source.once,
         blank=source.blank,
     )
-    return Survey(offer, content, room(wanted), spare(wanted))
+    return Survey(offer, content, room(wanted, thin=source.thin), spare(wanted))
 
 
 def examine(
@@ -161,8 +161,16 @@ def _is_fixed_vhd(read: views.Read, size: int) -> bool:
     return vhd.is_fixed_vhd(read(size - length, length))
 
 
-def room(wanted: request.Request) -> plan.Space:
-    """Return the space on the target (contract, Sizes), unlimited if no target is named."""
+def room(wanted: request.Request, *, thin: bool = False) -> plan.Space:
+    """Return the space on the target (contract, Sizes), unlimited if no target is named.
+
+    ``thin``: in a file, holes of the disk need none; data that does not fit fails as it is written.
+    """
+    space = _room(wanted)
+    return dataclasses.replace(space, available=ANYTHING) if thin and not space.block else space
+
+
+def _room(wanted: request.Request) -> plan.Space:
     if not wanted.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     is_removed = wanted.existing == "remove"

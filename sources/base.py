@@ -169,6 +169,8 @@ class Source:
     longest_read: int | None = None
     #: Whether ``stream`` can be read only once.
     once: bool = False
+    #: Whether it is a thin volume, which may be larger than a file system that has room for its data.
+    thin: bool = False
     #: Whether the disk is blank: no bytes to read, the size comes from the request.
     blank: bool = False
     #: Reads this source and its parts (layers of an image). Set before the source is opened.

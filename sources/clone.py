@@ -16,6 +16,8 @@ class CloneSource(upload.UploadSource):
     ``ours``: in our own stream format, not in snappy framing.
     """
 
+    thin = True
+
     def __init__(self, body: upload.Body, cancel: base.Cancel, *, is_tar: bool, ours: bool) -> None:
         # The length of the body says nothing about the size of the disk.
         super().__init__(body, None, cancel)

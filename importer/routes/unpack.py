@@ -27,7 +27,7 @@ def unpack_archive(job: Job) -> None:
         # There may be no room for the old and the new content. Not done earlier: only now the source is known
         # to be an archive.
         staging.empty(job.wanted.volume)
-        job.limit = survey.room(job.wanted).available
+        job.limit = survey.room(job.wanted, thin=job.source.thin).available
     job.progress.phase("transfer", job.source.size)
     with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:
         with job.plain() as packed:

@@ -13,4 +13,5 @@ def source(location: base.Location, cancel: base.Cancel) -> file.LocalSource:
     path = pathlib.Path(location.endpoint)
     made = file.LocalSource(str(path / "disk.img" if path.is_dir() else path), cancel)
     made.format = "raw"
+    made.thin = True
     return made

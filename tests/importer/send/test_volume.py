@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
@@ -102,13 +103,16 @@ def test_empty_volume_is_cloned(server: uploads.Server, paths: contract.Paths, t
 
 
 def test_too_small_volume_is_refused(
-    certificates: uploads.Certificates, paths: contract.Paths, original: Path
+    certificates: uploads.Certificates, paths: contract.Paths, original: Path, tmp_path: Path
 ) -> None:
-    with uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "8Mi"}, paths) as server:
-        with pytest.raises(errors.Error, match=r"400|reset|broken") as caught:
+    with devices.filesystem("tmpfs", tmp_path, MIB) as point:
+        with (
+            uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server,
+            pytest.raises(errors.Error, match=r"400|reset|broken") as caught,
+        ):
             clones.run(clones.environment(server, "block", original))
         assert caught.value.status == 3
-        oracle.unusable(Path(paths.data, "disk.img"))
+        oracle.unusable(point / "disk.img")
 
 
 def test_file_system_without_disk_is_refused_by_a_device(

@@ -1,0 +1,76 @@
+"""Clones of thin disks, which are larger than the file system that they are cloned to."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract
+from tests.support import clones, devices, oracle, uploads
+
+MIB = 1 << 20
+#: Several times the file system, with a few MiB of data.
+SIZE = 300 * MIB
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    (tmp_path / "volume").mkdir()
+    return clones.write_disk(tmp_path / "volume" / "disk.img", SIZE)
+
+
+@pytest.mark.parametrize("image_size", ["", "60Mi"])
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_thin_disk_is_cloned_to_a_small_file_system(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    volume: Path,
+    mode: str,
+    ours: bool,
+    image_size: str,
+) -> None:
+    env = {"UPLOAD_IMAGE_SIZE": image_size, "FILESYSTEM_OVERHEAD": "0.06"}
+    headers = {"x-cdi-content-type": {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]}
+    headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
+    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
+        body = clones.body(volume.parent, mode, ours=ours)
+        with uploads.Server(certificates, env, dataclasses.replace(paths, data=str(point))) as server:
+            answer = server.ask("POST", clones.SYNC, body, headers)
+            assert answer.status == 200, answer.text
+            assert "Clone Complete" in server.result().message
+        oracle.same(point / "disk.img", volume)
+        assert (point / "disk.img").stat().st_blocks * 512 < 16 * MIB
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_data_that_does_not_fit_is_an_error(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path, mode: str
+) -> None:
+    with volume.open("r+b") as stream:
+        stream.seek(100 * MIB)
+        for _ in range(64):
+            stream.write(b"data" * (MIB // 4))
+    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
+        with uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server:
+            kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
+            body = clones.body(volume.parent, mode, ours=False)
+            answer = server.ask("POST", clones.SYNC, body, {"x-cdi-content-type": kind})
+            assert (answer.status, "no space left on device" in answer.text) == (400, True), answer.text
+        oracle.unusable(point / "disk.img")
+
+
+def test_preallocated_clone_needs_the_whole_size(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path
+) -> None:
+    env = {"PREALLOCATION": "true"}
+    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
+        with uploads.Server(certificates, env, dataclasses.replace(paths, data=str(point))) as server:
+            body = clones.body(volume.parent, "block", ours=True)
+            headers = {"x-cdi-content-type": "blockdevice-clone", "x-cdi-worker-stream": "extents-2"}
+            answer = server.ask("POST", clones.SYNC, body, headers)
+            assert (answer.status, "no space left on device" in answer.text) == (400, True), answer.text
+        oracle.unusable(point / "disk.img")
