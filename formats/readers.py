@@ -40,6 +40,14 @@ class Continuing(RandomReader, Protocol):
         """
 
 
+@runtime_checkable
+class Batching(RandomReader, Protocol):
+    """A source that serves one read of several nearby ranges faster than a read for each."""
+
+    #: Always true.
+    batching: bool
+
+
 class Bytes:
     """Read bytes in memory."""
 

@@ -74,6 +74,12 @@ def _together(ranges: Iterable[Range], most: int) -> Iterator[list[Range]]:
         yield group
 
 
+def _span(ranges: list[Range]) -> Range:
+    """Return the range from the first to the last of ``ranges``."""
+    start, last = ranges[0].offset, ranges[-1]
+    return Range(start, last.offset + last.length - start)
+
+
 class Fetcher:
     """Fetch ranges from one source of ``size`` bytes.
 
@@ -123,10 +129,13 @@ class Fetcher:
 
     def fill(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` from ``offset``, retrying as long as there is progress."""
+        self._fill(offset, into, self._advance)
+
+    def _fill(self, offset: int, into: memoryview, advance: Callable[[int], None]) -> None:
         patience = retry.Patience(self.options.no_progress, self._scope)
         done = self._known.known_length(offset, len(into))
         if done:
-            self._advance(done)
+            advance(done)
         while done < len(into):
             self._scope.check()
             try:
@@ -138,7 +147,7 @@ class Fetcher:
                 patience.wait(err, offset + done)
                 continue
             done += count
-            self._advance(count)
+            advance(count)
             patience.progress()
         self._known.restore(offset, into)
 
@@ -161,7 +170,8 @@ class Fetcher:
         ``confirm``: check each request by another one, for tables. Raises the first failure of a read or of
         ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will call it.
         """
-        most = self.options.chunk if isinstance(self._reader, readers.Continuing) else 0
+        batching = isinstance(self._reader, readers.Batching)
+        most = self.options.chunk if batching or isinstance(self._reader, readers.Continuing) else 0
         pending = _together(ranges, most)
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
@@ -174,13 +184,12 @@ class Fetcher:
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
                 self._expect(group)
-                for items in [group] if confirm else [[item] for item in group]:
-                    start = items[0].offset
-                    length = items[-1].offset + items[-1].length - start
+                for items in [group] if confirm or batching else [[item] for item in group]:
+                    start, length = _span(items)
                     if length > buffer.size:
                         buffer = directio.Buffer(length)
                     view = buffer.view[:length]
-                    self.fill(start, view)
+                    self._fill_batch(items, start, view)
                     if confirm:
                         self._confirm(start, view)
                     for item in items:
@@ -191,10 +200,17 @@ class Fetcher:
             workers.start(work, self.options.connections)
             workers.wait()
 
+    def _fill_batch(self, items: list[Range], start: int, into: memoryview) -> None:
+        """Fill ``into`` from ``start``. What is read between the ranges ``items`` is not progress."""
+        if len(items) == 1:
+            self.fill(start, into)
+            return
+        self._fill(start, into, lambda _: None)
+        self._advance(sum(item.length for item in items))
+
     def _expect(self, group: list[Range]) -> None:
         if isinstance(self._reader, readers.Continuing):
-            start, last = group[0].offset, group[-1]
-            self._reader.expect(start, last.offset + last.length - start)
+            self._reader.expect(*_span(group))
 
     def stream(self, start: int = 0) -> OrderedStream:
         """Return a reader from ``start`` to the end that fetches ahead in parallel."""

@@ -110,6 +110,9 @@ class Disk:
     ``longest``: largest read in bytes.
     """
 
+    #: A read over NFC takes some milliseconds, whatever its length, and changed sectors may be many.
+    batching = True
+
     def __init__(self, socket: str, name: str, vddk: Log, longest: int, cancel: base.Cancel) -> None:
         self._name = name
         self._vddk = vddk

@@ -209,6 +209,23 @@ def test_thousands_of_areas_and_lost_sessions_are_handled(tmp_path: Path) -> Non
             vmware_stages.check(vcsim, target, stage)
 
 
+def test_lone_sectors_are_read_in_batches(tmp_path: Path, target: Path) -> None:
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", vmware_stages.SIZE)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, vmware_stages.MiB)))
+    offsets = range(512, vmware_stages.SIZE, 10 * 1024)
+    vcsim.take_snapshot(*((offset, vmware_stages.noise(offset, 512)) for offset in offsets))
+    vcsim.listed = [(offset, 512) for offset in offsets]
+    with vcsim.running():
+        cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+        before = len(vcsim.library_calls())
+        result = cdi_worker.run(vmware_stages.request(vcsim, target, 1))
+        vmware_stages.check(vcsim, target, 1)
+    calls = [call for call in vcsim.library_calls()[before:] if call.startswith("Read ")]
+    assert len(offsets) > 2000
+    assert len(calls) < 30
+    assert result.read == len(offsets) * 512
+
+
 def test_disk_larger_than_32_bits_is_copied(tmp_path: Path) -> None:
     size = 9 * vmware_stages.GiB
     edge = 4 * vmware_stages.GiB

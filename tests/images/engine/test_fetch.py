@@ -153,6 +153,31 @@ def test_neighbouring_ranges_are_announced_together() -> None:
     assert reader.expected == [(0, 10_000), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
 
 
+class Batched(Memory):
+    """Reads nearby ranges at once, in pieces."""
+
+    batching = True
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        return min(length, 1000)
+
+
+def test_nearby_ranges_are_read_in_batches() -> None:
+    source = Batched()
+    ranges = [fetch.Range(start, 10) for start in range(7, 50_000, 110)]
+    ranges += [fetch.Range(60_000, 10_000), fetch.Range(70_050, 10), fetch.Range(70_200, 10)]
+    delivered: dict[int, bytes] = {}
+    arrived: list[int] = []
+    fetcher = fetch.Fetcher(source, len(DATA), OPTIONS, scope=cancelling.Cancel(), advance=arrived.append)
+    fetcher.each(ranges, lambda offset, data: delivered.update({offset: bytes(data)}))
+    assert delivered == {start: DATA[start : start + length] for start, length in ranges}
+    assert sum(arrived) == sum(length for _, length in ranges)
+    # Batches of at most 4096 bytes, which arrive in pieces of 1000.
+    assert len(source.reads) < 100
+    assert max(length for _, length in source.reads) == 10_000
+    assert not any(offset <= 55_000 < offset + length for offset, length in source.reads)
+
+
 def test_only_the_requested_ranges_are_fetched() -> None:
     reader = Memory()
     delivered: list[tuple[int, bytes]] = []
