@@ -118,7 +118,7 @@ def test_delta_needs_the_previous_stage(
 def test_stage_is_not_applied_to_another_checkpoint(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     for _ in range(2):  # a first stage starts over
-        cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+        cdi_worker.run(dataclasses.replace(vmware_stages.request(vcsim, target, 0), existing="replace"))
         for previous in ("snapshot-12", "stage 1", vcsim.change_id(1)):
             with pytest.raises(errors.TargetError, match=r"holds the disk at checkpoint .*snapshot-11"):
                 cdi_worker.run(vmware_stages.request(vcsim, target, 2, previous=previous))
