@@ -175,7 +175,18 @@ def _claimed(wanted: request.Request, cancel: cancelling.Cancel) -> Iterator[tar
     with target.take_folder(wanted.target, terms) if folder else target.take(wanted.target, terms) as held:
         if not (folder or wanted.is_delta or wanted.existing == "remove"):
             target.check_replaceable(held, force=wanted.existing == "replace")
+            if wanted.existing == "refuse" and target.is_foreign(held):
+                _check_signatures(held.path)
         yield held
+
+
+def _check_signatures(path: str) -> None:
+    """Raise ``errors.TargetExists`` if a device belongs to swap, LVM or RAID."""
+    # Imported when used: it starts a program (start-up time).
+    from cdi_worker.images.tools import wipefs
+
+    if found := wipefs.in_use(path):
+        raise errors.TargetExists(path=path, reason=f"holds {', '.join(found)}")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from cdi_worker.images.target.open import (
     check_replaceable,
     facts,
     followed,
+    is_foreign,
     journal_slots,
     open,  # noqa: A004 - target.open() is what it is
     take,
@@ -24,6 +25,7 @@ __all__ = [
     "check_replaceable",
     "facts",
     "followed",
+    "is_foreign",
     "journal_slots",
     "open",
     "take",

@@ -118,6 +118,14 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
         raise errors.target_error(held.path, err, "inspect") from err
 
 
+def is_foreign(held: claim.Claim) -> bool:
+    """Return whether a claimed target is a device without the left-over of an interrupted run."""
+    try:
+        return isinstance(held, claim.Device) and not held.is_left_over
+    except OSError as err:
+        raise errors.target_error(held.path, err, "read") from err
+
+
 def open(  # noqa: A001 - read as target.open
     path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
 ) -> Target:

@@ -1,0 +1,27 @@
+"""Run wipefs, which lists the signatures on a device. It is part of util-linux, like prlimit."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from cdi_worker.images.tools import process
+
+#: Names of libblkid for swap and for parts of something larger. LVM and RAID: ``LVM2_member``,
+#: ``linux_raid_member``, …
+_IN_USE: Final = frozenset({"swap", "swsuspend", "bcache", "drbd", "ceph_bluestore", "stratis"})
+_MEMBER: Final = "_member"
+
+
+def in_use(path: str) -> list[str]:
+    """Return the signatures of swap, LVM, RAID and the like on a device, which is not changed.
+
+    A device with one of them belongs to something that is not seen while it is not active. File systems and
+    partition tables are not listed: a disk that was imported before has them.
+    """
+    output = bytearray()
+    process.run(process.Command(("wipefs", "--json", "--no-act", path), package="util-linux"), output.extend)
+    # Nothing is printed for a device without signatures.
+    found = json.loads(output)["signatures"] if output.strip() else []
+    names = {str(each["type"]) for each in found}
+    return sorted(name for name in names if name in _IN_USE or name.endswith(_MEMBER))

@@ -1,0 +1,106 @@
+"""What a command finds at its target is not lost by mistake."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.support import devices, misbehave, processes, worker
+
+MIB = 1 << 20
+DATA = bytes(range(256)) * 4 * 4096
+WRONG = "--checksum=md5:" + 32 * "0"
+BUSY = 6
+
+
+@pytest.fixture
+def url(server: misbehave.Server) -> str:
+    return server.serve("/disk", misbehave.Page(DATA))
+
+
+def test_existing_file_is_replaced_only_by_force(url: str, server: misbehave.Server, tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"of yesterday")
+    done = worker.run("import", url, path)
+    assert (done.status, done.error_message) == (BUSY, f"{path}: exists; to replace it, use --force")
+    assert server.requests == []
+    assert worker.run("blank", path, "1Mi").status == BUSY
+    assert path.read_bytes() == b"of yesterday"
+    assert worker.run("import", url, path, "--force").status == 0
+    assert path.read_bytes() == DATA
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+def test_failed_import_keeps_the_old_file(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(b"of yesterday")
+    assert worker.run("import", url, path, "--force", WRONG).status == 5
+    assert path.read_bytes() == b"of yesterday"
+    assert os.listdir(tmp_path) == ["disk.img"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_link_is_followed(url: str, tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "link").symlink_to("images/disk.img")
+    if exists:
+        (tmp_path / "images/disk.img").write_bytes(b"of yesterday")
+        assert worker.run("import", url, tmp_path / "link").status == BUSY
+        assert (tmp_path / "images/disk.img").read_bytes() == b"of yesterday"
+    assert worker.run("import", url, tmp_path / "link", "--force").status == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "images/disk.img").read_bytes() == DATA
+
+
+def test_mode_honours_the_umask(url: str, tmp_path: Path) -> None:
+    shell = ("sh", "-c", 'umask 027; exec "$@"', "sh")
+    assert worker.run("import", url, tmp_path / "disk.img", prefix=shell).status == 0
+    assert stat.S_IMODE((tmp_path / "disk.img").stat().st_mode) == 0o640
+
+
+def lvm(device: Path) -> None:
+    """Write the label of a physical volume, as pvcreate does."""
+    rest = struct.pack("<I8s32s", 32, b"LVM2 001", b"u" * 32).ljust(512 - 20, b"\0")
+    checksum = zlib.crc32(rest, 0xF597A6CF ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
+    with device.open("r+b") as file:
+        file.seek(512)
+        file.write(struct.pack("<8sQI", b"LABELONE", 1, checksum) + rest)
+
+
+def swap(device: Path) -> None:
+    processes.run("mkswap", device)
+
+
+@pytest.mark.parametrize(("make", "name"), [(swap, "swap"), (lvm, "LVM2_member")])
+def test_device_in_use_is_refused_without_force(url: str, block: Path, make: object, name: str) -> None:
+    make(block)  # type: ignore[operator]
+    before = block.read_bytes()
+    done = worker.run("import", url, block)
+    assert (done.status, done.error_message) == (BUSY, f"{block}: holds {name}; to replace it, use --force")
+    assert block.read_bytes() == before
+    assert worker.run("import", url, block, "--force").status == 0
+    assert block.read_bytes().startswith(DATA)
+
+
+def test_device_with_a_file_system_is_not_refused_and_pods_ask_nothing(
+    url: str, block: Path, tmp_path: Path
+) -> None:
+    processes.run("mkfs.ext4", "-q", "-F", block)
+    assert worker.run("import", url, block).status == 0
+    processes.run("mkswap", block)
+    pod = worker.Pod(tmp_path / "pod", block=block)
+    assert pod.run(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url).status == 0
+    assert block.read_bytes().startswith(DATA)
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_mounted_device_is_never_written(url: str, tmp_path: Path, force: tuple[str, ...]) -> None:
+    with devices.loop(tmp_path, 16 * MIB) as device, devices.mounted("ext4", device, tmp_path / "point"):
+        done = worker.run("import", url, device, *force)
+    assert done.status == BUSY
+    assert "busy: it is mounted" in done.error_message
