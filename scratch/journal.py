@@ -105,12 +105,21 @@ class Journal:
         with self._lock:
             return self._done.covered()
 
-    def wrote(self, offset: int, data: memoryview) -> None:
-        """Add bytes that were written to the target."""
+    def digest(self, offset: int, data: memoryview) -> bytes:
+        """Return the tags of the whole units in ``data``, for ``wrote``.
+
+        Call it before the bytes are written: they are still in the CPU cache, and no longer after a write.
+        """
+        if self._slots is None:
+            return b""
+        first, last = self._digests.whole_units(offset, offset + len(data))
+        return self._digests.tags(first, data[first - offset : last - offset]) if first < last else b""
+
+    def wrote(self, offset: int, data: memoryview, tags: bytes) -> None:
+        """Add bytes that were written to the target, with the result of ``digest``."""
         start, end = offset, offset + len(data)
         if self._slots is not None:
             first, last = self._digests.whole_units(start, end)
-            tags = self._digests.tags(first, data[first - start : last - start]) if first < last else b""
             with self._lock:
                 self._unsaved += end - start
                 self._digests.add(first, tags)

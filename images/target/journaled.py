@@ -23,8 +23,9 @@ class Journaled:
 
     def write(self, offset: int, data: memoryview, /) -> None:
         """Write ``data``, which may be reused on return."""
+        tags = self._noted.digest(offset, data)
         self._target.write(offset, data)
-        self._noted.wrote(offset, data)
+        self._noted.wrote(offset, data, tags)
 
     def zero(self, offset: int, length: int, /) -> None:
         """Make a range read as zeros, at the latest on the next flush."""

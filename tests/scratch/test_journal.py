@@ -36,6 +36,11 @@ def noise(start: int, end: int) -> tuple[int, memoryview]:
     return start, memoryview(random.Random(start).randbytes(end - start))
 
 
+def wrote(opened: journal.Journal, offset: int, data: memoryview) -> None:
+    """Add bytes as after a write."""
+    opened.wrote(offset, data, opened.digest(offset, data))
+
+
 def no_sync() -> None:
     """Sync nothing."""
 
@@ -43,7 +48,7 @@ def no_sync() -> None:
 def save(location: Location, *done: tuple[int, int], identity: str = "etag") -> journal.Journal:
     opened = journal.Journal.open(location, identity, TOTAL)
     for start, end in done:
-        opened.wrote(*noise(start, end))
+        wrote(opened, *noise(start, end))
     opened.save(no_sync)
     return opened
 
@@ -71,24 +76,24 @@ def test_new_journal_is_empty(location: Location, tmp_path: Path) -> None:
 
 def test_journal_without_location_remembers_nothing() -> None:
     opened = journal.Journal.open(None, "etag", TOTAL)
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
     opened.save(no_sync)
     assert opened.missing(0, 2 * MiB) == [(MiB, 2 * MiB)]
 
 
 def test_withheld_start_is_never_done(location: Location) -> None:
     opened = journal.Journal.open(dataclasses.replace(location, withheld=MiB), "etag", TOTAL)
-    opened.wrote(*noise(0, 2 * MiB))
+    wrote(opened, *noise(0, 2 * MiB))
     assert opened.missing(0, 2 * MiB) == [(0, MiB)]
 
 
 def test_data_is_synced_before_the_journal(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL)
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
 
     def flush() -> None:
         assert journal.Journal.open(location, "etag", TOTAL).covered == 0
-        opened.wrote(*noise(MiB, 2 * MiB))  # by another thread, after the sync has started
+        wrote(opened, *noise(MiB, 2 * MiB))  # by another thread, after the sync has started
 
     opened.save(flush)
     assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
@@ -96,7 +101,7 @@ def test_data_is_synced_before_the_journal(location: Location) -> None:
 
 def test_failed_sync_saves_nothing(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL)
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -108,11 +113,11 @@ def test_failed_sync_saves_nothing(location: Location) -> None:
 
 def test_checkpoint_saves_after_its_interval(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL, seconds=3600)
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
     opened.checkpoint(no_sync)
     assert journal.Journal.open(location, "etag", TOTAL).covered == 0
     opened = journal.Journal.open(location, "etag", TOTAL, seconds=0)
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
     opened.checkpoint(no_sync)
     assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
 
@@ -159,7 +164,7 @@ def test_many_bytes_are_saved_before_the_interval(
     opened.checkpoint(flush)
     assert len(clock.saves) == 1
     monkeypatch.setattr(journal, "MOST_UNSAVED", MiB)
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
     opened.checkpoint(flush)
     assert len(clock.saves) == 2
 
@@ -167,7 +172,7 @@ def test_many_bytes_are_saved_before_the_interval(
 def test_torn_write_keeps_the_older_state(location: Location) -> None:
     opened = save(location, (0, MiB))
     before = Path(location.path).read_bytes()
-    opened.wrote(*noise(2 * MiB, 3 * MiB))
+    wrote(opened, *noise(2 * MiB, 3 * MiB))
     opened.save(no_sync)
     after = Path(location.path).read_bytes()
     changed = [at for at, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -244,7 +249,7 @@ def test_journal_of_a_huge_disk_fits(location: Location, size: int) -> None:
     many = journal.Journal.open(location, "etag", size)
     many.zeroed(0, 1 << 40)
     for index in range(20_000):
-        many.wrote((1 << 43) + index * (128 << 10), memoryview(b"x" * (64 << 10)))
+        wrote(many, (1 << 43) + index * (128 << 10), memoryview(b"x" * (64 << 10)))
     many.save(no_sync)
     again = journal.Journal.open(location, "etag", size)
     assert 1 << 40 <= again.covered < many.covered
@@ -256,7 +261,7 @@ def test_range_of_partial_units_is_not_saved(location: Location) -> None:
     assert opened.missing(0, TOTAL) == [(0, 1000), (200_000, TOTAL)]
     again = journal.Journal.open(location, "etag", TOTAL)
     assert again.missing(0, TOTAL) == [(0, 65536), (3 * 65536, TOTAL)]
-    opened.wrote(*noise(0, 1000))
+    wrote(opened, *noise(0, 1000))
     opened.save(no_sync)
     assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == [(3 * 65536, TOTAL)]
 
@@ -278,7 +283,7 @@ def test_forgotten_range_is_missing(location: Location) -> None:
 def test_missing_journal_file_is_ignored(location: Location) -> None:
     opened = journal.Journal.open(location, "etag", TOTAL)
     Path(location.path).unlink()
-    opened.wrote(*noise(0, MiB))
+    wrote(opened, *noise(0, MiB))
     opened.save(no_sync)
     opened.save(no_sync)
     assert opened.covered == MiB
@@ -296,7 +301,7 @@ def test_several_threads_can_use_a_journal(location: Location) -> None:
 
     def work(first: int) -> None:
         for start in range(first * MiB, TOTAL, 4 * MiB):
-            opened.wrote(*noise(start, start + MiB))
+            wrote(opened, *noise(start, start + MiB))
             opened.checkpoint(no_sync)
 
     crew = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -312,7 +317,7 @@ def test_memory_is_bounded() -> None:
     """For a disk written in random order, the longest ranges are kept."""
     notes = journal.Journal(None, "", 1 << 40)
     for number in range(journal.MOST + 1):
-        notes.wrote(number * 100, memoryview(bytes(1 + number % 2)))
+        wrote(notes, number * 100, memoryview(bytes(1 + number % 2)))
     assert notes.covered >= journal.MOST // 2 * 2
     assert notes.missing(100, 102) == []
     assert notes.missing(0, 1) == [(0, 1)]
@@ -327,7 +332,7 @@ def test_scattered_units_fit(location: Location) -> None:
         many.zeroed(start, start + granule)
     data = memoryview(b"x" * (64 << 10))
     for index in range(9000):
-        many.wrote(granule * (1 + 2 * (index // 1000)) + index % 1000 * (128 << 10), data)
+        wrote(many, granule * (1 + 2 * (index // 1000)) + index % 1000 * (128 << 10), data)
     many.save(no_sync)
     again = journal.Journal.open(location, "etag", total)
     assert total // 2 + 1000 * (64 << 10) <= again.covered < many.covered

@@ -33,7 +33,8 @@ with target.open(path, len(content), target.Options(mode=mode)) as disk:
             print(at, flush=True)
             sys.stdin.readline()
             disk.write(at, memoryview(content)[at:stop])
-            kept.wrote(at, memoryview(content)[at:stop])
+            piece = memoryview(content)[at:stop]
+            kept.wrote(at, piece, kept.digest(at, piece))
             kept.checkpoint(disk.flush)
     disk.commit()
 """
