@@ -216,6 +216,8 @@ def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, fi
             disk.write(0, memoryview(b"2" * (size or SIZE)))
             if finished:
                 disk.commit()
+            else:
+                disk.flush()
             expected = (tmp_path / "shared").read_bytes()
             check_stale(stale)
             assert (tmp_path / "shared").read_bytes() == expected
