@@ -16,33 +16,30 @@ from tests.simulation import scheduler as schedulers
 from tests.simulation import world as worlds
 
 
-def run(
-    seed: int, machines: worlds.Machines, without: frozenset[str], *, tell: bool = False
-) -> tuple[int, list[str], str]:
+def run(seed: int, machines: worlds.Machines, *, tell: bool = False) -> tuple[int, list[str], str]:
     """Return the trace's checksum, the outcomes of the runs, and what is wrong (empty: nothing)."""
-    made = worlds.plan(seed, without)
+    made = worlds.plan(seed)
     world = worlds.World(made, seed, machines, tell=print if tell else None)
     try:
         return world.go(), world.law.outcomes, ""
     except AssertionError:
-        wrong = f"seed {seed}\n{made}\n{traceback.format_exc(limit=-3)}\n{_replay(seed, without)}"
+        wrong = f"seed {seed}\n{made}\n{traceback.format_exc(limit=-3)}\n{_replay(seed)}"
         return world.scheduler.trace, world.law.outcomes, wrong
 
 
-def _replay(seed: int, without: frozenset[str]) -> str:
-    more = "".join(f" --with {fault}" for fault in sorted(worlds.NOT_YET - without))
-    return f"replay it: .venv/bin/python -m tests.simulation --seed {seed}{more}"
+def _replay(seed: int) -> str:
+    return f"replay it: .venv/bin/python -m tests.simulation --seed {seed}"
 
 
 def several(
-    seeds: Iterable[int], root: Path, without: frozenset[str], *, traces: bool = False
+    seeds: Iterable[int], root: Path = worlds.ROOT, *, traces: bool = False
 ) -> tuple[collections.Counter[str], list[str]]:
     """Run seeds; return how many runs had which outcome, and what is wrong."""
     machines = worlds.Machines(root)
     outcomes: collections.Counter[str] = collections.Counter()
     wrong = []
     for seed in seeds:
-        trace, found, fault = run(seed, machines, without)
+        trace, found, fault = run(seed, machines)
         outcomes.update(found)
         if traces:
             print(f"seed {seed}: trace {trace:08x}")
@@ -67,32 +64,28 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--root", type=Path, default=worlds.ROOT, help="another copy of the tree")
     parser.add_argument("--traces", action="store_true", help="print the checksum of each trace")
-    parser.add_argument(
-        "--with", action="append", default=[], dest="faults", help=f"also one of {sorted(worlds.NOT_YET)}"
-    )
     given = parser.parse_args()
-    without = worlds.NOT_YET - frozenset(given.faults)
     if given.seed is not None:
-        return _replay_one(given.seed, given.root, without)
-    return _run_all(given, without)
+        return _replay_one(given.seed, given.root)
+    return _run_all(given)
 
 
-def _replay_one(seed: int, root: Path, without: frozenset[str]) -> int:
+def _replay_one(seed: int, root: Path) -> int:
     logging.basicConfig(level=logging.DEBUG, handlers=[_Log()])
-    print(worlds.plan(seed, without))
-    trace, outcomes, wrong = run(seed, worlds.Machines(root), without, tell=True)
+    print(worlds.plan(seed))
+    trace, outcomes, wrong = run(seed, worlds.Machines(root), tell=True)
     print(wrong or f"seed {seed}: trace {trace:08x} {outcomes}")
     return bool(wrong)
 
 
-def _run_all(given: argparse.Namespace, without: frozenset[str]) -> int:
+def _run_all(given: argparse.Namespace) -> int:
     logging.disable()
     began = time.monotonic()
     outcomes, wrong = collections.Counter[str](), list[str]()
     seeds = range(given.first, given.first + given.seeds)
     with concurrent.futures.ProcessPoolExecutor(given.processes) as pool:
         parts = [
-            pool.submit(several, seeds[part :: given.processes], given.root, without, traces=given.traces)
+            pool.submit(several, seeds[part :: given.processes], given.root, traces=given.traces)
             for part in range(given.processes)
         ]
         for part in parts:

@@ -20,8 +20,8 @@ AGAIN = ("concurrent", "concurrent.futures", "pathlib", "posixpath", "genericpat
 #: Faster versions in C, which use real threads.
 WITHOUT = frozenset({"_queue"})
 
-#: Changes of modules: by path in the tree, the text to replace and the text to put there.
-Edits = Mapping[str, tuple[str, str]]
+#: Changes of modules: by path in the tree, texts to replace and their replacements.
+Edits = Mapping[str, Mapping[str, str]]
 
 _code: dict[Path, types.CodeType] = {}
 
@@ -123,10 +123,11 @@ class Product:
 
     def _compiled(self, path: Path) -> types.CodeType:
         if path in self._edits:
-            old, new = self._edits[path]
             source = path.read_text()
-            assert source.count(old) == 1, f"{path}: not found exactly once: {old}"
-            return compile(source.replace(old, new), str(path), "exec", dont_inherit=True)
+            for old, new in self._edits[path].items():
+                assert source.count(old) == 1, f"{path}: not found exactly once: {old}"
+                source = source.replace(old, new)
+            return compile(source, str(path), "exec", dont_inherit=True)
         if path not in _code:
             _code[path] = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         return _code[path]

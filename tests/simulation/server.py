@@ -24,6 +24,8 @@ from tests.support import qcow2_parts
 #: Seconds after which a read without data fails (``wire.TIMEOUT``).
 READ_TIMEOUT = 60.0
 BLOCK = 64 << 10
+#: Bytes at the beginning that versions may have in common: more than the first response has.
+_HEAD = 6 * BLOCK
 #: Bytes by which shifted ranges are wrong.
 SHIFT = 512
 #: What a response remembers of its request: its secrets are hidden in messages.
@@ -122,8 +124,9 @@ class Object:
         return self.versions[-1]
 
     def replace(self) -> None:
-        """Make a new version, of the same size for raw images."""
-        self.versions.append(self._made())
+        """Make a new version, often with the same beginning."""
+        head = self.now.disk[:_HEAD] if self._dice.random() < 0.5 else b""
+        self.versions.append(self._made(head))
 
     def headers(self, dice: random.Random) -> dict[str, str]:
         """Return the headers that identify the version."""
@@ -136,8 +139,8 @@ class Object:
             found["ETag"] = f'W/"{self.name}"'
         return {} if self.identity == "none" else found
 
-    def _made(self) -> Version:
-        disk = _disk(self._dice, self.size)
+    def _made(self, head: bytes = b"") -> Version:
+        disk = head + _disk(self._dice, self.size)[len(head) :]
         if self.form == "gz":
             return Version(disk, _gzip(disk))
         if self.form == "qcow2":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -9,9 +10,8 @@ import sys
 import pytest
 
 from tests.simulation import __main__ as simulation
-from tests.simulation import disk, threads
+from tests.simulation import disk, mutants, threads
 from tests.simulation import scheduler as schedulers
-from tests.simulation import world as worlds
 from tests.support import processes
 
 SEEDS = 300
@@ -21,9 +21,20 @@ PARTS = 6
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_law_holds(part: int) -> None:
-    outcomes, wrong = simulation.several(range(part, SEEDS, PARTS), worlds.ROOT, worlds.NOT_YET)
+    outcomes, wrong = simulation.several(range(part, SEEDS, PARTS))
     assert not wrong, "\n".join(wrong)
     assert outcomes["success"] > SEEDS // PARTS
+
+
+@pytest.mark.parametrize(
+    "mutant", [each for each in mutants.MUTANTS if not each.is_rare], ids=lambda each: each.name
+)
+def test_missing_protection_is_found(mutant: mutants.Mutant) -> None:
+    logging.disable()
+    try:
+        assert mutants.find(mutant, range(SEEDS)) is not None, f"no seed finds what it does: {mutant.what}"
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def test_trace_of_a_seed_repeats() -> None:

@@ -82,24 +82,17 @@ class Plan:
         return "\n".join(lines)
 
 
-#: Faults that the product does not survive yet.
-NOT_YET = frozenset({"shift", "cut"})
-
-
 class Dice(random.Random):
-    """A generator of schedules. ``without``: faults that are left out."""
+    """A generator of schedules."""
 
-    without: frozenset[str] = NOT_YET
-
-    def happens(self, chance: float, fault: str = "") -> bool:
-        """Return whether an event happens. A fault that is left out uses the dice as well."""
-        return self.random() < chance and fault not in self.without
+    def happens(self, chance: float) -> bool:
+        """Return whether an event of this probability happens."""
+        return self.random() < chance
 
 
-def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
+def plan(seed: int) -> Plan:
     """Return the schedule of a seed."""
     dice = Dice(f"plan {seed}")
-    dice.without = without
     sector = dice.choice((512, 512, 4096))
     size = dice.choice((1 << 20, 2 << 20, 3 << 20)) + dice.randrange(3) * 4096
     same = dice.happens(0.6)
@@ -121,7 +114,7 @@ def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
         sizes=(size, size if same else size + 64 * 1024),
         forms=(form, form if same else dice.choice(("raw", "gz", "qcow2"))),
         identities=identities,
-        replicas=dice.happens(0.3, "replicas"),
+        replicas=dice.happens(0.3),
         ranges=_ranges(dice),
         options={
             "chunk": dice.choice((64, 128, 256)) << 10,
@@ -129,16 +122,16 @@ def plan(seed: int, without: frozenset[str] = NOT_YET) -> Plan:
             "interval": dice.choice((0.01, 0.05, 0.5, 10.0)),
             "direct": dice.happens(0.5),
             "preallocation": dice.happens(0.3),
-            "existing": "replace" if dice.happens(0.5, "keeps") else "remove",
+            "existing": "replace" if dice.happens(0.5) else "remove",
         },
         rounds=rounds,
     )
 
 
 def _ranges(dice: Dice) -> str:
-    if dice.happens(0.1, "shift"):
+    if dice.happens(0.1):
         return "shifted"
-    if dice.happens(0.05, "cut"):
+    if dice.happens(0.05):
         return "cut"
     return "none" if dice.happens(0.15) else "right"
 
@@ -148,12 +141,12 @@ def _round(
 ) -> Round:
     job = int(dice.happens(0.15))
     runs = [_run(dice, f"{number}a", job, identities, ability)]
-    if dice.happens(0.4, "two"):
+    if dice.happens(0.4):
         other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
         other.after = dice.choice((0.0, 0.5, 5.0, 400.0)) * dice.random()
         other.wait = dice.choice((0.0, 60.0, 1000.0))
         runs.append(other)
-    elif dice.happens(0.2, "two"):
+    elif dice.happens(0.2):
         other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
         # No lock keeps the other node out, so that a run which still writes is let in: the one before must
         # have been stopped. A slow write would be on its way then.
@@ -166,8 +159,8 @@ def _round(
     return Round(
         runs,
         power=dice.happens(0.5) and killed,
-        reuse=dice.happens(0.3, "reuse"),
-        replace=dice.happens(0.3, "replace"),
+        reuse=dice.happens(0.3),
+        replace=dice.happens(0.3),
     )
 
 
@@ -207,7 +200,7 @@ def _serving(dice: Dice, *, is_strong: bool) -> server.Serving:
         # Without a strong ETag, nothing shows that the object was replaced in the middle of a run.
         changes=dice.choice((0.0, 0.0, 0.03)) if is_strong else 0.0,
         encodes=1.0 if dice.happens(0.1) else 0.0,
-        busy=dice.choice((1.0, 30.0, 600.0)) if dice.happens(0.1, "busy") else 0.0,
+        busy=dice.choice((1.0, 30.0, 600.0)) if dice.happens(0.1) else 0.0,
         latency=dice.choice((0.05, 1.0)),
     )
 
