@@ -49,16 +49,19 @@ MUTANTS = (
         "no-token",
         "lets a stopped run on another node continue where another has written",
         {"images/target/claim.py": {"reason = self._taken()": "reason = None"}},
+        is_rare=True,
     ),
     Mutant(
         "begins-again",
         "opens the target again without a look at its claim",
         {"images/target/open.py": {"        options.claim.check()\n": ""}},
+        is_rare=True,
     ),
     Mutant(
         "finished-file-removed",
         "removes a finished disk before its replacement is complete",
         {"images/target/file.py": {' if options.existing == "remove" else (name,)': ""}},
+        is_rare=True,
     ),
     # Read back before it is trusted
     Mutant(
@@ -69,11 +72,13 @@ MUTANTS = (
                 "differing = self._digests.holds(claim, tags)": "differing: list[Range] = []"
             }
         },
+        is_rare=True,
     ),
     Mutant(
         "weak-identity",
         "resumes an object that was replaced in the same second",
         {"importer/routes/job.py": {"        if self.source.weak:\n": "        if False:\n"}},
+        is_rare=True,
     ),
     Mutant(
         "replicas",
@@ -104,6 +109,7 @@ MUTANTS = (
         "content-encoding",
         "writes what a server has compressed on the way",
         {"formats/coding.py": {"    if coding == IDENTITY:\n        return": "    return"}},
+        is_rare=True,
     ),
     # What was right before
     Mutant(
@@ -120,6 +126,7 @@ MUTANTS = (
                 "differing = self._digests.holds(claim, tags)": "differing = []",
             }
         },
+        is_rare=True,
     ),
     Mutant(
         "short-write",

@@ -140,6 +140,11 @@ def _round(
     dice: Dice, number: int, identities: tuple[str, str], ability: Callable[..., kernel.Storing]
 ) -> Round:
     job = int(dice.happens(0.15))
+    if dice.happens(0.3):
+        # What a killed run has left, or what it was read from, becomes something else.
+        left = Run(f"{number}a", job, kill_at=dice.randrange(80, 300), storing=ability())
+        is_reused = dice.happens(0.5)
+        return Round([left], power=dice.happens(0.3), reuse=is_reused, replace=not is_reused)
     runs = [_run(dice, f"{number}a", job, identities, ability)]
     if dice.happens(0.4):
         other = _run(dice, f"{number}b", job if dice.happens(0.5) else 1 - job, identities, ability)
@@ -154,13 +159,13 @@ def _round(
         runs[0].freeze_at, runs[0].freeze = dice.randrange(30, 330), 1000.0
         runs[0].storing.locks = other.storing.locks = False
         runs[0].storing.slow = 0.0
+        # After the stop it falls back to another route.
+        runs[0].serving.lies = dice.choice((runs[0].serving.lies, 0.3))
         runs.append(other)
     killed = any(run.kill_at for run in runs)
     return Round(
         runs,
         power=dice.happens(0.5) and killed,
-        reuse=dice.happens(0.3),
-        replace=dice.happens(0.3),
     )
 
 
@@ -199,7 +204,7 @@ def _serving(dice: Dice, *, is_strong: bool) -> server.Serving:
         lies=dice.choice((0.0, 0.0, 0.05)),
         # Without a strong ETag, nothing shows that the object was replaced in the middle of a run.
         changes=dice.choice((0.0, 0.0, 0.03)) if is_strong else 0.0,
-        encodes=1.0 if dice.happens(0.1) else 0.0,
+        encodes=1.0 if dice.happens(0.3) else 0.0,
         busy=dice.choice((1.0, 30.0, 600.0)) if dice.happens(0.1) else 0.0,
         latency=dice.choice((0.05, 1.0)),
     )
