@@ -57,11 +57,11 @@ class Law:
             return True
         return call == "rename" and details[-1] == self._target
 
-    def succeeded(self, process: schedulers.Process) -> None:
+    def succeeded(self, process: schedulers.Process, resumed: int) -> None:
         world = schedulers.active()
         world.note("success")
         self._succeeded.add(process)
-        self.outcomes.append("success")
+        self.outcomes.append("resumed" if resumed else "success")
         last = self._wrote.get(process, 0)
         if self._excused or any(other > last for other in self._writing.values()):
             # It was stopped after its last change; another run, which no lock kept out, has begun since then.

@@ -23,7 +23,7 @@ PARTS = 6
 def test_law_holds(part: int) -> None:
     outcomes, wrong = simulation.several(range(part, SEEDS, PARTS))
     assert not wrong, "\n".join(wrong)
-    assert outcomes["success"] > SEEDS // PARTS
+    assert outcomes["success"] + outcomes["resumed"] > SEEDS // PARTS
 
 
 @pytest.mark.parametrize(

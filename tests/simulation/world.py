@@ -94,9 +94,9 @@ def plan(seed: int) -> Plan:
     """Return the schedule of a seed."""
     dice = Dice(f"plan {seed}")
     sector = dice.choice((512, 512, 4096))
-    size = dice.choice((1 << 20, 2 << 20, 3 << 20)) + dice.randrange(3) * 4096
+    size = dice.choice((3 << 19, 2 << 20, 3 << 20)) + dice.randrange(3) * 4096
     same = dice.happens(0.6)
-    form = dice.choice(("raw", "raw", "raw", "gz", "qcow2"))
+    form = dice.choice(("raw", "raw", "raw", "raw", "gz", "qcow2"))
     ability = functools.partial(
         kernel.Storing,
         direct=dice.happens(0.8),
@@ -142,7 +142,8 @@ def _round(
     job = int(dice.happens(0.15))
     if dice.happens(0.3):
         # What a killed run has left, or what it was read from, becomes something else.
-        left = Run(f"{number}a", job, kill_at=dice.randrange(80, 300), storing=ability())
+        slow = server.Serving(latency=1.0)
+        left = Run(f"{number}a", job, kill_at=dice.randrange(80, 300), serving=slow, storing=ability())
         is_reused = dice.happens(0.5)
         return Round([left], power=dice.happens(0.3), reuse=is_reused, replace=not is_reused)
     runs = [_run(dice, f"{number}a", job, identities, ability)]
@@ -343,11 +344,11 @@ class World:
             self.scheduler.sleep(run.after or 0.0)
             self.law.begin(process, served)
             try:
-                self._import(run, self.machines.product(slot), served)
+                resumed = self._import(run, self.machines.product(slot), served)
             except Exception as err:  # noqa: BLE001 (the law judges it)
                 self.law.failed(process, err)
             else:
-                self.law.succeeded(process)
+                self.law.succeeded(process, resumed)
             # The process ends; its threads, if any are left, end with it.
             process.is_dead = True
             self.scheduler._dying.append(process)
@@ -355,8 +356,8 @@ class World:
         self.scheduler.start(process, work, "main")
         return process
 
-    def _import(self, run: Run, loaded: product.Product, served: server.Object) -> None:
-        """Import as ``execute.run`` does, with the simulated session below the HTTP source."""
+    def _import(self, run: Run, loaded: product.Product, served: server.Object) -> int:
+        """Import as ``execute.run`` does, with the simulated session below; return the bytes resumed."""
         base, request = loaded.load("cdi_worker.sources.base"), loaded.load("cdi_worker.request")
         cancelling, fetch = (
             loaded.load("cdi_worker.images.engine.cancelling"),
@@ -387,4 +388,5 @@ class World:
             resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
             source = http.HttpSource(location.endpoint, location.access, resource, cancel=reads)
             progress = loaded.load("cdi_worker.progress").NullProgress()
-            loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
+            result = loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
+        return int(result.resumed)
