@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format bench fuzz simulate crash image test-image lock try-debian clean
+.PHONY: help import boot setup test test-lowest check format bench fuzz simulate crash soak image test-image lock try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -52,6 +52,9 @@ fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|formats 
 
 crash: setup ## replay recorded imports up to every flush, as after power cuts (as root)
 	@.venv/bin/python -m pytest -n 3 --dist worksteal tests/crash --whole $(PYTEST_ARGS)
+
+soak: setup ## run N=500 imports and N upload servers in a row, and look for what they leave behind
+	@.venv/bin/python -m pytest -n 2 tests/soak --soak $(or $(N),500) $(PYTEST_ARGS)
 
 simulate: setup ## run imports in simulated worlds with faults: SEEDS=10000
 	@.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(SIMULATE_ARGS)

@@ -35,9 +35,10 @@ from tests.support import disks as disks_module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--no-skips``, ``--whole`` and ``--image``."""
+    """Add the options of our own."""
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
     parser.addoption("--whole", action="store_true", help="check all power cuts, not a sample (make crash)")
+    parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
 

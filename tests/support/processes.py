@@ -78,6 +78,10 @@ def free_port() -> int:
                 return port
 
 
+#: The descriptors that hold reservations.
+reservations: list[int] = []
+
+
 def reserve(port: int) -> bool:
     """Reserve a port of 127.0.0.1 until this process ends; return whether no other process has it.
 
@@ -89,7 +93,7 @@ def reserve(port: int) -> bool:
             name.bind(f"\0cdi-tests-port-{port}")
         except OSError:
             return False
-        name.detach()
+        reservations.append(name.detach())
     return True
 
 
