@@ -77,7 +77,8 @@ def test_requests_are_not_longer_than_a_chunk(
         )
     )
     log = ovirt_disk.engine.daemon.log()[before:]
-    assert max(int(size) for size in re.findall(r"READ size=(\d+)", log)) == longest
+    # The first bytes of a transfer may come in shorter pieces.
+    assert longest // 4 <= max(int(size) for size in re.findall(r"READ size=(\d+)", log)) <= longest
     processes.run("cmp", target, ovirt_disk.now)
 
 
