@@ -49,6 +49,10 @@ def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:
     return kind(**fields)
 
 
+#: Exit statuses after which another attempt cannot help without a change (docs/exit-status.md).
+FINAL = frozenset({2, 4, 5, 7, 8, 130})
+
+
 class RequestError(Error):
     """The request is invalid; ``faults`` lists every fault found, not only the first."""
 
@@ -226,6 +230,8 @@ class TargetError(Error):
 class TooLarge(TargetError):
     """The image does not fit on its volume; the message is the contract's phrase. Sizes in bytes."""
 
+    # Unlike other failures of a target, no retry helps: a Job stops (docs/exit-status.md).
+    status = 8
     template = (
         "virtual image size {virtual_size} is larger than the reported available storage {available}. "
         "A larger PVC is required"
@@ -234,6 +240,8 @@ class TooLarge(TargetError):
 
 class NoSpace(TargetError):
     """The file system of the target or of scratch is full, or its quota is used up."""
+
+    status = TooLarge.status
 
 
 class TargetBusy(TargetError):

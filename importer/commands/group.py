@@ -103,9 +103,23 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
     is_flag=True,
     help="Give a pod's role the exit statuses of commands, for Jobs, which do not read the message.",
 )
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How often a pod's role repeats a failed import before it exits, for Jobs.",
+)
 @click.pass_context
 def cli(
-    ctx: click.Context, /, verbosity: int, metrics_port: int, *, strict_exit_status: bool, **paths: str
+    ctx: click.Context,
+    /,
+    verbosity: int,
+    metrics_port: int,
+    *,
+    strict_exit_status: bool,
+    retries: int,
+    **paths: str,
 ) -> int | None:
     """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
 
@@ -130,4 +144,4 @@ def cli(
     if role is None:
         click.echo(ctx.get_help())
         return 2
-    return run.run(role, env, where, ctx.obj.cancel, strict=strict_exit_status)
+    return run.run(role, env, where, ctx.obj.cancel, strict=strict_exit_status, retries=retries)

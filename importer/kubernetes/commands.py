@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cdi_worker import request
     from cdi_worker.commands import group
     from cdi_worker.kubernetes import datavolume, documents
+
+log = logging.getLogger(__name__)
 
 #: Sources whose need for scratch depends on their data.
 UNKNOWN_SCRATCH = frozenset({"http", "s3", "gcs", "registry"})
@@ -50,6 +53,12 @@ _after = click.option("--after", default="", help="Checkpoint that an earlier ru
 )
 @click.option("--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
 @click.option("--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch.")
+@click.option(
+    "--ttl",
+    type=click.IntRange(0),
+    help="Seconds after which a finished Job is deleted, with its pods and their scratch space "
+    "[default: kept].",
+)
 @_after
 @click.option(
     "--contact", is_flag=True, help="Contact the source to find out whether it needs scratch space."
@@ -70,6 +79,8 @@ def manifest(
     """Print the DataVolume in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
 
     cdi-worker manifest dv.yaml | kubectl apply -f -
+
+    Secrets and ConfigMaps in the same file are printed, too.
     """
     from cdi_worker.kubernetes import datavolume, documents, pod
     from cdi_worker.kubernetes import manifest as datavolume_manifest
@@ -85,7 +96,11 @@ def manifest(
         with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
             needed = _needs_scratch(execute.inspect(stages[0], obj.cancel))
         made = datavolume_manifest.objects(volume, dataclasses.replace(settings, scratch=needed))
-    click.echo(datavolume_manifest.dump(made), nl=False)
+    beside, warnings = datavolume_manifest.companions(found, volume)
+    for warning in warnings:
+        log.warning("%s", warning)
+    # First, so that no pod waits for them.
+    click.echo(datavolume_manifest.dump([*beside, *made]), nl=False)
 
 
 def _needs_scratch(inspection: execute.Inspection) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdi_worker import errors, units
-from cdi_worker.kubernetes import datavolume
+from cdi_worker.kubernetes import datavolume, documents
 from cdi_worker.kubernetes import pod as datavolume_pod
 
 #: Annotations that are copied to the pods, with their defaults. A side-car would outlive the import.
@@ -18,8 +18,9 @@ POD_ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
 }
-#: Exit statuses after which a retry cannot help (docs/exit-status.md).
-FINAL = [2, 4, 5, 7]
+#: The exit statuses that the worker reports (docs/exit-status.md), after its own retries. Any other one is
+#: of a pod that was killed or stopped (130, 137, 143): another pod resumes.
+REPORTED = [*range(1, 9)]
 #: Strings that every version of YAML reads as a string without quotes.
 PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null|nan|inf)$)[A-Za-z/][A-Za-z0-9./_-]*", re.IGNORECASE
@@ -46,6 +47,31 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
         # The template of a Job cannot change, so later checkpoints get another Job.
         name = f"importer-{stages}"
     return [*made, _job(volume, settings, name, template(volume, settings))]
+
+
+def companions(
+    found: Iterable[documents.Document], volume: datavolume.DataVolume
+) -> tuple[list[Object], list[str]]:
+    """Return the Secrets and ConfigMaps among documents, and a warning for each document that needs one.
+
+    One without a namespace gets that of the DataVolume, where the pod looks for it.
+    """
+    made, warnings = [], []
+    namespace = volume.namespace
+    for document in found:
+        name = f"{document.kind or 'document without kind'} {document.name}".rstrip()
+        if document.kind not in {"Secret", "ConfigMap"}:
+            if document.kind != "DataVolume":
+                warnings.append(f"{name}: not printed; apply it on its own")
+            continue
+        metadata = document.content.get("metadata")
+        metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
+        if namespace and metadata.setdefault("namespace", namespace) != namespace:
+            warnings.append(
+                f"{name}: namespace {metadata['namespace']!r} is not the DataVolume's {namespace!r}"
+            )
+        made.append({**document.content, "metadata": metadata})
+    return made, warnings
 
 
 def dump(made: Iterable[Object]) -> str:
@@ -108,10 +134,12 @@ def _job(
     volume: datavolume.DataVolume, settings: datavolume_pod.Settings, role: str, template: Object
 ) -> Object:
     spec: Object = {"backoffLimit": 6}
+    if settings.ttl is not None:
+        spec["ttlSecondsAfterFinished"] = settings.ttl
     if settings.suspend:
         spec["suspend"] = True
     if template["spec"]["restartPolicy"] == "Never":
-        rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": FINAL}}
+        rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": REPORTED}}
         spec["podFailurePolicy"] = {"rules": [rule]}
     spec["template"] = template
     metadata = _metadata(volume, _name(f"{role}-{volume.name}"))
@@ -143,11 +171,8 @@ def template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -
 
 def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
     user = datavolume_pod.QEMU
-    # The kubelet restarts only the container that failed: not the stages before it. The server of a node
-    # pull would otherwise keep a pod alive whose import has failed.
-    again = pod.beside or any(container["name"].startswith("stage-") for container in pod.before)
     spec: Object = {
-        "restartPolicy": "OnFailure" if again else "Never",
+        "restartPolicy": "OnFailure" if pod.restarts else "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

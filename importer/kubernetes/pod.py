@@ -6,13 +6,17 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-from cdi_worker import contract
+from cdi_worker import contract, units
 from cdi_worker.kubernetes import datavolume
 
 #: User and group of qemu in KubeVirt's images, who must own the disk. CDI's pods run as them.
 QEMU = 107
 #: CDI's default for a worker.
 RESOURCES = {"requests": {"cpu": "100m", "memory": "60M"}, "limits": {"cpu": "750m", "memory": "600M"}}
+
+#: Times that a failed import is repeated in its pod, for 8 minutes in all. Another pod of the Job would have
+#: another scratch claim, and the claim of this one would stay until the Job is deleted.
+RETRIES = 8
 
 PATHS = contract.Paths()
 
@@ -23,7 +27,8 @@ Object = dict[str, Any]
 class Settings:
     """Settings beyond the manifest. ``overhead``: the part of a file system to leave free.
 
-    ``scratch``: whether to mount scratch; None: if it may be needed. ``after``: the checkpoint already on the
+    ``scratch``: whether to mount scratch; None: if it may be needed. ``ttl``: seconds after which
+    a finished Job is deleted, with its pods and their scratch. ``after``: the checkpoint already on the
     volume.
     """
 
@@ -32,6 +37,7 @@ class Settings:
     scratch: bool | None = None
     scratch_class: str | None = None
     suspend: bool = False
+    ttl: int | None = None
     after: str = ""
 
 
@@ -48,6 +54,14 @@ class Pod:
     beside: list[Object] = dataclasses.field(default_factory=list)
     more: Object = dataclasses.field(default_factory=dict)
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the kubelet restarts the container that failed: not the stages before it.
+
+        The server of a node pull would otherwise keep a pod alive whose import has failed.
+        """
+        return self.volume.source.node_pull or len(self.volume.stages_after(self.settings.after)) > 1
 
     def set(self, **values: str) -> None:
         """Add environment variables; empty ones are left out."""
@@ -66,7 +80,10 @@ class Pod:
     def container(self, name: str, **more: Any) -> Object:
         """Return a container of our image with the environment and mounts so far."""
         made: Object = {"name": name, "image": self.settings.image, "imagePullPolicy": "IfNotPresent"}
-        made |= {"args": ["-v=1", "--strict-exit-status"], **more, "env": list(self.env)}
+        args = ["-v=1", "--strict-exit-status"]
+        if not self.restarts:
+            args.append(f"--retries={RETRIES}")
+        made |= {"args": args, **more, "env": list(self.env)}
         made |= {"volumeMounts": list(self.mounts)}
         if self.volume.claim.block:
             made["volumeDevices"] = [{"name": "data", "devicePath": PATHS.block}]
@@ -126,14 +143,20 @@ def add_target(pod: Pod) -> None:
 
 
 def _scratch(pod: Pod) -> Object:
-    """Return an ephemeral claim (deleted with the pod) of the size that CDI uses."""
+    """Return an ephemeral claim (deleted with the pod) of the size that CDI uses.
+
+    A disk as large as the target must fit on it, and it always has a file system.
+    """
     storage_class = pod.settings.scratch_class
     if storage_class is None:
         storage_class = pod.volume.claim.storage_class
+    size = claim_size(pod.volume, pod.settings)
+    if pod.volume.claim.block:
+        size = units.volume_size(size, pod.settings.overhead)
     spec: Object = {
         "accessModes": ["ReadWriteOnce"],
         "volumeMode": "Filesystem",
-        "resources": {"requests": {"storage": str(pod.volume.claim.size)}},
+        "resources": {"requests": {"storage": str(size)}},
     }
     if storage_class is not None:
         spec["storageClassName"] = storage_class

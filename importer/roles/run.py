@@ -11,6 +11,10 @@ from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
 
+#: Seconds before the first of ``retries``; each wait is twice the one before, up to the longest.
+FIRST_WAIT = 2
+LONGEST_WAIT = 300
+
 Role = Callable[[Mapping[str, str], contract.Paths, cancelling.Cancel], report.Report]
 #: A pod imports only the modules of its own role (start-up time).
 ROLES: lazy.Table[str, Role] = lazy.Table(
@@ -29,15 +33,17 @@ def run(
     cancel: cancelling.Cancel,
     *,
     strict: bool = False,
+    retries: int = 0,
 ) -> int:
     """Run ``role``, write the termination message and return the exit status.
 
     ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's
-    controllers expect, which read the message instead.
+    controllers expect, which read the message instead. ``retries``: how often to repeat a failed role in
+    this process.
     """
     source = env.get("IMPORTER_SOURCE", "")
     try:
-        outcome = ROLES[role](env, paths, cancel)
+        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), retries, cancel)
     except errors.Error as err:
         log.error("failed: %s", err)  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
@@ -50,3 +56,22 @@ def run(
         outcome = report.internal(err)
     report.write(outcome, paths.termination_log)
     return outcome.status
+
+
+def _repeated(call: Callable[[], report.Report], retries: int, cancel: cancelling.Cancel) -> report.Report:
+    """Return the result of ``call``, repeated up to ``retries`` times after failures that a retry may mend.
+
+    ``images.engine.retry`` ends a wait without progress; this repeats the whole role, as the kubelet does.
+    """
+    wait = FIRST_WAIT
+    for left in range(retries, 0, -1):
+        try:
+            return call()
+        except errors.Error as err:
+            if err.status in errors.FINAL:
+                raise
+            log.warning("failed, retry in %d s, %d left: %s", wait, left, err)
+            if cancel.wait(wait):
+                raise cancel.error() from err
+        wait = min(wait * 2, LONGEST_WAIT)
+    return call()

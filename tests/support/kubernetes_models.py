@@ -11,9 +11,11 @@ KINDS = {
     "PersistentVolumeClaim": "V1PersistentVolumeClaim",
     "Job": "V1Job",
     "Service": "V1Service",
+    "Secret": "V1Secret",
+    "ConfigMap": "V1ConfigMap",
     "Deployment": "V1Deployment",
 }
-SIMPLE = {"str": str, "int": int, "bool": bool, "float": (int, float), "datetime": str}
+SIMPLE = {"str": str, "bytes": str, "int": int, "bool": bool, "float": (int, float), "datetime": str}
 
 
 @functools.cache

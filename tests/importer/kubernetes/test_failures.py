@@ -38,7 +38,7 @@ def test_unreachable_source_is_reported(workspace: manifests.Workspace) -> None:
 def test_blank_disk_without_space_is_refused(workspace: manifests.Workspace) -> None:
     workspace.volume({"blank": {}}, size="1Ei")
     done = workspace.run()
-    assert (done.status, manifests.phases(done)) == (6, ["Pending", "Failed"])
+    assert (done.status, manifests.phases(done)) == (8, ["Pending", "Failed"])
     assert not workspace.target.exists()
 
 

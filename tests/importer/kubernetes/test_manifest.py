@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi_worker import contract
+from cdi_worker import contract, errors
 from cdi_worker.kubernetes import datavolume, documents, manifest
 from cdi_worker.kubernetes import pod as datavolume_pod
 from cdi_worker.roles import importer
 from tests.support import disks as disks_module
-from tests.support import kubernetes_models, repository, servers, worker
+from tests.support import kubernetes_models, misbehave, repository, servers, worker
 
 EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
 GOLDEN = repository.GOLDEN
@@ -62,10 +62,10 @@ def test_models_are_strict() -> None:
     """The check detects an unknown field, a missing one, and one of another type."""
     wrong = {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"image": 1, "x": "y"}]}}}}
     path = "Job.spec.template.spec.containers[0]"
-    errors = kubernetes_models.faults(wrong)
-    assert f"{path}.x: unknown field of V1Container" in errors
-    assert f"{path}.image: 1 is no str" in errors
-    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in errors)
+    found = kubernetes_models.faults(wrong)
+    assert f"{path}.x: unknown field of V1Container" in found
+    assert f"{path}.image: 1 is no str" in found
+    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in found)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,83 @@ def test_scratch_is_mounted_if_it_may_be_needed(
 ) -> None:
     volumes = {volume["name"] for volume in job(printed_objects(example, scratch=scratch_option))["volumes"]}
     assert ("scratch" in volumes) == has_scratch
+
+
+@pytest.mark.parametrize(("example", "size"), [("http", 68), ("block", 68)])
+def test_scratch_has_the_size_of_a_volume_for_the_disk(example: str, size: int) -> None:
+    """As in CDI: a disk as large as requested fits on it, with the overhead of the file system."""
+    volume = next(item for item in job(printed_objects(example))["volumes"] if item["name"] == "scratch")
+    requests = volume["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]
+    assert requests == {"storage": str(size << 20)}
+
+
+def test_finished_job_is_deleted_on_request() -> None:
+    """Its pods, and with them their scratch claims, are deleted with it."""
+    assert "ttlSecondsAfterFinished" not in printed_objects("http")[1]["spec"]
+    done = worker.run("manifest", repository.DATAVOLUMES / "http.yaml", "--ttl=600")
+    claim, item = yaml.safe_load_all(done.output)
+    assert item["spec"]["ttlSecondsAfterFinished"] == 600
+    assert kubernetes_models.faults(item) == kubernetes_models.faults(claim) == []
+
+
+def test_failed_import_leaves_one_pod() -> None:
+    """The worker retries in its pod; each pod of a Job has a scratch claim that stays until the Job goes."""
+    item = printed_objects("http")[1]
+    (rule,) = item["spec"]["podFailurePolicy"]["rules"]
+    reported = {kind.status for kind in _all_errors(errors.Error)} - {errors.Cancelled.status}
+    assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "In")
+    assert set(rule["onExitCodes"]["values"]) == reported
+    assert "--retries=8" in item["spec"]["template"]["spec"]["containers"][0]["args"]
+    again = job(printed_objects("registry-node"))["containers"][0]
+    assert not [argument for argument in again["args"] if argument.startswith("--retries")]
+
+
+def _all_errors(kind: type[errors.Error]) -> set[type[errors.Error]]:
+    return {kind}.union(*(_all_errors(derived) for derived in kind.__subclasses__()))
+
+
+def test_pod_of_a_job_repeats_an_import(pod: worker.Pod, server: misbehave.Server) -> None:
+    """A failure that a retry may mend is repeated in the pod; one that none can mend is not."""
+    missing = server.serve("/missing", misbehave.Page(b"", status=404))
+    env = {**pod.env, "IMPORTER_ENDPOINT": missing}
+    assert worker.run(*pod.arguments, "--strict-exit-status", env=env).status == 3
+    once = len(server.requests)
+    done = worker.run(*pod.arguments, "--strict-exit-status", "--retries=1", env=env)
+    assert done.status == 3
+    assert len(server.requests) == 3 * once
+    assert "failed, retry in 2 s, 1 left: " in done.errors
+
+
+def test_disk_that_does_not_fit_is_final(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    """It has an exit status of its own, and is not repeated. The message is CDI's."""
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_IMAGE_SIZE": "1Mi"}
+    done = worker.run(*pod.arguments, "--strict-exit-status", "--retries=8", env=env)
+    assert done.status == 8
+    assert "retry" not in done.errors
+    assert "is larger than the reported available" in pod.message
+    assert worker.run(*pod.arguments, env=env).status == 1
+
+
+def test_secrets_and_config_maps_of_the_file_are_printed(tmp_path: Path) -> None:
+    """They are in the namespace of the Job's pod; other objects are named in a warning."""
+    example = (repository.DATAVOLUMES / "https.yaml").read_text()
+    path = tmp_path / "dv.yaml"
+    machine = "---\nkind: VirtualMachine\nmetadata:\n  name: vm\n"
+    path.write_text(example.replace("metadata:\n", "metadata:\n  namespace: images\n", 1) + machine)
+    given = [document for document in documents.read(str(path)) if document.kind in {"Secret", "ConfigMap"}]
+    assert given
+    done = worker.run("manifest", path)
+    assert done.status == 0, done.errors
+    printed = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.output)}
+    for document in given:
+        item = printed[document.kind, document.name]
+        assert item["metadata"]["namespace"] == "images"
+        assert {**item, "metadata": None} == {**document.content, "metadata": None}
+        assert kubernetes_models.faults(item) == []
+    assert "VirtualMachine vm: not printed; apply it on its own" in done.errors
+    assert ("VirtualMachine", "vm") not in printed
 
 
 def test_secrets_are_referenced_not_copied() -> None:
