@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +29,8 @@ PATH = "/metrics"
 CONNECTIONS = 8
 #: Seconds of silence after which a client is disconnected.
 PATIENCE = 10.0
+#: Seconds at the end for clients that are connected. Controllers scrape at once after connecting.
+GRACE = 1.0
 #: Longer than any import. Clients cannot verify a self-signed certificate anyway.
 VALIDITY = dt.timedelta(days=365)
 
@@ -35,13 +38,17 @@ Families = Callable[[], Iterable[core.Metric]]
 
 
 def serve(families: Families, port: int, over: threading.Event) -> None:
-    """Serve what ``families`` returns until ``over`` is set. Raises ``OSError`` if the port is taken."""
+    """Serve what ``families`` returns until ``over`` is set, and to clients that are connected then.
+
+    Raises ``OSError`` if the port is taken.
+    """
     with _Server(families, port) as server:
         # socketserver can only wait for connections; its own ``serve_forever`` polls as well.
         server.timeout = cancelling.TURN
         log.info("metrics port=%d path=%r", port, PATH)
         while not over.is_set():
             server.handle_request()
+        server.finish()
 
 
 class _Collector(registry.Collector):
@@ -60,10 +67,27 @@ class _Server(http.server.ThreadingHTTPServer):
         page.register(_Collector(families))
         super().__init__(("", port), _Handler.factory(page), bind_and_activate=False)
         self.socket.close()
+        self._is_idle = False
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         # The TLS handshake runs in each connection's thread, so that a silent client blocks no other.
         # prometheus_client's own server runs it in the thread that accepts.
         self.socket = _context().wrap_socket(_listen(port), server_side=True, do_handshake_on_connect=False)
+
+    def finish(self) -> None:
+        """Answer the clients that are connected, for ``GRACE`` seconds; refuse others.
+
+        The process ends next: the kernel would close their connections without an answer.
+        """
+        self.timeout = 0
+        while not self._is_idle:
+            self.handle_request()
+        self.socket.close()
+        deadline = time.monotonic() + GRACE
+        for _ in range(CONNECTIONS):
+            self._free.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+    def handle_timeout(self) -> None:
+        self._is_idle = self.timeout == 0
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):

@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import parser
 
-from cdi_worker import errors, metrics, progress
+from cdi_worker import errors, metrics, metrics_server, progress
 from tests.support import misbehave, processes, repository, worker
 
 MiB = 1 << 20
@@ -133,6 +133,56 @@ def exposed_page() -> Iterator[tuple[metrics.Metrics, int]]:
         processes.wait_for(lambda: processes.is_listening(port), "the metrics port")
         assert isinstance(running, metrics.Metrics)
         yield running, port
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Yield a process that serves the page, and leaves as the worker does when its input ends."""
+    port = processes.free_port()
+    script = (
+        "import os, sys; from cdi_worker import metrics\n"
+        f"with metrics.exposed('cloner', {UID!r}, {port}) as meter:\n"
+        "    sys.stdin.read(); meter.done()\n"
+        "os._exit(0)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=worker.ENVIRONMENT, stdin=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            processes.wait_for(lambda: processes.is_listening(port), "the metrics port")
+            yield process, port
+        finally:
+            process.kill()
+
+
+def secured(port: int) -> ssl.SSLSocket:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    plain = socket.create_connection(("127.0.0.1", port), timeout=processes.PATIENCE)
+    return context.wrap_socket(plain)
+
+
+def test_scrape_is_answered_while_the_process_ends() -> None:
+    """A controller that has connected gets the whole page, with 100 %, instead of an early end."""
+    with ending() as (process, port), secured(port) as scraper:
+        assert process.stdin
+        process.stdin.close()
+        processes.wait_for(lambda: not processes.is_listening(port), "the end of the page")
+        scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        with scraper.makefile("rb") as stream:
+            page = stream.read().decode()
+        assert f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}} 100.0' in page
+        assert process.wait(processes.PATIENCE) == 0
+
+
+def test_silent_client_does_not_delay_the_end() -> None:
+    with ending() as (process, port), socket.create_connection(("127.0.0.1", port)):
+        time.sleep(0.5)
+        begin = time.monotonic()
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait(processes.PATIENCE) == 0
+        assert time.monotonic() - begin < metrics_server.PATIENCE / 2
 
 
 def test_100_percent_is_shown_only_when_done(exposed_page: tuple[metrics.Metrics, int]) -> None:
