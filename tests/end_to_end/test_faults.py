@@ -16,7 +16,7 @@ from tests.support import disks as disks_module
 MiB = 1 << 20
 
 #: Exit status (docs/exit-status.md).
-REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH = 2, 3, 4, 5, 6, 7
+REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH, TOO_LARGE = range(2, 9)
 #: Seconds without data until a test's worker stops.
 IMPATIENT = ("--stall-timeout=1",)
 
@@ -203,7 +203,7 @@ def test_too_large_disk_is_refused_before_the_transfer(
     url = server.serve("/disk", misbehave.Page(data))
     done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
     message = f"virtual image size {64 * MiB} is larger than the reported available storage {16 * MiB}"
-    check_failure(done, TARGET, message, target)
+    check_failure(done, TOO_LARGE, message, target)
     assert server.sent("/disk") < MiB
     assert target.is_block_device() is False or target.read_bytes() == devices.DIRT * 16 * MiB
 
@@ -214,7 +214,7 @@ def test_decompression_bomb_is_refused(
 ) -> None:
     url = web.url(hostile.bomb(disks, compression))
     done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
-    check_failure(done, TARGET, "larger", target)
+    check_failure(done, TOO_LARGE, "larger", target)
     check_rerun(web.url(disks.raw()), target, disks.raw())
 
 
@@ -275,7 +275,7 @@ def test_full_target_is_reported(
     with devices.filesystem("tmpfs", tmp_path, 2 * MiB) as small:
         target = small / "disk.img"
         done = worker.run("import", url, target, f"--scratch={scratch}")
-        check_failure(done, TARGET, "", target)
+        check_failure(done, TOO_LARGE, "", target)
         assert (
             "no space left on device" in done.error_message
             or "larger than the reported" in done.error_message

@@ -14,7 +14,7 @@ from tests.support import devices, misbehave, oracle, repository, servers, tls, 
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
-REQUEST, SOURCE, TARGET, SCRATCH = 2, 3, 6, 7
+REQUEST, SOURCE, SCRATCH, TOO_LARGE = 2, 3, 7, 8
 
 
 def run_json(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_dry_run_changes_nothing(
         result = run_json("import", url, target, "--dry-run")
         assert (result["format"], result["route"], result["obstacle"]) == ("vhdx", "convert", None)
         assert result["virtualSize"] == 8 * MiB
-    result = run_json("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TARGET)
+    result = run_json("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TOO_LARGE)
     assert "A larger PVC is required" in result["obstacle"]
     url = server.serve("/disk", misbehave.Page(data, ranges=False))
     result = run_json("import", url, device, "--dry-run", status=SCRATCH)
@@ -175,9 +175,9 @@ def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
     run_json("blank", device, "4Mi", "--preallocate")
     assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
     done = worker.run("blank", device, "17Mi")
-    assert (done.status, "larger than the reported available" in done.error_message) == (TARGET, True)
+    assert (done.status, "larger than the reported available" in done.error_message) == (TOO_LARGE, True)
     done = worker.run("blank", tmp_path / "none.img", "4Ei")
-    assert (done.status, (tmp_path / "none.img").exists()) == (TARGET, False)
+    assert (done.status, (tmp_path / "none.img").exists()) == (TOO_LARGE, False)
 
 
 # -- all commands ------------------------------------------------------------------------------
