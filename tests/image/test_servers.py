@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import clones, oracle, pods, processes, uploads
 from tests.support import disks as disks_module
-from tests.support import oracle, pods, processes, uploads
 
 UPLOADED = '{"preallocationApplied":false,"message":"Upload Complete"}'
-CLONED = '{"preallocationApplied":false,"message":"Clone Complete"}'
 
 
 def test_node_pull_imports_disk(
@@ -130,4 +129,5 @@ def test_clone_writes_disk(
         )
         assert (done.returncode, source.message) == (0, "Clone Complete"), done.stderr
         assert server.wait(20) == 0
-    pods.check(target, subprocess.CompletedProcess([], 0, "", ""), CLONED, disks.raw())
+    message = clones.DONE if target.block else clones.FOLDER_DONE
+    pods.check(target, subprocess.CompletedProcess([], 0, "", ""), message, disks.raw())
