@@ -238,6 +238,7 @@ def _run_plan(
             content=found.content,
             plan=made,
             limit=found.space.available,
+            thin=found.space.thin,
             progress=progress,
             reads=reads,
             accepted=accepted,

@@ -70,11 +70,15 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Space:
-    """Space on the target, in bytes: ``available`` for an image, ``usable`` for growing it."""
+    """Space on the target, in bytes: ``available`` for an image, ``usable`` for growing it.
+
+    ``thin``: holes need none, so that the disk may be larger.
+    """
 
     block: bool
     available: int
     usable: int
+    thin: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if content.format == "tar":
         raise errors.Unsupported(reason="a tar archive is not a disk; import it with content type archive")
     size = content.virtual_size
-    if size is not None and size - content.footer > space.available:
+    if size is not None and size - content.footer > space.available and not space.thin:
         raise errors.TooLarge(virtual_size=size, available=space.available)
     asked = 0 if wanted.is_delta else wanted.disk_size or 0
     if wanted.exact_size and asked > space.usable:

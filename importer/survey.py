@@ -164,10 +164,10 @@ def _is_fixed_vhd(read: views.Read, size: int) -> bool:
 def room(wanted: request.Request, *, thin: bool = False) -> plan.Space:
     """Return the space on the target (contract, Sizes), unlimited if no target is named.
 
-    ``thin``: in a file, holes of the disk need none; data that does not fit fails as it is written.
+    ``thin``: the source may be larger than a file system with space for its data.
     """
     space = _room(wanted)
-    return dataclasses.replace(space, available=ANYTHING) if thin and not space.block else space
+    return dataclasses.replace(space, thin=thin and not space.block)
 
 
 def _room(wanted: request.Request) -> plan.Space:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from cdi_worker import contract
@@ -32,6 +33,10 @@ from tests.support import (
     worker,
 )
 from tests.support import disks as disks_module
+
+# The machine may be busy: how long an example takes says nothing.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

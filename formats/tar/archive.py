@@ -61,14 +61,15 @@ class Entry:
 class Archive(headers.Stream):
     """Read a tar archive. Iterate over it once, and read the data of each entry before the next one.
 
-    ``limit_bytes``: space on the target; more data, or a larger file, raises ``errors.TooLarge``. Raises
-    ``errors.Refused`` for entries that a safety rule forbids, ``errors.Corrupt``, ``errors.Truncated`` and
-    ``errors.TrailingGarbage``.
+    ``limit_bytes``: space on the target; more data, or a larger file unless ``thin``, raises
+    ``errors.TooLarge``. Raises ``errors.Refused`` for entries that a safety rule forbids, ``errors.Corrupt``,
+    ``errors.Truncated`` and ``errors.TrailingGarbage``.
     """
 
-    def __init__(self, reader: readers.Reader, *, limit_bytes: int) -> None:
+    def __init__(self, reader: readers.Reader, *, limit_bytes: int, thin: bool = False) -> None:
         super().__init__(io.BufferedReader(readers.Raw(reader), 1 << 16))
         self._limit = limit_bytes
+        self._thin = thin
         self._total = 0
         self._left = 0
         self._padding = 0
@@ -151,8 +152,9 @@ class Archive(headers.Stream):
     def _begin(self, stored: int, size: int = 0) -> None:
         """Expect ``stored`` bytes of data, of an entry of ``size`` bytes. Raises ``errors.TooLarge``."""
         self._total += stored
-        if max(size, self._total) > self._limit:
-            raise errors.TooLarge(virtual_size=max(size, self._total), available=self._limit)
+        needed = self._total if self._thin else max(size, self._total)
+        if needed > self._limit:
+            raise errors.TooLarge(virtual_size=needed, available=self._limit)
         self._left, self._padding = stored, -stored % headers.BLOCK
 
     def _skip(self) -> None:

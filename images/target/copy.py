@@ -27,13 +27,15 @@ def copy_ordered(
     *,
     limit: int,
     scope: cancelling.Cancel,
+    thin: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Write all bytes of a reader, detecting zeros; return the number of bytes.
 
     The caller closes the reader. Everything else as in ``copy_runs``.
     """
-    return copy_runs(ahead.pieces(reader, scope), target, limit=limit, scope=scope, advance=advance)
+    runs = ahead.pieces(reader, scope)
+    return copy_runs(runs, target, limit=limit, scope=scope, thin=thin, advance=advance)
 
 
 def copy_runs(
@@ -42,36 +44,43 @@ def copy_runs(
     *,
     limit: int,
     scope: cancelling.Cancel,
+    thin: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Write extents (the length of a hole, or data) one after the other; return the number of bytes.
 
     Raises ``errors.TooLarge`` if there are more than ``limit`` bytes, before the extent beyond the limit
-    is written. A failure here sets ``scope``, which must end the read in progress.
+    is written; with ``thin``, if more than ``limit`` bytes are not zero. A failure here sets ``scope``, which
+    must end the read in progress.
     """
-    total = 0
+    total = stored = 0
     with ahead.Ahead(runs, scope) as coming:
         for run in coming:
             scope.check()
             length = run if isinstance(run, int) else len(run)
-            if total + length > limit:
+            if not thin and total + length > limit:
                 raise errors.TooLarge(virtual_size=total + length, available=limit)
             if isinstance(run, int):
                 target.zero(total, length)
             else:
-                write(target, total, run)
+                stored += write(target, total, run)
+            if stored > limit:
+                raise errors.TooLarge(virtual_size=stored, available=limit)
             total += length
             advance(length)
     return total
 
 
-def write(target: Writable, offset: int, data: memoryview) -> None:
-    """Write bytes at an offset, detecting zeros."""
+def write(target: Writable, offset: int, data: memoryview) -> int:
+    """Write bytes at an offset, detecting zeros; return how many are not zero."""
+    stored = 0
     for start, end, zero in directio.extents(data, SHORTEST_ZERO):
         if zero:
             target.zero(offset + start, end - start)
         else:
             target.write(offset + start, data[start:end])
+            stored += end - start
+    return stored
 
 
 def drain(reader: readers.Reader, cancel: cancelling.Cancel, limit: int | None = None) -> None:

@@ -57,6 +57,7 @@ def _extents_ordered(job: Job) -> None:
                 out,
                 limit=job.limit,
                 scope=job.scope,
+                thin=job.thin,
                 advance=job.progress.advance,
             )
         job.commit(out, size)
@@ -100,11 +101,11 @@ def _stream_ordered(job: Job) -> None:
     with job.open_target(None) as out:
         with job.plain() as reader:
             if job.source.format:
-                size = copy.copy_ordered(reader, out, limit=job.limit, scope=job.scope)
+                size = copy.copy_ordered(reader, out, limit=job.limit, scope=job.scope, thin=job.thin)
             else:
                 # The last sector may be the footer of a fixed VHD; that is known only at the end.
                 disk = vhd.WithoutFooter(reader)
-                size = copy.copy_ordered(disk, out, limit=job.limit, scope=job.scope)
+                size = copy.copy_ordered(disk, out, limit=job.limit, scope=job.scope, thin=job.thin)
                 if disk.footer:
                     vhd.check_fixed(disk.footer, size)
         if not job.source.format:

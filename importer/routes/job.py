@@ -41,7 +41,8 @@ Fill: TypeAlias = Callable[[journaled.Flushable, journal.Journal, Advance], None
 class Job:
     """A running import.
 
-    ``claim``: the target's. ``engine``: reads the source. ``limit``: bytes of the largest disk that fits.
+    ``claim``: the target's. ``engine``: reads the source. ``limit``: bytes of the largest disk that fits;
+    with ``thin``, of its data.
     ``accepted``: called once, when all bytes have been received, verified, and found to be safe and to fit.
 
     Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt,
@@ -55,6 +56,7 @@ class Job:
     content: plan.Content
     plan: plan.Plan
     limit: int
+    thin: bool
     progress: progress.Progress
     reads: cancelling.Reads
     scope: cancelling.Cancel = cancelling.NEVER

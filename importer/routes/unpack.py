@@ -27,11 +27,15 @@ def unpack_archive(job: Job) -> None:
         # There may be no room for the old and the new content. Not done earlier: only now the source is known
         # to be an archive.
         staging.empty(job.wanted.volume)
-        job.limit = survey.room(job.wanted, thin=job.source.thin).available
+        job.limit = survey.room(job.wanted).available
     job.progress.phase("transfer", job.source.size)
     with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:
         with job.plain() as packed:
-            unpack.unpack(archive.Archive(packed, limit_bytes=job.limit), staged.path, advance=job.unpacked)
+            unpack.unpack(
+                archive.Archive(packed, limit_bytes=job.limit, thin=job.thin),
+                staged.path,
+                advance=job.unpacked,
+            )
         job.source.verify()
         job.accept()
         job.progress.phase("sync", None)
@@ -45,13 +49,13 @@ def extract_disk(job: Job) -> None:
         out: target.Target | None = None
         size = 0
         with job.plain() as packed:
-            entries = archive.Archive(packed, limit_bytes=job.limit)
+            entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
             for entry in entries:
                 if out is None and entry.kind == "file" and DISK in "/".join(entry.path):
                     log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
                     out = stack.enter_context(job.open_target(units.whole_sectors(entry.size)))
                     runs = _runs(entries, entry)
-                    size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope)
+                    size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)
         if out is None:
             raise errors.Unsupported(reason=f"the cloned file system contains no file named {DISK}")
         job.commit(out, size)

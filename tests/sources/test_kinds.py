@@ -13,7 +13,7 @@ from cdi_worker.sources.local import locations as local
 from cdi_worker.sources.ovirt import locations as ovirt
 
 KINDS = list(sources.own())
-NAMES = {"gcs", "http", "imageio", "local", "none", "registry", "s3", "vddk", "volume"}
+NAMES = {"gcs", "glance", "http", "imageio", "local", "none", "registry", "s3", "vddk", "volume"}
 
 
 def test_names_and_schemes_are_unique() -> None:
@@ -70,7 +70,9 @@ def test_stage_is_refused_for_source_without_stages() -> None:
 
 
 def test_unknown_kind_lists_the_known_ones() -> None:
-    with pytest.raises(errors.RequestError, match=r"unknown source 'ftp'; supported: gcs, http, .*vddk"):
+    with pytest.raises(
+        errors.RequestError, match=r"unknown source 'ftp'; supported: gcs, glance, http, .*vddk"
+    ):
         sources.find("ftp")
     with pytest.raises(errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, gs, http'):
         sources.find_scheme("ftp")
