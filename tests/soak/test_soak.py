@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -108,8 +109,8 @@ def test_imports_leave_nothing_behind(
             step("vddk", vcsim.content(0), vcsim.location(**vcsim.stage(0))),
             step("imageio cancelled", None, ovirt_disk.location(), cancel_after=1 << 20),
         ]
-        directory = tmp_path / "soak"
-        directory.mkdir()
+        # Not in tmp_path: the path of a unix socket is limited to 107 bytes.
+        directory = Path(tempfile.mkdtemp(prefix="soak-"))
         soak("imports", directory, made, pytestconfig, record_property)
 
 
@@ -130,6 +131,6 @@ def test_upload_servers_leave_nothing_behind(
             steps.Step("wrong checksum", body=raw, headers=wrong),
             steps.Step("cut", body=raw, cut=3 << 20),
         ]
-        directory = tmp_path / "soak"
-        directory.mkdir()
+        # Not in tmp_path: the path of a unix socket is limited to 107 bytes.
+        directory = Path(tempfile.mkdtemp(prefix="soak-"))
         soak("uploads", directory, made, pytestconfig, record_property)

@@ -235,3 +235,16 @@ def test_error_in_callback_stops_the_program() -> None:
         process.run(shell("echo $$; exec sleep 60"), refuse)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_long_directory_for_temporary_files_is_not_used(tmp_path: pathlib.Path) -> None:
+    """The path of a unix socket is limited to 107 bytes."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    code = (
+        "from cdi_worker.images.tools import process\n"
+        "with process.workspace() as name: print(len(name), name.startswith('/dev/shm/'))"
+    )
+    done = processes.script(code, TMPDIR=str(long))
+    assert done.stdout.split()[1:] == ["True"], done.stderr
+    assert int(done.stdout.split()[0]) < 75
