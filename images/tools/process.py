@@ -29,7 +29,7 @@ _ENVIRONMENT = {"PATH": SEARCH_PATH, "LANG": "C", "LC_ALL": "C", "MALLOC_ARENA_M
 PIPE = subprocess.PIPE
 NULL = subprocess.DEVNULL
 
-#: Longest directory for temporary files, in bytes. The path of a unix socket below it is at most 107 (unix(7)).
+#: Longest directory for temporary files, in bytes: a unix socket below it has a path of at most 107 (unix(7)).
 LONGEST_PATH = 75
 _TAIL = 4096
 _CHUNK = 64 << 10
@@ -276,8 +276,8 @@ def run(
 def workspace() -> tempfile.TemporaryDirectory[str]:
     """Create a private empty directory, removed at the end of its ``with`` block.
 
-    In a pod with a read-only root, ``/dev/shm`` may be the only directory for temporary files. It is also used
-    where the path of a unix socket in the directory would be too long.
+    In a pod with a read-only root, ``/dev/shm`` may be the only directory for temporary files. It is
+    also used where the path of a unix socket in the directory would be too long.
     """
     prefix, memory = "cdi-worker-", "/dev/shm"  # noqa: S108  (a private directory in it)
     try:
