@@ -29,7 +29,7 @@ _ENVIRONMENT = {"PATH": SEARCH_PATH, "LANG": "C", "LC_ALL": "C", "MALLOC_ARENA_M
 PIPE = subprocess.PIPE
 NULL = subprocess.DEVNULL
 
-#: Longest directory for temporary files, in bytes: a unix socket below it has a path of at most 107 (unix(7)).
+#: Longest directory for temporary files, in bytes: a unix socket in it has a path of at most 107 (unix(7)).
 LONGEST_PATH = 75
 _TAIL = 4096
 _CHUNK = 64 << 10
