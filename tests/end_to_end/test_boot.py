@@ -10,7 +10,7 @@ import pytest
 from tests.support import processes, servers
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(700)
 def test_imported_disk_boots_to_its_menu(tmp_path: Path) -> None:
     processes.need("qemu-system-x86_64", "syslinux", "mcopy", "mkfs.vfat", "sfdisk")
     image, disk, serial = tmp_path / "installer.qcow2", tmp_path / "disk.img", tmp_path / "serial.log"
@@ -22,4 +22,4 @@ def test_imported_disk_boots_to_its_menu(tmp_path: Path) -> None:
     machine = ["qemu-system-x86_64", "-accel", "tcg", "-m", "1024", "-display", "none", "-nodefaults"]
     machine += ["-serial", f"file:{serial}", "-drive", f"file={disk},format=raw,if=virtio,snapshot=on"]
     with processes.running(machine, log=tmp_path / "qemu.log", ready=serial.exists):
-        processes.wait_for(lambda: b"Select a language" in serial.read_bytes(), "the installer's menu", 200)
+        processes.wait_for(lambda: b"Select a language" in serial.read_bytes(), "the installer's menu", 600)
