@@ -116,7 +116,13 @@ def run_source(
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
-    seconds = time.monotonic() - started
+    return _result(job, time.monotonic() - started, labels=labels, vddk_info=info)
+
+
+def _result(
+    job: job_module.Job, seconds: float, *, labels: Mapping[str, str], vddk_info: Mapping[str, str]
+) -> Result:
+    """Return the result of a finished job, and log it."""
     log.info(
         "done route=%s size=%d read=%d resumed=%d refetched=%d seconds=%.1f",
         job.plan.route,
@@ -127,8 +133,8 @@ def run_source(
         seconds,
     )
     return Result(
-        source=source.name,
-        target=wanted.target,
+        source=job.source.name,
+        target=job.wanted.target,
         plan=job.plan,
         format=job.content.format,
         compressions=job.content.compressions,
@@ -137,9 +143,9 @@ def run_source(
         resumed=job.resumed,
         refetched=job.refetched,
         seconds=seconds,
-        preallocated=wanted.preallocates,
+        preallocated=job.wanted.preallocates,
         labels=labels,
-        vddk_info=info,
+        vddk_info=vddk_info,
     )
 
 

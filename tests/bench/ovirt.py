@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.bench import measure, report
 from tests.bench.measure import Cost
-from tests.support import engine, imageiod
+from tests.support import engine, imageiod, worker
 
 DELAY = "5ms"
 AIM = 0.6
@@ -65,17 +65,7 @@ def _row(
             served.daemon.add("rival", f"nbd:unix:{socket}", chain.active.size)
             alone = rival(served.daemon.url("rival"), authority.certificate)
             ours = [
-                *(
-                    sys.executable,
-                    "-m",
-                    "cdi_worker",
-                    "import",
-                    "--force",
-                    "--progress",
-                    "none",
-                    "--source",
-                    "imageio",
-                ),
+                *(*worker.COMMAND, "import", "--force", "--progress", "none", "--source", "imageio"),
                 *("--user", engine.USER, "--password-file", password, "--ca-file", authority.certificate),
                 *("--disk-id", "disk", served.url, target),
             ]

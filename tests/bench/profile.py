@@ -7,11 +7,10 @@ the kernel and Python's C functions. For Python code, ``py-spy record --gil`` sh
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from tests.bench import inputs
-from tests.support import processes, servers
+from tests.support import processes, servers, worker
 
 LINES = 40
 
@@ -31,19 +30,9 @@ def main() -> None:
     own = directory / "nginx-profile"
     own.mkdir(exist_ok=True)
     with servers.nginx(own, directory) as web:
-        worker = [
-            sys.executable,
-            "-m",
-            "cdi_worker",
-            "import",
-            "--force",
-            "--progress",
-            "none",
-            web.url(path),
-            target,
-        ]
+        command = [*worker.COMMAND, "import", "--force", "--progress", "none", web.url(path), target]
         target.unlink(missing_ok=True)
-        processes.run("perf", "record", "-g", "--freq", "999", "--output", data, "--", *worker)
+        processes.run("perf", "record", "-g", "--freq", "999", "--output", data, "--", *command)
     report = directory / f"profile-{given.form}.txt"
     report.write_text("\n\n".join(_table(data, kind) for kind in ("--no-children", "--children")))
     target.unlink()

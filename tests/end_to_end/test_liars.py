@@ -15,19 +15,9 @@ from tests.support import devices, misbehave, oracle
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
-#: Images for each of the routes that read ranges.
-DISKS = [
-    ("raw", None),
-    ("qcow2", None),
-    ("qcow2-zlib", None),
-    ("qcow2-512", None),
-    ("vmdk", None),
-    ("vhdx", None),
-    ("raw", "gz"),
-    ("qcow2", "zst"),
-    ("vdi", "xz"),
-]
-IDS = [f"{variant}-{compression}" for variant, compression in DISKS]
+EVERY_ROUTE = pytest.mark.parametrize(
+    ("variant", "compression"), disks_module.BY_RANGES, ids=disks_module.BY_RANGES_IDS
+)
 Lie = Callable[[int, int], int]
 
 
@@ -67,7 +57,7 @@ def import_disk(url: str, target: Path, tmp_path: Path) -> cdi_worker.Result:
 
 
 @pytest.mark.parametrize("lie", list(LIES))
-@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+@EVERY_ROUTE
 def test_ranges_with_other_bytes_are_replaced_by_the_stream(
     server: misbehave.Server,
     disks: disks_module.Disks,
@@ -84,7 +74,7 @@ def test_ranges_with_other_bytes_are_replaced_by_the_stream(
 
 
 @pytest.mark.parametrize("lie", list(WRAPPING))
-@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+@EVERY_ROUTE
 def test_ranges_that_wrap_are_never_taken_for_the_disk(
     server: misbehave.Server,
     disks: disks_module.Disks,

@@ -13,18 +13,9 @@ from tests.support import devices, misbehave, oracle
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
-#: Images for each of the routes, read by ranges.
-DISKS = [
-    ("raw", None),
-    ("qcow2", None),
-    ("qcow2-zlib", None),
-    ("vmdk", None),
-    ("vhdx", None),
-    ("raw", "gz"),
-    ("qcow2", "zst"),
-    ("vdi", "xz"),
-]
-IDS = [f"{variant}-{compression}" for variant, compression in DISKS]
+EVERY_ROUTE = pytest.mark.parametrize(
+    ("variant", "compression"), disks_module.BY_RANGES, ids=disks_module.BY_RANGES_IDS
+)
 
 
 def import_disk(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_worker.Result:
@@ -54,7 +45,7 @@ TROUBLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("trouble", list(TROUBLES))
-@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+@EVERY_ROUTE
 def test_temporary_error_is_retried(
     server: misbehave.Server,
     disks: disks_module.Disks,
@@ -73,7 +64,7 @@ def test_temporary_error_is_retried(
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
-@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+@EVERY_ROUTE
 def test_reset_at_any_byte_is_retried(
     server: misbehave.Server,
     disks: disks_module.Disks,
@@ -93,7 +84,7 @@ def test_reset_at_any_byte_is_retried(
         oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
 
 
-@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+@EVERY_ROUTE
 def test_reset_of_every_response_is_survived(
     server: misbehave.Server,
     disks: disks_module.Disks,
@@ -108,7 +99,7 @@ def test_reset_of_every_response_is_survived(
     assert server.sent("/disk") < 1.2 * len(good.body) + MiB
 
 
-@pytest.mark.parametrize(("variant", "compression"), DISKS, ids=IDS)
+@EVERY_ROUTE
 def test_lost_mirror_is_replaced(
     server: misbehave.Server,
     disks: disks_module.Disks,
