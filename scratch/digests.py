@@ -51,15 +51,15 @@ class Claim(NamedTuple):
 class Digests:
     """The digests of the bytes from ``start``, a multiple of ``UNIT``, to ``end``. Not thread-safe.
 
-    ``key``: a secret of 32 bytes.
+    ``key``: a secret of 32 bytes. ``granules``: at most this many digests.
     """
 
-    def __init__(self, key: bytes, start: int, end: int) -> None:
+    def __init__(self, key: bytes, start: int, end: int, *, granules: int = GRANULES) -> None:
         self.start = start
-        self.end = max(start, min(end, start + GRANULES * _LARGEST * UNIT))
+        self.end = max(start, min(end, start + granules * _LARGEST * UNIT))
         self._key = key
         self._per = 1  # units of a granule
-        while GRANULES * self._per * UNIT < self.end - start:
+        while granules * self._per * UNIT < self.end - start:
             self._per *= 2
         self._whole: dict[int, bytes] = {}
         self._open: dict[int, _Open] = {}

@@ -68,10 +68,18 @@ class Journal:
     ``identity``: the source (URL and ETag) and a secret of this job. It is the key of the digests and of each
     slot: an earlier owner of the device who does not know it can neither forge a journal nor data that fits
     to ours. A slot is ASCII text, which is never a valid boot sector, partition table or superblock.
-    ``seconds``: the longest interval of ``checkpoint``.
+    ``seconds``: the longest interval of ``checkpoint``, measured by ``clock``.
     """
 
-    def __init__(self, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        slots: Slots | None,
+        identity: str,
+        total: int,
+        *,
+        seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._slots = slots
         self._withheld = slots.withheld if slots else 0
         self._key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
@@ -82,19 +90,28 @@ class Journal:
         self._unsaved = 0
         self._seconds = seconds
         self._interval = min(seconds, SHORTEST_INTERVAL)
-        self._saved = time.monotonic()
+        self._clock = clock
+        self._saved = clock()
         self._lock = threading.Lock()
         self._saving = threading.Lock()
 
     @classmethod
-    def open(cls, slots: Slots | None, identity: str, total: int, *, seconds: float = 10.0) -> Self:
+    def open(
+        cls,
+        slots: Slots | None,
+        identity: str,
+        total: int,
+        *,
+        seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Self:
         """Read the journal of an earlier attempt; empty if it is damaged or has another identity.
 
         Call it before the target is opened, because the result decides whether to resume. Nothing is known
         about the bytes on storage until they have been compared with ``claims``. Call ``forget`` if the
         target was not ``resumed``. Slots None: keep no journal.
         """
-        journal = cls(slots, identity, total, seconds=seconds)
+        journal = cls(slots, identity, total, seconds=seconds, clock=clock)
         if slots is not None:
             journal._load(slots)
         return journal
@@ -206,12 +223,12 @@ class Journal:
     def _is_due(self) -> bool:
         shortest = min(self._seconds, SHORTEST_INTERVAL)
         interval = self._interval if self._unsaved < MOST_UNSAVED else shortest
-        return time.monotonic() - self._saved >= interval
+        return self._clock() - self._saved >= interval
 
     def _save(self, flush: Callable[[], None]) -> None:
         if self._slots is None:
             return
-        began = time.monotonic()
+        began = self._clock()
         with self._lock:
             granules, units = self._digests.granules(), self._digests.units()
             self._unsaved = 0
@@ -223,7 +240,7 @@ class Journal:
             # The transfer works without a journal, only a later attempt cannot resume.
             log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
             self._slots = None
-        self._saved = time.monotonic()
+        self._saved = self._clock()
         self._interval = min(self._seconds, max(SHORTEST_INTERVAL, (self._saved - began) / SHARE))
 
     def _write(self, slots: Slots, slot: bytes) -> None:

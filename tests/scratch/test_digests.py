@@ -21,14 +21,14 @@ DISK = b"".join(
 
 
 @pytest.fixture(params=[16 << 10, 4])
-def granules(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Granules of one unit, and of several."""
-    monkeypatch.setattr(digests, "GRANULES", request.param)
+def granules(request: pytest.FixtureRequest) -> Any:
+    """At most so many digests: granules of one unit, and of several."""
+    return request.param
 
 
-def recorded(cuts: list[int], seed: int, start: int = 0) -> digests.Digests:
+def recorded(cuts: list[int], seed: int, granules: int, start: int = 0) -> digests.Digests:
     """Return the digests of the disk, written in pieces in random order."""
-    made = digests.Digests(KEY, start, len(DISK))
+    made = digests.Digests(KEY, start, len(DISK), granules=granules)
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(DISK)), len(DISK)]
     pieces = list(itertools.pairwise(edges))
     random.Random(seed).shuffle(pieces)
@@ -68,35 +68,33 @@ CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index:
 @settings(max_examples=60, deadline=None)
 @given(CUTS, st.integers(0, 99), st.integers(0, len(DISK) - 1), st.sampled_from([16 << 10, 4]))
 def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests, "GRANULES", most)
-        made = recorded(cuts, seed)
-        claims = made.claims()
-        assert covered(claims) == [(0, len(DISK))]
-        changed = bytearray(DISK)
-        changed[at] ^= 1
-        for claim in claims:
-            assert made.holds(claim, stored_tags(made, claim, DISK)) == []
-            differing = made.holds(claim, stored_tags(made, claim, bytes(changed)))
-            assert bool(differing) is (claim.start <= at < claim.end)
+    made = recorded(cuts, seed, most)
+    claims = made.claims()
+    assert covered(claims) == [(0, len(DISK))]
+    changed = bytearray(DISK)
+    changed[at] ^= 1
+    for claim in claims:
+        assert made.holds(claim, stored_tags(made, claim, DISK)) == []
+        differing = made.holds(claim, stored_tags(made, claim, bytes(changed)))
+        assert bool(differing) is (claim.start <= at < claim.end)
 
 
-def test_exchanged_units_are_found(granules: None) -> None:
+def test_exchanged_units_are_found(granules: int) -> None:
     """A write to the wrong place has the right bytes."""
-    made = recorded([], 0)
+    made = recorded([], 0, granules)
     swapped = DISK[UNIT : 2 * UNIT] + DISK[:UNIT] + DISK[2 * UNIT :]
     (first, *_) = made.claims()
     assert made.holds(first, stored_tags(made, first, swapped))
 
 
-def test_bytes_beyond_the_end_of_storage_differ(granules: None) -> None:
-    made = recorded([], 0)
+def test_bytes_beyond_the_end_of_storage_differ(granules: int) -> None:
+    made = recorded([], 0, granules)
     for claim in made.claims():
         assert made.holds(claim, b"") == [(claim.start, claim.end)]
 
 
-def test_discarded_ranges_are_claimed_again_when_written(granules: None) -> None:
-    made = recorded([], 0)
+def test_discarded_ranges_are_claimed_again_when_written(granules: int) -> None:
+    made = recorded([], 0, granules)
     claim = made.claims()[1]
     made.discard(claim.start, claim.end)
     assert covered(made.claims()) == [(0, claim.start), (claim.end, len(DISK))]
@@ -104,16 +102,15 @@ def test_discarded_ranges_are_claimed_again_when_written(granules: None) -> None
     assert covered(made.claims()) == [(0, len(DISK))]
 
 
-def test_start_is_not_recorded(granules: None) -> None:
-    assert covered(recorded([1000, UNIT + 5], 0, start=UNIT).claims()) == [(UNIT, len(DISK))]
+def test_start_is_not_recorded(granules: int) -> None:
+    assert covered(recorded([1000, UNIT + 5], 0, granules, start=UNIT).claims()) == [(UNIT, len(DISK))]
 
 
-def test_loaded_claims_are_those_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "GRANULES", 4)
-    made = digests.Digests(KEY, 0, len(DISK))
+def test_loaded_claims_are_those_saved() -> None:
+    made = digests.Digests(KEY, 0, len(DISK), granules=4)
     for first in (0, UNIT, 2 * UNIT, 3 * UNIT, 5 * UNIT):
         add(made, first, first + UNIT)
-    again = digests.Digests(KEY, 0, len(DISK))
+    again = digests.Digests(KEY, 0, len(DISK), granules=4)
     again.load(made.claims())
     assert again.claims() == made.claims()
     assert [claim.whole for claim in made.claims()] == [True, False]

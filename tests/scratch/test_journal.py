@@ -125,18 +125,18 @@ def test_checkpoint_saves_after_its_interval(location: Location) -> None:
 class Clock:
     """A clock that the test moves."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
         self.saves: list[float] = []
-        monkeypatch.setattr(journal.time, "monotonic", lambda: self.now)
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.mark.parametrize(("sync", "interval"), [(0.0, 1.0), (0.1, 2.0), (5.0, 10.0)])
-def test_interval_follows_the_cost_of_a_sync(
-    location: Location, monkeypatch: pytest.MonkeyPatch, sync: float, interval: float
-) -> None:
-    clock = Clock(monkeypatch)
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10)
+def test_interval_follows_the_cost_of_a_sync(location: Location, sync: float, interval: float) -> None:
+    clock = Clock()
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10, clock=clock)
 
     def flush() -> None:
         clock.now += sync
@@ -149,11 +149,9 @@ def test_interval_follows_the_cost_of_a_sync(
     assert clock.saves[2] - clock.saves[1] == pytest.approx(interval + sync, abs=0.25)
 
 
-def test_many_bytes_are_saved_before_the_interval(
-    location: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10)
+def test_many_bytes_are_saved_before_the_interval(location: Location) -> None:
+    clock = Clock()
+    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10, clock=clock)
 
     def flush() -> None:
         clock.now += 5
@@ -163,8 +161,10 @@ def test_many_bytes_are_saved_before_the_interval(
     clock.now += 2
     opened.checkpoint(flush)
     assert len(clock.saves) == 1
-    monkeypatch.setattr(journal, "MOST_UNSAVED", MiB)
-    wrote(opened, *noise(0, MiB))
+    offset, data = noise(0, MiB)
+    tags = opened.digest(offset, data)
+    for _ in range(journal.MOST_UNSAVED // MiB):
+        opened.wrote(offset, data, tags)
     opened.checkpoint(flush)
     assert len(clock.saves) == 2
 
