@@ -281,7 +281,7 @@ def _places(claims: list[digests.Claim]) -> Iterator[Range]:
     """Yield ``PLACES`` random units of the claims."""
     weights = [claim.end - claim.start for claim in claims]
     for claim in random.choices(claims, weights, k=PLACES) if claims else ():  # noqa: S311  (no secret)
-        start = claim.start + random.randrange(0, claim.end - claim.start, digests.UNIT)  # noqa: S311
+        start = claim.start + random.randrange(0, claim.end - claim.start, digests.UNIT)  # noqa: S311  (no secret)
         yield start, min(claim.end, start + digests.UNIT)
 
 

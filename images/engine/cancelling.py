@@ -175,7 +175,7 @@ class Cancel:
         with self._lock:
             if self._registered.pop(made, made) is not None:
                 here = threading.get_ident()
-                self._changed.wait_for(lambda: made._caller in {None, here})  # noqa: SLF001
+                self._changed.wait_for(lambda: made._caller in {None, here})  # noqa: SLF001  (same module)
 
     def _wake(self) -> None:
         with self._changed:
@@ -183,7 +183,7 @@ class Cancel:
         while (made := self._next()) is not None:
             made.call()
             with self._changed:
-                made._caller = None  # noqa: SLF001
+                made._caller = None  # noqa: SLF001  (same module)
                 self._changed.notify_all()
 
     def _next(self) -> Registration | None:
@@ -191,7 +191,7 @@ class Cancel:
             made = next(iter(self._registered), None)
             if made is not None:
                 del self._registered[made]
-                made._caller, made.was_called = threading.get_ident(), True  # noqa: SLF001
+                made._caller, made.was_called = threading.get_ident(), True  # noqa: SLF001  (same module)
             return made
 
 

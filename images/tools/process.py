@@ -140,18 +140,18 @@ class Process:
     @property
     def stdin(self) -> int:
         """Return the descriptor of the program's standard input (needs ``stdin=PIPE``)."""
-        assert self._popen.stdin is not None  # noqa: S101
+        assert self._popen.stdin is not None  # noqa: S101  (a pipe was asked for)
         return self._popen.stdin.fileno()
 
     @property
     def stdout(self) -> int:
         """Return the descriptor of the program's standard output (needs ``stdout=PIPE``)."""
-        assert self._popen.stdout is not None  # noqa: S101
+        assert self._popen.stdout is not None  # noqa: S101  (a pipe was asked for)
         return self._popen.stdout.fileno()
 
     def close_stdin(self) -> None:
         """Close the program's standard input."""
-        assert self._popen.stdin is not None  # noqa: S101
+        assert self._popen.stdin is not None  # noqa: S101  (a pipe was asked for)
         self._popen.stdin.close()
 
     def end(self) -> None:
@@ -169,7 +169,7 @@ class Process:
         """
         poll = select.poll()
         for each in {fd, wake, self._stderr} - {None}:
-            assert each is not None  # noqa: S101
+            assert each is not None  # noqa: S101  (a pipe was asked for)
             poll.register(each, select.POLLIN)
         found = {each for each, _event in poll.poll(None if seconds is None else seconds * 1000)}
         if self._stderr in found:
@@ -234,7 +234,7 @@ class Process:
         self._directory.cleanup()
 
     def _take_stderr(self) -> None:
-        assert self._stderr is not None  # noqa: S101
+        assert self._stderr is not None  # noqa: S101  (a pipe was asked for)
         received = os.read(self._stderr, _CHUNK)
         if not received:
             self._stderr = None

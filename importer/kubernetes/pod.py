@@ -139,7 +139,7 @@ def add_target(pod: Pod) -> None:
     if needs_scratch(pod.volume, pod.settings):
         pod.mount("scratch", PATHS.scratch, {"ephemeral": _scratch(pod)})
     # Sockets and bundles of certificates; the root file system is read-only.
-    pod.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108
+    pod.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108  (the directory of a container)
 
 
 def _scratch(pod: Pod) -> Object:

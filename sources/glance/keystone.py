@@ -132,8 +132,7 @@ class _Transport:
                 url=self._name, reason=f"login: the answer is longer than {LARGEST_ANSWER} bytes"
             )
         self._answered = True
-        # requests has no other way to set a body that was read with a limit.
-        answer._content = data  # noqa: SLF001
+        answer._content = data  # noqa: SLF001  (requests has no other way to set a body)
         return answer
 
 

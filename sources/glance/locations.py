@@ -9,7 +9,7 @@ from typing import Final
 from cdi_worker.sources import base, fields
 
 PASSWORD: Final = "password"  # noqa: S105  (the name of a method)
-TOKEN: Final = "token"  # noqa: S105
+TOKEN: Final = "token"  # noqa: S105  (the name of a method)
 APPLICATION: Final = "applicationcredential"
 #: The methods by the names of OpenStack's clients and of Forklift; empty: told by what is given.
 METHODS: Final = {

@@ -225,8 +225,8 @@ def _like(client: Any) -> Any:
     request the server's options again.
     """
     twin = copy.copy(client)
-    twin._backend = client._backend.clone()  # noqa: SLF001
-    twin._buf = bytearray(BUFFER)  # noqa: SLF001
+    twin._backend = client._backend.clone()  # noqa: SLF001  (the client has no public name for it)
+    twin._buf = bytearray(BUFFER)  # noqa: SLF001  (the client has no public name for it)
     return twin
 
 
@@ -234,7 +234,7 @@ def _shut(client: Any) -> None:
     # The library has no call to abort a read of another thread. A connection that was closed meanwhile
     # raises ValueError.
     with contextlib.suppress(AttributeError, TypeError, ValueError):
-        sockets.shut(client._backend._con.sock)  # noqa: SLF001
+        sockets.shut(client._backend._con.sock)  # noqa: SLF001  (the client has no public name for it)
 
 
 def _host(url: str) -> str:

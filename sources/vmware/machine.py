@@ -61,14 +61,14 @@ class Machine:
 
         Raises ``errors.SourceError`` for a list with invalid or overlapping areas, or one that ends early.
         """
-        snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001
+        snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
         areas: list[tuple[int, int]] = []
         start = 0
         # vCenter returns about 2000 areas at most, and the range that they cover.
         while start < disk.size:
             answer = self._session.call(
                 f"list the areas changed since {change_id!r}",
-                lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]
+                lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]  (mypy cannot infer it with a default)
                     snapshot, disk.key, start, change_id
                 ),
             )
@@ -116,10 +116,10 @@ class Machine:
 
     def _at(self, wanted: str, disk: Disk) -> Disk:
         found = list(self._snapshots())
-        matching = [each for _, each in found if each._moId == wanted]  # noqa: SLF001
+        matching = [each for _, each in found if each._moId == wanted]  # noqa: SLF001  (pyvmomi has no public name for it)
         matching = matching or [each for name, each in found if name == wanted]
         if len(matching) != 1:
-            there = ", ".join(f"{each._moId} ({name})" for name, each in found) or "none"  # noqa: SLF001
+            there = ", ".join(f"{each._moId} ({name})" for name, each in found) or "none"  # noqa: SLF001  (pyvmomi has no public name for it)
             what = "no" if not matching else "more than one"
             raise errors.Unreachable(
                 url=self._session.name,
@@ -129,7 +129,7 @@ class Machine:
         for each in _disks(snapshot.config):
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if (each.diskObjectId or "", each.key)[not disk.object_id] == (disk.object_id or disk.key):
-                return dataclasses.replace(_described(each), snapshot=snapshot._moId)  # noqa: SLF001
+                return dataclasses.replace(_described(each), snapshot=snapshot._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
         raise errors.Unreachable(
             url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
         )
@@ -139,7 +139,7 @@ class Machine:
             for each in map(_described, _disks(snapshot.config)):
                 # The id of a disk is part of its change ids.
                 if each.change_id == change_id and each.object_id == disk.object_id:
-                    return dataclasses.replace(each, snapshot=snapshot._moId)  # noqa: SLF001
+                    return dataclasses.replace(each, snapshot=snapshot._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
         return None
 
     def _snapshots(self) -> Iterator[tuple[str, Any]]:
@@ -155,9 +155,9 @@ def merged(areas: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for start, length in sorted(areas):
         end = min(-(-(start + length) // SECTOR) * SECTOR, size)
-        start = start // SECTOR * SECTOR  # noqa: PLW2901
+        start = start // SECTOR * SECTOR  # noqa: PLW2901  (normalised)
         if found and start <= sum(found[-1]):
-            start, end = found[-1][0], max(end, sum(found.pop()))  # noqa: PLW2901
+            start, end = found[-1][0], max(end, sum(found.pop()))  # noqa: PLW2901  (normalised)
         if end > start:
             found.append((start, end - start))
     return found

@@ -164,7 +164,7 @@ class Client:
             start = offset
             for length, flags in zip(entries[::2], entries[1::2], strict=True):
                 # The last extent may reach beyond the requested range, even beyond the end of the disk.
-                length = min(length, end - offset)  # noqa: PLW2901
+                length = min(length, end - offset)  # noqa: PLW2901  (clipped)
                 yield Extent(offset, length, bool(flags & _STATE_ZERO))
                 offset += length
             if offset == start:

@@ -287,14 +287,14 @@ def _rows(bench: Bench, file: Target, block: Target) -> dict[str, Callable[[], r
     rows: dict[str, Callable[[], report.Row]] = {}
     for target, kind in ((file, "file"), (block, "block")):
         for name in PIPES:
-            rows[f"{name} {kind}"] = lambda name=name, target=target: bench.pipe(name, target)  # type: ignore[misc]
+            rows[f"{name} {kind}"] = lambda name=name, target=target: bench.pipe(name, target)
         for name in CONVERTED:
-            rows[f"{name} {kind}"] = lambda name=name, target=target: bench.converted(name, target)  # type: ignore[misc]
+            rows[f"{name} {kind}"] = lambda name=name, target=target: bench.converted(name, target)
     rows["isal"] = bench.isal
     for vddk in (vmware.delayed, vmware.undelayed):
-        rows[f"vddk {vddk.__name__}"] = lambda vddk=vddk: vddk(bench.directory, file.path, bench.rounds)  # type: ignore[misc]
+        rows[f"vddk {vddk.__name__}"] = lambda vddk=vddk: vddk(bench.directory, file.path, bench.rounds)
     for ovirt in (bench_ovirt.plain, bench_ovirt.library):
-        rows[f"ovirt {ovirt.__name__}"] = lambda ovirt=ovirt: ovirt(  # type: ignore[misc]
+        rows[f"ovirt {ovirt.__name__}"] = lambda ovirt=ovirt: ovirt(
             bench.directory, bench.raw, file.path, bench.rounds
         )
     for single in (
@@ -307,7 +307,7 @@ def _rows(bench: Bench, file: Target, block: Target) -> dict[str, Callable[[], r
         bench.huge,
         bench.blank,
     ):
-        rows[single.__name__] = lambda single=single: single(file)  # type: ignore[misc]
+        rows[single.__name__] = lambda single=single: single(file)
     return rows | upload.Uploads(bench.directory, bench.raw, bench.rounds).rows()
 
 

@@ -151,7 +151,7 @@ def _plot_times(path: Path, rows: Sequence[Row]) -> None:
     plt.close(figure)
 
 
-def _plot_growth(path, growth, label, value) -> None:  # type: ignore[no-untyped-def]
+def _plot_growth(path, growth, label, value) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.5))

@@ -20,7 +20,7 @@ def authority(tmp_path: Path) -> tls.Authority:
 
 
 def page(disks: disks_module.Disks, **faults: str) -> misbehave.Page:
-    return misbehave.Page(disks.raw().read_bytes(), **faults)  # type: ignore[arg-type]
+    return misbehave.Page(disks.raw().read_bytes(), **faults)
 
 
 def mounted(directory: Path, files: dict[str, str]) -> Path:

@@ -50,7 +50,7 @@ class Block(Kind):
     size: int = 24 * MiB
 
     @property
-    def unit(self) -> int:  # type: ignore[override]
+    def unit(self) -> int:
         """A device may tear a write between any two sectors."""
         return self.sector
 

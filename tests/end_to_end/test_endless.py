@@ -29,7 +29,7 @@ def run(url: str, target: Path, **more: object) -> None:
     location = cdi_worker.Location(url)
     cdi_worker.run(
         cdi_worker.Request(existing="replace", source="http", location=location, target=str(target), **more)
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("tail", [bytes(1 << 18), b"\xff" * (1 << 18)], ids=["zeros", "ones"])

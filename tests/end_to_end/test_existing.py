@@ -78,7 +78,7 @@ def swap(device: Path) -> None:
 
 @pytest.mark.parametrize(("make", "name"), [(swap, "swap"), (lvm, "LVM2_member")])
 def test_device_in_use_is_refused_without_force(url: str, block: Path, make: object, name: str) -> None:
-    make(block)  # type: ignore[operator]
+    make(block)
     before = block.read_bytes()
     done = worker.run("import", url, block)
     assert (done.status, done.error_message) == (BUSY, f"{block}: holds {name}; to replace it, use --force")

@@ -56,7 +56,7 @@ class Case:
 
 
 def page(**faults: object) -> Callable[[bytes], misbehave.Page]:
-    return lambda data: misbehave.Page(**{"body": data, **faults})  # type: ignore[arg-type]
+    return lambda data: misbehave.Page(**{"body": data, **faults})
 
 
 def packed(compression: str, change: Callable[[bytes], bytes]) -> Callable[[bytes], misbehave.Page]:
@@ -194,7 +194,7 @@ def test_changed_source_is_reported(
 ) -> None:
     page = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
     first = (page, 3) if ranges else (dataclasses.replace(page, cut=5_000_000), 1)
-    url = server.serve("/disk", first, dataclasses.replace(page, **later))  # type: ignore[arg-type]
+    url = server.serve("/disk", first, dataclasses.replace(page, **later))
     check_failure(worker.run("import", url, target), SOURCE, "changed during the transfer", target)
     check_rerun(server.serve("/disk", page), target, disks.raw())
 

@@ -72,7 +72,7 @@ def kill(
 ) -> None:
     """Start a worker and kill it when ``is_time``."""
     argv = [sys.executable, "-c", WORKER, url, target, scratch or "", str(interval)]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}) as worker:  # noqa: PTH109
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}) as worker:  # noqa: PTH109  (a string)
         processes.wait_for(is_time, "enough of the disk")
         worker.send_signal(signal.SIGKILL)
     assert worker.returncode == -signal.SIGKILL

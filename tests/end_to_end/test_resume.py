@@ -73,7 +73,7 @@ def kill_midway(server: misbehave.Server, url: str, target: Path, scratch: Path 
     """
     argv = [sys.executable, "-c", WORKER, url, target, scratch or ""]
     path = url.rpartition("/")[2]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}) as worker:  # noqa: PTH109
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}) as worker:  # noqa: PTH109  (a string)
         processes.wait_for(lambda: server.sent(f"/{path}") > 17 * MIB, "a good part of the disk")
         worker.send_signal(number)
     assert worker.returncode

@@ -183,7 +183,7 @@ def test_killed_stages_can_be_run_again(tmp_path: Path, target: Path, later: flo
             slow(vcsim, 100_000)
             before = reads(vcsim)
             with subprocess.Popen(argv, cwd=repository.ROOT) as first:
-                processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")  # type: ignore[misc]
+                processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")
                 time.sleep(later)
                 first.kill()
             slow(vcsim, 0)

@@ -45,7 +45,7 @@ def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
         source="http",
         location=cdi_worker.Location(url),
         target=str(target),
-        **changes,  # type: ignore[arg-type]
+        **changes,
     )
 
 
@@ -71,7 +71,7 @@ def test_user_packages_do_not_shadow_ours(tmp_path: Path) -> None:
 
 def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError):
-        _ = cdi_worker.nothing  # type: ignore[attr-defined]
+        _ = cdi_worker.nothing
 
 
 def test_documented_example_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_source_that_only_fails_is_unreachable(
     server: misbehave.Server, tmp_path: Path, fault: dict[str, int]
 ) -> None:
     """Connecting was tried for a while; controllers distinguish this from a broken transfer."""
-    url = server.serve("/disk", misbehave.Page(bytes(4096), **fault))  # type: ignore[arg-type]
+    url = server.serve("/disk", misbehave.Page(bytes(4096), **fault))
     with pytest.raises(errors.Unreachable):
         cdi_worker.run(request(url, tmp_path / "disk.img", connect_patience=0.5))
     assert len(server.requests) > 1

@@ -304,7 +304,7 @@ class _Body:
             world.note("stall")
             self._stall = None
             self._wait(world, READ_TIMEOUT)
-            raise urllib3.exceptions.ReadTimeoutError(None, "/", "Read timed out.")  # type: ignore[arg-type]
+            raise urllib3.exceptions.ReadTimeoutError(None, "/", "Read timed out.")
         if self._cut is not None and self._given >= self._cut:
             world.note("cut", self._given)
             if not self._has_length or world.dice.random() < 0.5:

@@ -82,7 +82,7 @@ def _run(job: object) -> None:
     schedulers.running = scheduler = schedulers.Scheduler("test")
     process = schedulers.Process("test")
     try:
-        task = scheduler.start(process, job, "main")  # type: ignore[arg-type]
+        task = scheduler.start(process, job, "main")
         scheduler.run(lambda: task.is_done, until=3600, steps=10_000)
     finally:
         scheduler.kill(process)

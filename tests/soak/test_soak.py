@@ -78,7 +78,7 @@ def test_imports_leave_nothing_behind(
         request = cdi_worker.Request(
             source=name.partition(" ")[0], location=location, target="", fetch=OPTIONS, connect_patience=5
         )
-        return steps.Step(name, expected, request=request, **more)  # type: ignore[arg-type]
+        return steps.Step(name, expected, request=request, **more)
 
     def http(variant: str, compression: str | None = None) -> steps.Step:
         url = web.url(disks.wrapped(variant, compression))

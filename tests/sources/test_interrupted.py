@@ -27,7 +27,7 @@ def test_read_through_a_tls_proxy_can_be_interrupted(tmp_path: Path, silence: di
     authority = tls.Authority(tmp_path)
     page = misbehave.Page(DATA)
     with misbehave.Server(authority.issue()) as server, proxy.Proxy(pair=authority.issue()) as between:
-        server.serve("/d", (page, 1), dataclasses.replace(page, **silence))  # type: ignore[arg-type]
+        server.serve("/d", (page, 1), dataclasses.replace(page, **silence))
         url = server.url("/d", host=tls.FAR)
         access = base.Access(ca_files=(str(authority.certificate),), https_proxy=between.url)
         into = memoryview(bytearray(100_000))

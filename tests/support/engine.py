@@ -250,7 +250,7 @@ class Engine:
         disk = re.search(r'<disk id="([^"]+)"', body)
         snapshot = re.search(r'<snapshot id="([^"]+)"', body)
         form = re.search(r"<format>(\w+)</format>", body)
-        requested = (disk or snapshot)[1] if disk or snapshot else ""  # type: ignore[index]
+        requested = (disk or snapshot)[1] if disk or snapshot else ""
         for chain in self.chains.values():
             volume = chain.active if requested == chain.disk else chain.volume(requested)
             if volume is None or form is None:

@@ -81,7 +81,7 @@ def daemon(
         CONFIGURATION.format(pair=pair, port=port, directory=directory, local=str(local).lower(), level=level)
     )
     control = directory / "control"
-    ready = lambda: processes.is_listening(port) and processes.is_listening(control)  # noqa: E731
+    ready = lambda: processes.is_listening(port) and processes.is_listening(control)  # noqa: E731  (one expression)
     with processes.running([program, "-c", directory], log=directory / "daemon.log", ready=ready):
         yield Daemon(directory, port)
 

@@ -57,7 +57,7 @@ def test_walk_yields_the_entries_of_tarfile(entries: list[Entry], form: int) -> 
                 member.name,
                 headers.FILE if member.isreg() else member.type,
                 member.linkname if member.issym() or member.islnk() else "",
-                archive.extractfile(member).read() if member.isreg() else b"",  # type: ignore[union-attr]
+                archive.extractfile(member).read() if member.isreg() else b"",
             )
             for member in archive
         ]

@@ -164,7 +164,7 @@ def test_piece_is_valid_until_the_next_is_taken() -> None:
     with ahead.Ahead(ahead.pieces(source, scope), scope) as reader:
         for piece in reader:
             last = min(at + (ahead.DEPTH + 2) * ahead.CHUNK, len(data))
-            processes.wait_for(lambda last=last: source.at >= last, "all that there is room for")  # type: ignore[misc]
+            processes.wait_for(lambda last=last: source.at >= last, "all that there is room for")
             assert piece == data[at : at + ahead.CHUNK]
             at += ahead.CHUNK
 

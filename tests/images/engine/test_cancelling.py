@@ -64,7 +64,7 @@ def test_callbacks_run_in_order_once_in_the_thread_that_sets() -> None:
     cancel = cancelling.Cancel()
     called: list[tuple[int, int]] = []
     for number in range(5):
-        cancel.on_set(lambda number=number: called.append((number, threading.get_ident())))  # type: ignore[misc]
+        cancel.on_set(lambda number=number: called.append((number, threading.get_ident())))
     setter = started(cancel.set)
     setter.join()
     cancel.set()
@@ -155,7 +155,7 @@ def test_no_callback_is_missed() -> None:
         ready = threading.Barrier(2)
 
         def register(cancel: cancelling.Cancel = cancel, counts: list[int] = counts) -> None:
-            ready.wait()  # noqa: B023
+            ready.wait()  # noqa: B023  (joined in the same round)
             for number in range(len(counts)):
 
                 def count(number: int = number) -> None:

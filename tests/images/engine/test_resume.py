@@ -113,7 +113,7 @@ def test_early_end_is_resumed() -> None:
     server = Server(ranges=True)
     short = Server(ranges=True)
     opened = iter([Connection(DATA[:4000], None), Connection(DATA[4000 - 512 :], None)])
-    short.open_at = lambda _offset: next(opened)  # type: ignore[method-assign]
+    short.open_at = lambda _offset: next(opened)
     assert read(short) == read(server)
 
 

@@ -31,7 +31,7 @@ def lost_lock(path: Path) -> Iterator[None]:
     name = f"{path}.lock"
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(int(number)), os.stat(name)):  # noqa: PTH116
+            if os.path.samestat(os.fstat(int(number)), os.stat(name)):  # noqa: PTH116  (not a path)
                 unlock = struct.pack("hhqqi0q", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
                 fcntl.fcntl(int(number), fcntl.F_OFD_SETLK, unlock)
                 yield
@@ -105,7 +105,7 @@ def test_many_runs_one_at_a_time(tmp_path: Path) -> None:
                     most.append(len(inside))
                     held.check()
                     inside.remove(held)
-            except BaseException as err:  # noqa: BLE001
+            except BaseException as err:  # noqa: BLE001  (kept for the assertion)
                 failures.append(err)
 
     threads = [threading.Thread(target=run) for _ in range(6)]

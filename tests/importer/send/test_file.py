@@ -47,7 +47,7 @@ def upload_request(server: uploads.Server, image: Path, **more: object) -> file.
         "stall": 20.0,
         **more,
     }
-    return file.Settings(**found)  # type: ignore[arg-type]
+    return file.Settings(**found)
 
 
 def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path) -> None:

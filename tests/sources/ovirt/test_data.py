@@ -233,7 +233,7 @@ def test_interrupt_may_coincide_with_the_end_of_reads(
                 read(pool, 0, 1000)
             except (errors.Transient, errors.Cancelled):
                 continue
-            except BaseException as err:  # noqa: BLE001
+            except BaseException as err:  # noqa: BLE001  (kept for the assertion)
                 failures.append(err)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

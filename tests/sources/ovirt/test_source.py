@@ -125,7 +125,7 @@ def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Setup) -> 
     with ovirt_disk.source() as source:
         source.close()
     with pytest.raises(ZeroDivisionError), ovirt_disk.source():
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  (raises)
     ovirt_disk.check_ended("finished_cleanup", "finished_cleanup")
 
 
@@ -141,7 +141,7 @@ def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Setup) -> 
 def test_invalid_request_is_refused(
     ovirt_disk: ovirt_disks.Setup, changes: dict[str, object], message: str
 ) -> None:
-    location = dataclasses.replace(ovirt_disk.location(), **changes)  # type: ignore[arg-type]
+    location = dataclasses.replace(ovirt_disk.location(), **changes)
     with pytest.raises(errors.Unreachable, match=message) as caught:
         imageio.ImageioSource(location, cancelling.Cancel()).__enter__()
     assert "secret" not in str(caught.value)

@@ -108,7 +108,7 @@ def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> 
     assert time.monotonic() - started < ovirt_disks.QUICK.last + 10
     ovirt_disk.engine.mute = False
     processes.wait_for(lambda: not ovirt_disk.engine.locked, "the transfer is given up")
-    left_behind = lambda: any(thread.name == "apart" for thread in threading.enumerate())  # noqa: E731
+    left_behind = lambda: any(thread.name == "apart" for thread in threading.enumerate())  # noqa: E731  (one expression)
     processes.wait_for(lambda: not left_behind(), "what was asked is answered")
 
 

@@ -265,7 +265,7 @@ def test_credentials_are_not_sent_unencrypted() -> None:
         with pytest.raises(errors.Unreachable):
             pull(f"docker://127.0.0.1:{server.port}/a", access)
         assert not server.requests
-        authorizer = auth.Authorizer("a", Credentials("u", "p"), access, None)  # type: ignore[arg-type]
+        authorizer = auth.Authorizer("a", Credentials("u", "p"), access, None)
         for challenge, url in (
             (f'Bearer realm="{server.url("/token")}"', "https://127.0.0.1/v2/"),
             ("Basic", "http://127.0.0.1/v2/"),

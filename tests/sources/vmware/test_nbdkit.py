@@ -133,7 +133,7 @@ def test_nbdkit_is_started_again_on_the_same_socket(tmp_path: Path) -> None:
         for count in range(1, nbdkit.MOST_ENDS):
             assert size_of(socket) == MiB
             os.kill(int(pids.read_text()), 9)
-            processes.wait_for(lambda count=count: len(ends.found) == count, "its end")  # type: ignore[misc]
+            processes.wait_for(lambda count=count: len(ends.found) == count, "its end")
             processes.wait_for(lambda: accepts(socket), "its answer")
         assert all("SIGKILL" in reason and again for reason, again in ends.found)
         assert size_of(socket) == MiB

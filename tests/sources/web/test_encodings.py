@@ -22,7 +22,7 @@ DEFLATED = zlib.compress(DISK)
 
 
 def encoded(body: bytes, encoding: str, **faults: object) -> misbehave.Page:
-    return dataclasses.replace(http_disk.GOOD, body=body, headers={"Content-Encoding": encoding}, **faults)  # type: ignore[arg-type]
+    return dataclasses.replace(http_disk.GOOD, body=body, headers={"Content-Encoding": encoding}, **faults)
 
 
 def imported(url: str, target: Path) -> bytes:

@@ -25,7 +25,7 @@ class PatternSource(cdi_worker.Source):
         return len(into)
 
 
-def open(where: location.Pattern, _cancel: cdi_worker.Cancel) -> PatternSource:  # noqa: A001
+def open(where: location.Pattern, _cancel: cdi_worker.Cancel) -> PatternSource:  # noqa: A001  (the name that a kind has)
     """Return the source of a location."""
     return PatternSource(where)
 
