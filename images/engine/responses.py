@@ -40,7 +40,7 @@ class Response(http.client.HTTPResponse):
 
     def _read_status(self) -> tuple[str, int, str]:
         while True:
-            version, status, reason = super()._read_status()  # type: ignore[misc]  (private to typeshed)
+            version, status, reason = super()._read_status()  # type: ignore[misc]  # private to typeshed
             if not 100 <= status < 200 or status == SWITCHING_PROTOCOLS:
                 return version, status, reason
             http.client.parse_headers(self.fp)
@@ -49,7 +49,7 @@ class Response(http.client.HTTPResponse):
         self._plain = self.fp
         self._limit()
         try:
-            super()._read_and_discard_trailer()  # type: ignore[misc]  (private to typeshed)
+            super()._read_and_discard_trailer()  # type: ignore[misc]  # private to typeshed
         finally:
             self._unlimit()
 

@@ -116,7 +116,7 @@ def _base(library: Any) -> type[yaml.SafeLoader]:
 def _loader(library: Any) -> type[yaml.SafeLoader]:
     """Return the safe loader, as strict as the API server: no key twice, no timestamps."""
 
-    class Strict(_base(library)):  # type: ignore[misc]  (the base class is chosen at run time)
+    class Strict(_base(library)):  # type: ignore[misc]  # the base class is chosen at run time
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:

@@ -68,7 +68,7 @@ class Machine:
         while start < disk.size:
             answer = self._session.call(
                 f"list the areas changed since {change_id!r}",
-                lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]  (mypy cannot infer it with a default)
+                lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]  # mypy cannot infer it with a default
                     snapshot, disk.key, start, change_id
                 ),
             )

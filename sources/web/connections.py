@@ -160,7 +160,7 @@ class _Plain(urllib3.connection.HTTPConnection):
         self._border = border
 
     # http.client only calls it; a class is not needed.
-    def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]  (a class attribute in http.client)
+    def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a class attribute in http.client
         self.answer = responses.Response(*args, **kwargs)
         return self.answer
 
