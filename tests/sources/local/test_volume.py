@@ -1,0 +1,41 @@
+"""Disks of other volumes as sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import clones, devices, oracle
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """A disk of 200 MiB with a few MiB of data."""
+    (tmp_path / "volume").mkdir()
+    return clones.write_disk(tmp_path / "volume" / "disk.img", 200 * MIB)
+
+
+def clone(volume: Path, target: Path) -> cdi_worker.Result:
+    location = cdi_worker.Location(str(volume.parent))
+    return cdi_worker.run(cdi_worker.Request(source="volume", location=location, target=str(target)))
+
+
+def test_thin_disk_is_cloned_to_a_small_file_system(volume: Path, tmp_path: Path) -> None:
+    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
+        clone(volume, point / "disk.img")
+        oracle.same(point / "disk.img", volume)
+
+
+def test_data_that_does_not_fit_is_an_error(volume: Path, tmp_path: Path) -> None:
+    with volume.open("r+b") as stream:
+        stream.seek(100 * MIB)
+        stream.write(b"data" * (16 * MIB))
+    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
+        with pytest.raises(errors.NoSpace):
+            clone(volume, point / "disk.img")
+        oracle.unusable(point / "disk.img")
