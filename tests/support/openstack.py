@@ -19,6 +19,8 @@ USER = "admin"
 PASSWORD = "secret-of-the-cloud"
 PROJECT = "admin"
 REGION = "RegionOne"
+#: Serves the same images, at 512 KiB/s a connection.
+SLOW_REGION = "RegionSlow"
 #: Seconds that the services may take to start: each loads some hundred modules.
 START = 120.0
 #: Seconds that Glance trusts a token before it asks Keystone again.
@@ -104,7 +106,8 @@ class Cloud:
 def cloud(directory: Path) -> Iterator[Cloud]:
     """Run Keystone and Glance in ``directory``."""
     processes.need("keystone-manage", "glance-api", "uwsgi", "nginx")
-    ports = {name: processes.free_port() for name in ("keystone", "glance", "keystone_tls", "glance_tls")}
+    names = ("keystone", "glance", "keystone_tls", "glance_tls", "glance_slow")
+    ports = {name: processes.free_port() for name in names}
     pair_of = tls.Authority(directory / "tls")
     running = Cloud(
         public=f"https://127.0.0.1:{ports['keystone_tls']}",
@@ -123,7 +126,8 @@ def cloud(directory: Path) -> Iterator[Cloud]:
     }
     pair = pair_of.issue()
     values = {**ports, "directory": directory, "certificate": pair.certificate, "key": pair.key}
-    values |= {"user": USER, "password": PASSWORD, "project": PROJECT, "region": REGION, "cached": CACHED}
+    values |= {"user": USER, "password": PASSWORD, "project": PROJECT, "cached": CACHED}
+    values |= {"region": REGION, "slow": SLOW_REGION}
     for name, text in written.items():
         (directory / name).write_text(text.format(**values))
     _prepare(directory)
@@ -196,6 +200,8 @@ catalog.{region}.identity.name = keystone
 catalog.{region}.image.publicURL = https://127.0.0.1:{glance_tls}
 catalog.{region}.image.internalURL = http://127.0.0.1:{glance}
 catalog.{region}.image.name = glance
+catalog.{slow}.image.publicURL = https://127.0.0.1:{glance_slow}
+catalog.{slow}.image.name = glance
 """
 GLANCE = """
 [DEFAULT]
@@ -248,6 +254,10 @@ http {{
   server {{
     listen 127.0.0.1:{glance_tls} ssl;
     location / {{ proxy_pass http://127.0.0.1:{glance}; proxy_buffering off; }}
+  }}
+  server {{
+    listen 127.0.0.1:{glance_slow} ssl;
+    location / {{ proxy_pass http://127.0.0.1:{glance}; limit_rate 512k; }}
   }}
 }}
 """

@@ -30,10 +30,13 @@ class Pod(worker.Volumes):
     """Volumes below a directory and the container that mounts them.
 
     ``user``: ``uid:gid``; the volumes belong to the group. ``files``: further files and their mount points.
+    ``mount_point`` and ``device_path``: where the target is, by its mode.
     """
 
     image: str
     user: str = "1001:1001"
+    mount_point: str = "/data"
+    device_path: str = "/dev/cdi-block-volume"
     #: The volume shared by the containers of one pod, mounted at ``/shared``.
     shared: Path = Path()
     files: dict[Path, str] = dataclasses.field(default_factory=dict)
@@ -58,13 +61,13 @@ class Pod(worker.Volumes):
         mounts = {self.log: "/dev/termination-log:rw", self.shared: "/shared:rw"}
         mounts |= {path: f"{place}:ro" for path, place in self.files.items()}
         if self.block is None:
-            mounts[self.data] = "/data:rw"
+            mounts[self.data] = f"{self.mount_point}:rw"
         if self.has_scratch:
             mounts[self.scratch] = "/scratch:rw"
         words = ["podman", "run", "--rm", *HERE, *LIMITS, *RIGHTS, f"--user={self.user}"]
         words += [f"--volume={path}:{place}" for path, place in mounts.items()]
         if self.block is not None:
-            words.append(f"--device={self.block}:/dev/cdi-block-volume")
+            words.append(f"--device={self.block}:{self.device_path}")
         words += [f"--env={key}={value}" for key, value in {**self.env, **env}.items()]
         if entrypoint is not None:
             words.append(f"--entrypoint={entrypoint}")
@@ -99,12 +102,12 @@ def check(pod: Pod, done: subprocess.CompletedProcess[str], message: str, expect
 
 
 @contextlib.contextmanager
-def device(directory: Path) -> Iterator[Path]:
+def device(directory: Path, owner: int = 1001) -> Iterator[Path]:
     """Make a block device of 16 MiB for a container, filled with 0xFF."""
     with devices.loop(directory, 16 << 20) as made:
         before = made.stat()
         # As the kubelet's runtime does (device_ownership_from_security_context).
-        os.chown(made, 1001, 1001)
+        os.chown(made, owner, owner)
         yield made
         os.chown(made, before.st_uid, before.st_gid)
 

@@ -40,6 +40,18 @@ def secret(cloud: openstack.Cloud) -> dict[str, str]:
     }
 
 
+def engine_secret(setup: ovirt_disks.Setup, *, insecure: bool = False) -> dict[str, str]:
+    """Return the Secret of an engine as Forklift writes it."""
+    access = setup.location().access
+    trust = {"insecureSkipVerify": "true"} if insecure else {"cacert": Path(access.ca_files[0]).read_text()}
+    return {"user": access.user, "password": access.password, **trust}
+
+
+def engine_url(setup: ovirt_disks.Setup) -> str:
+    """Return the URL of an engine as Forklift passes it."""
+    return setup.engine.url.removesuffix("/ovirt-engine/api")
+
+
 def populate(name: Path, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [worker.COMMAND[0], name, *arguments],
@@ -111,11 +123,9 @@ def test_ovirt_disk_fills_a_file(
 ) -> None:
     (tmp_path / "mnt").mkdir()
     target, port = tmp_path / "mnt" / "disk.img", processes.free_port()
-    access = ovirt_disk.location().access
-    env = {"user": access.user, "password": access.password}
-    env |= {"insecureSkipVerify": "true"} if insecure else {"cacert": Path(access.ca_files[0]).read_text()}
-    url = ovirt_disk.engine.url.removesuffix("/ovirt-engine/api")
-    arguments = [f"--engine-url={url}", "--disk-id=disk", f"--volume-path={target}", "--secret-name=engine"]
+    env = engine_secret(ovirt_disk, insecure=insecure)
+    arguments = [f"--engine-url={engine_url(ovirt_disk)}", "--disk-id=disk", f"--volume-path={target}"]
+    arguments.append("--secret-name=engine")
     arguments += [f"--owner-uid={UID}", "--pvc-size=67108864", "--cr-name=a", "--cr-namespace=b"]
     done = populate(program / "ovirt-populator", env, *arguments, f"--metrics-port={port}")
     assert done.returncode == 0, done.stderr
