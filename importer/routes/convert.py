@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Final
 
 from cdi_worker import errors, survey
 from cdi_worker.formats import detect, facts, safety, views
@@ -15,6 +16,9 @@ from cdi_worker.images.tools import process, qemu_img
 from cdi_worker.routes import stage
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import space
+
+#: A run that was killed later has left the complete image in scratch, where may be no room for two.
+_REMOVED: Final = target.Options(existing="remove")
 
 
 def convert(job: Job) -> None:
@@ -73,7 +77,7 @@ def download(job: Job, path: str) -> int:
     size = job.source.size
     job.progress.phase("spool", size)
     if job.engine.seeks(job.source) and size and not job.content.compressions:
-        with job.resumable(path, size, size, target.Options()) as (out, noted):
+        with job.resumable(path, size, size, _REMOVED) as (out, noted):
             job.transfer(out, noted, job.filling(size))
             out.commit()
         # Fetched in any order, perhaps in several attempts.
@@ -81,7 +85,7 @@ def download(job: Job, path: str) -> int:
             job.verify(stream)
         return size
     available = survey.spare(job.wanted) or 0
-    with target.open(path, None) as out:
+    with target.open(path, None, _REMOVED) as out:
         try:
             with job.plain(limit=available) as reader:
                 size = copy.copy_ordered(reader, out, limit=available, scope=job.scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import contract, misbehave, processes, qcow2_images, vmdk_stream, worker
+from tests.support import contract, devices, misbehave, processes, qcow2_images, vmdk_stream, worker
 
 MIB = 1 << 20
 
@@ -53,3 +54,25 @@ def test_scratch_is_requested_and_used(
     assert ("spool reason=" in second.errors) == (make is more_than_one_pass)
     contract.check_disk(pod, tmp_path / "expected")
     assert not [*pod.scratch.iterdir()]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_killed_conversion_leaves_room_for_the_next_run(
+    server: misbehave.Server, tmp_path: Path, ranges: bool
+) -> None:
+    """Scratch has no space for the image of the killed run and another one."""
+    (tmp_path / "raw").write_bytes(random.Random(6).randbytes(40 * MIB))
+    processes.run("qemu-img", "convert", "-O", "vhdx", tmp_path / "raw", tmp_path / "vhdx")
+    body = (tmp_path / "vhdx").read_bytes()
+    url = server.serve("/disk", misbehave.Page(body, ranges=ranges))
+    checksum = f"--checksum=sha256:{hashlib.sha256(body).hexdigest()}"
+    with devices.filesystem("tmpfs", tmp_path, 64 * MIB) as scratch:
+        arguments = ("import", url, tmp_path / "disk.img", checksum, "--scratch", scratch)
+        with worker.started(*arguments) as first:
+            processes.wait_for(lambda: [*scratch.glob("*/image")], "the image to be complete")
+            first.kill()
+        assert [*scratch.glob("*/image")]
+        second = worker.run(*arguments)
+        assert second.status == 0, second.errors
+        assert not [*scratch.iterdir()]
+    assert (tmp_path / "disk.img").read_bytes() == (tmp_path / "raw").read_bytes()
