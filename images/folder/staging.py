@@ -21,8 +21,9 @@ from cdi_worker.images.target import claim, file
 log = logging.getLogger(__name__)
 
 _NAME: Final = ".cdi-worker-unpacking"
+_LOCK: Final = file.lock_file(file.DISK)
 #: Created by mkfs, and the lock file of the running attempt.
-_KEPT: Final = frozenset({"lost+found", file.lock_file(file.DISK)})
+_KEPT: Final = frozenset({"lost+found", _LOCK})
 _OCCUPIED: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
 
 
@@ -98,12 +99,24 @@ class Staging:
     def commit(self) -> None:
         """Move everything to the folder and sync. Existing directories are merged."""
         with _storage(self._directory, "move into place"), _opened(self._directory) as final:
+            self._check_names()
             if not self._replace:
                 _refuse_existing(self.path, self._directory)
             self._claim.check()
             with _opened(_NAME, final) as staged:
                 _merge(staged, final)
             kernel.sync_filesystem(final)
+
+    def _check_names(self) -> None:
+        """Raise ``errors.Refused`` for the names of the staging folder and of the lock file."""
+        lock = self.path / _LOCK
+        with contextlib.suppress(OSError):
+            if claim.holder(claim.read(str(lock))) is not None:
+                lock.unlink()  # of a killed run, on a volume that was cloned
+        for name in (_NAME, _LOCK):
+            if os.path.lexists(self.path / name):
+                reason = f"it contains {name!r}, which cdi-worker uses itself; rename it in the archive"
+                raise errors.Refused(format="tar", rule="name", reason=reason)
 
 
 @contextlib.contextmanager

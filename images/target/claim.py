@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 INTERVAL: Final = 5.0
 #: Bytes of a record: a sector, so that it cannot be torn.
 RECORD: Final = 512
-_MAGIC: Final = b"cdi-worker claim 1\n"
+_KIND: Final = b"cdi-worker claim "
+_MAGIC: Final = _KIND + b"1\n"
 #: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless it is told to.
 _NOT_OURS: Final = (
     "the user of this process may not write to the device; in Kubernetes, set "
@@ -189,7 +190,7 @@ class LockFile(Claim):
 
     def _taken(self) -> str | None:
         try:
-            found = _read(self._name)
+            found = read(self._name)
         except (FileNotFoundError, NotADirectoryError):
             return f"another run has removed {self._name}"
         if found == self._record:
@@ -215,11 +216,14 @@ def _lock(path: str, name: str) -> int:
     while True:
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
+            if not _is_lock_file(fd):
+                reason = f"{name} is not a lock file of cdi-worker; move it away, or name another target"
+                raise errors.TargetError(path=path, reason=reason)
             locked = kernel.lock(fd, _LOCKED)
             if locked is None:
                 log.info("file system without locks path=%r", name)
             if locked is False:
-                raise errors.TargetBusy(path=path, reason=_busy(_read(name)))
+                raise errors.TargetBusy(path=path, reason=_busy(read(name)))
             if _is_named(fd, name):
                 return fd
         except FileNotFoundError:
@@ -228,6 +232,17 @@ def _lock(path: str, name: str) -> int:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _is_lock_file(fd: int) -> bool:
+    """Return whether an open file is empty, as a new one, or holds a record of any version.
+
+    A power cut may have stored a part of the record, or the length of the file only.
+    """
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return False
+    found = os.pread(fd, RECORD, 0)
+    return found.startswith(_KIND) or _KIND.startswith(found) or not any(found)
 
 
 def _busy(record: bytes) -> str:
@@ -240,7 +255,8 @@ def _is_named(fd: int, name: str) -> bool:
     return os.path.samestat(os.fstat(fd), os.lstat(name))
 
 
-def _read(name: str) -> bytes:
+def read(name: str) -> bytes:
+    """Return what may be a record at the start of a file or device."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.pread(fd, RECORD, 0)
@@ -298,7 +314,7 @@ def _open_device(path: str) -> int:
     except OSError as err:
         if err.errno != errno.EBUSY:
             raise
-        found = holder(_read(path))
+        found = holder(read(path))
         reason = _busy(found.record()) if found else "it is mounted, or another program uses it; unmount it"
         raise errors.TargetBusy(path=path, reason=reason) from err
     if not stat.S_ISBLK(os.fstat(fd).st_mode):

@@ -34,6 +34,11 @@ def lock_file(path: str) -> str:
     return f"{path}.lock"
 
 
+def is_reserved(path: str) -> bool:
+    """Return whether a run with another target may use this path, and remove what is there."""
+    return path.endswith((part(""), changing(""), lock_file("")))
+
+
 class FileTarget(base.Target):
     """A file. A new one consists of holes or is preallocated, so that zeroing needs no system call.
 

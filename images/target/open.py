@@ -60,10 +60,14 @@ def facts(path: str | os.PathLike[str], *, removed: bool = False) -> TargetFacts
 def followed(path: str | os.PathLike[str]) -> str:
     """Return the file that a symbolic link points to, which need not exist; any other path unchanged.
 
-    The incomplete disk, the lock and the rename then are in the directory of the file.
+    The incomplete disk, the lock and the rename then are in the directory of the file. Raises
+    ``errors.TargetError``.
     """
     path = os.fspath(path)
-    return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
+    try:
+        return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
 
 
 def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
@@ -99,6 +103,11 @@ def _lock_file(path: str) -> str:
     directory = pathlib.Path(path).parent
     if not directory.is_dir() or _holds_devices(directory):
         raise errors.TargetError(path=path, reason="no such directory or device; check the path")
+    if file.is_reserved(path):
+        reason = (
+            "names that end with .part, .changing or .lock are those of incomplete disks; choose another name"
+        )
+        raise errors.TargetError(path=path, reason=reason)
     return file.lock_file(path)
 
 

@@ -57,6 +57,13 @@ def test_link_is_followed(url: str, tmp_path: Path, exists: bool) -> None:
     assert (tmp_path / "images/disk.img").read_bytes() == DATA
 
 
+def test_link_to_itself_is_an_error(url: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    for arguments in (["import", url], ["import", url, "--content-type=archive"]):
+        done = worker.run(*arguments, tmp_path / "link")
+        assert (done.status, "too many levels of symbolic links" in done.error_message) == (6, True)
+
+
 def test_mode_honours_the_umask(url: str, tmp_path: Path) -> None:
     shell = ("sh", "-c", 'umask 027; exec "$@"', "sh")
     assert worker.run("import", url, tmp_path / "disk.img", prefix=shell).status == 0

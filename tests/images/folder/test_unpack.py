@@ -434,3 +434,24 @@ def test_symlink_instead_of_staging_folder_is_not_followed(volume, tmp_path):
     with staged(volume):
         pass
     assert (tmp_path / "outside/file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", [".cdi-worker-unpacking/file", "disk.img.lock"])
+@pytest.mark.parametrize("replace", [True, False])
+def test_names_of_our_own_files_are_refused(volume, name, replace):
+    """They would take the place of the staging folder and of the lock, and be removed at the end."""
+    with staged(volume, replace=replace) as work:
+        unpack_into(work.path, tar_parts.packed(tar_parts.member("a", b"x"), tar_parts.member(name, b"x")))
+        with pytest.raises(errors.Refused, match="rename it in the archive"):
+            work.commit()
+    assert facts(volume) == {}
+
+
+def test_lock_file_that_a_killed_run_left_on_a_cloned_volume_is_dropped(volume, tmp_path):
+    with target.take(tmp_path / "disk.img"):
+        left_over = (tmp_path / "disk.img.lock").read_bytes()
+    members = tar_parts.member("disk.img", b"x"), tar_parts.member("disk.img.lock", left_over)
+    with staged(volume) as work:
+        unpack_into(work.path, tar_parts.packed(*members))
+        work.commit()
+    assert set(facts(volume)) == {"disk.img"}

@@ -7,7 +7,7 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,10 +86,49 @@ def test_cancel_ends_the_wait(tmp_path: Path) -> None:
             target.take(tmp_path / "disk.img", target.Terms(wait=60, cancel=cancel))
 
 
-def test_lock_file_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "disk.img.lock").write_text("of a killed run")
+def record(path: Path) -> bytes:
+    """Return what a run writes into its lock file."""
+    with target.take(path):
+        return Path(f"{path}.lock").read_bytes()
+
+
+@pytest.mark.parametrize("length", [0, 10, 512], ids=["empty", "torn", "whole"])
+def test_lock_file_of_a_killed_run_is_taken_over(tmp_path: Path, length: int) -> None:
+    left_over = record(tmp_path / "disk.img")[:length]
+    (tmp_path / "disk.img.lock").write_bytes(left_over)
     with target.take(tmp_path / "disk.img"):
         pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_lock_file_that_was_not_stored_before_a_power_cut_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "disk.img.lock").write_bytes(bytes(512))
+    with target.take(tmp_path / "disk.img"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("link")])
+def test_lock_of_another_kind_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "disk.img.lock")
+    with pytest.raises(errors.TargetError):
+        target.take(tmp_path / "disk.img")
+    assert os.listdir(tmp_path) == ["disk.img.lock"]
+
+
+def test_file_of_another_program_is_not_a_lock_file(tmp_path: Path) -> None:
+    """An image of the name "Cargo" has the lock file "Cargo.lock"."""
+    (tmp_path / "Cargo.lock").write_text("of another program")
+    with pytest.raises(errors.TargetError, match=r"Cargo\.lock is not a lock file of cdi-worker"):
+        target.take(tmp_path / "Cargo")
+    assert (tmp_path / "Cargo.lock").read_text() == "of another program"
+
+
+@pytest.mark.parametrize("suffix", ["part", "changing", "lock"])
+def test_disk_with_the_name_of_an_incomplete_one_is_refused(tmp_path: Path, suffix: str) -> None:
+    """A run to ``disk.img`` would remove it."""
+    with pytest.raises(errors.TargetError, match="choose another name"):
+        target.take(tmp_path / f"disk.img.{suffix}")
     assert os.listdir(tmp_path) == []
 
 
