@@ -321,10 +321,10 @@ class World:
         world = self.scheduler
         inode = self.device
         if not self.plan.target.startswith("/dev"):
-            left = [name for name in self.disk.directory.entries if name != "disk.img"]
-            if not left:
+            left_over = self.disk.directory.entries.get("disk.img.part")
+            if left_over is None:
                 return
-            inode = self.disk.directory.entries[left[0]]
+            inode = left_over
         world.note("reused")
         for at in range(0, len(inode.data.view), 1 << 16):
             if world.dice.random() < 0.3:
