@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -16,6 +17,8 @@ import click
 from cdi_worker import errors
 from cdi_worker.commands import group
 from cdi_worker.images.engine import cancelling
+
+log = logging.getLogger(__name__)
 
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
 _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
@@ -49,9 +52,13 @@ def cancelled_by_signals() -> cancelling.Cancel:
 def _leave(status: int) -> NoReturn:
     """Exit without Python's finalization, which takes another 25 ms."""
     logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     try:
         sys.stdout.flush()
-        sys.stderr.flush()
+    except BrokenPipeError:
+        # The reader has seen enough, as ``head`` has. What the command did is done.
+        pass
     except OSError:
         # Standard output is broken: let Python report it with its own message and status.
         sys.exit(status)
@@ -86,14 +93,27 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
             obj=group.Context(cancel, set_up_logging),
         )
     except click.ClickException as err:
-        err.show()
+        with contextlib.suppress(BrokenPipeError):
+            err.show()
         return err.exit_code
     except (click.Abort, KeyboardInterrupt):
         return errors.Cancelled.status
     except errors.Error as err:
-        print(f"cdi-worker: {err}", file=sys.stderr)
+        _say(str(err))
+        log.debug("trace", exc_info=True)
         return err.status
+    except Exception as err:
+        # A defect. The traceback is for the person who reports it.
+        log.debug("trace", exc_info=True)
+        _say(f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4")
+        return 1
     return outcome if isinstance(outcome, int) else 0
+
+
+def _say(message: str) -> None:
+    """Print a line for people. A closed standard error (``2>&1 | head``) does not change the outcome."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"cdi-worker: {errors.one_line(message)}", file=sys.stderr, flush=True)
 
 
 def _long(argument: str) -> str:

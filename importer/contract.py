@@ -105,7 +105,12 @@ def header_files(directory: str) -> tuple[tuple[str, str], ...]:
     are skipped.
     """
     found: list[tuple[str, str]] = []
-    for root, folders, files in os.walk(directory, followlinks=False):
+
+    def fail(err: OSError) -> None:
+        if not isinstance(err, FileNotFoundError):
+            raise errors.RequestError(f"{err.filename}: {errors.words(err)}") from err
+
+    for root, folders, files in os.walk(directory, onerror=fail, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(root, name)

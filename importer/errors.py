@@ -89,6 +89,12 @@ class MissingTool(Error):
     status = 2
 
 
+class PluginFailed(Error):
+    """The code of a third-party source raised an exception that is not ours."""
+
+    template = "source {source!r} ({package}): {kind}: {reason}; report this to the author of {package}"
+
+
 # -- sources ---------------------------------------------------------------------------------
 
 

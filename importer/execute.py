@@ -84,8 +84,9 @@ def run(
     """
     progress = progress or progress_module.NullProgress()
     request.check(wanted)
-    with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads:
-        return run_source(sources.find(wanted.source).open(wanted.location, reads), wanted, progress, reads)
+    kind = sources.find(wanted.source)
+    with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
+        return run_source(kind.open(wanted.location, reads), wanted, progress, reads)
 
 
 def run_source(
@@ -154,12 +155,12 @@ def inspect(
 ) -> Inspection:
     """Examine a source and plan its import; an error of the plan becomes ``obstacle``."""
     request.check(wanted)
-    with cancelling.adapted(cancel) as stop:
-        return _inspect(wanted, stop)
+    kind = sources.find(wanted.source)
+    with cancelling.adapted(cancel) as stop, sources.foreign(kind):
+        return _inspect(kind.open(wanted.location, stop), wanted, stop)
 
 
-def _inspect(wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
-    source = sources.find(wanted.source).open(wanted.location, cancel)
+def _inspect(source: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
     silent = progress_module.NullProgress()
     reading = engine.Engine(wanted.fetch, silent.retry)
     with opened(source, reading, wanted, silent, cancel):
@@ -177,7 +178,7 @@ def _inspect(wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
 def _claimed(wanted: request.Request, cancel: cancelling.Cancel) -> Iterator[target.Claim]:
     """Yield the claim on the target, held until the end of the block."""
     terms = target.Terms(wanted.wait, cancel, wanted.permissions)
-    folder = wanted.is_archive and not pathlib.Path(wanted.target).is_block_device()
+    folder = wanted.is_archive and not target.is_block(wanted.target)
     with target.take_folder(wanted.target, terms) if folder else target.take(wanted.target, terms) as held:
         if not (folder or wanted.is_delta or wanted.existing == "remove"):
             target.check_replaceable(held, force=wanted.existing == "replace")

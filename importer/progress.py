@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -107,7 +108,9 @@ class Lines(Meter):
             return
         with self._print_lock:
             self._next = now + self._interval
-            print(self._as_json() if self._json else self._as_text(), file=self._stream, flush=True)
+            # A reader that has closed its end (``2>&1 | head``) does not end the import.
+            with contextlib.suppress(BrokenPipeError):
+                print(self._as_json() if self._json else self._as_text(), file=self._stream, flush=True)
 
     def _as_text(self) -> str:
         if self.finished:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 from typing import Literal
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
+from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 
@@ -95,7 +95,7 @@ def check(made: Request, faults: list[str] | None = None) -> None:
     faults = list(faults or [])
     if made.content_type not in CONTENT_TYPES:
         faults.append(f"content type {made.content_type!r} is not one of {', '.join(CONTENT_TYPES)}")
-    if made.is_archive and Path(made.target).is_block_device():
+    if made.is_archive and target.is_block(made.target):
         faults.append("an archive needs a volume with a file system, not a block device")
     try:
         faults += _source_faults(made)

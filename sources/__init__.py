@@ -6,7 +6,9 @@ the start-up short. Third-party packages declare theirs as entry points.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,24 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
             continue
         known = found if isinstance(found, kind.Kind) else kind.Kind(point.name, point.value)
         yield known._replace(name=point.name)
+
+
+@contextlib.contextmanager
+def foreign(used: kind.Kind) -> Iterator[None]:
+    """Raise ``errors.PluginFailed`` if the code of a third party raises anything but our errors."""
+    package = used.source.partition(":")[0].partition(".")[0]
+    try:
+        yield
+    except errors.Error:
+        raise
+    except Exception as err:
+        frames = traceback.walk_tb(err.__traceback__)
+        names = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames}
+        if package == "cdi_worker" or package not in names:
+            raise
+        raise errors.PluginFailed(
+            source=used.name, package=package, kind=type(err).__name__, reason=err
+        ) from err
 
 
 def find(name: str) -> kind.Kind:

@@ -9,6 +9,8 @@ from cdi_worker.images.target.open import (
     check_replaceable,
     facts,
     followed,
+    is_block,
+    is_folder,
     is_foreign,
     journal_slots,
     open,  # noqa: A004 - target.open() is what it is
@@ -25,6 +27,8 @@ __all__ = [
     "check_replaceable",
     "facts",
     "followed",
+    "is_block",
+    "is_folder",
     "is_foreign",
     "journal_slots",
     "open",

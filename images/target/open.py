@@ -177,6 +177,22 @@ def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | No
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
 
 
+def is_block(path: str) -> bool:
+    """Return whether it is a block device, False for what cannot be inspected: opening it reports why."""
+    try:
+        return _is_block(path)
+    except OSError:
+        return False
+
+
+def is_folder(path: str) -> bool:
+    """Return whether it is a directory, False for what cannot be inspected."""
+    try:
+        return pathlib.Path(path).is_dir()
+    except OSError:
+        return False
+
+
 def _is_block(path: str) -> bool:
     try:
         return stat.S_ISBLK(pathlib.Path(path).stat().st_mode)

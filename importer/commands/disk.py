@@ -22,6 +22,11 @@ Examples:
   cdi-worker import s3://bucket/disk.vmdk /dev/vdb
   cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
 """
+UPLOAD_EXAMPLES = """\b
+Examples:
+  cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
+  cdi-worker upload disk.qcow2 https://host:8443 --cert client.crt --key client.key --ca-file ca.pem
+"""
 #: CDI's default overhead of a file system.
 DEFAULT_OVERHEAD = Fraction("0.06")
 
@@ -37,7 +42,7 @@ progress_option = click.option(
 
 @click.command("import", cls=late.Command, epilog=IMPORT_EXAMPLES)
 @click.argument("source")
-@click.argument("target", type=click.Path())
+@click.argument("target", type=options.TARGET)
 @options.import_options
 @click.option("--dry-run", is_flag=True, help="Contact the source and print the plan; write nothing.")
 @click.option(
@@ -80,12 +85,12 @@ def digest(obj: group.Context, /, source: str, **given: Any) -> int:
     found = retry.patiently(
         lambda: registry.digest(location, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
     )
-    click.echo(found)
+    output.say(found)
     return 0
 
 
 @click.command()
-@click.argument("target", type=click.Path())
+@click.argument("target", type=options.TARGET)
 @click.argument("size", type=options.SIZE)
 @options.blank_options
 @click.pass_obj
@@ -111,8 +116,8 @@ def blank(
     return 0
 
 
-@click.command()
-@click.argument("file", type=late.FILE)
+@click.command(epilog=UPLOAD_EXAMPLES)
+@click.argument("file", type=options.TARGET)
 @click.argument("url")
 @options.upload_options
 @progress_option
@@ -120,14 +125,11 @@ def blank(
 def upload(
     obj: group.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
 ) -> int:
-    r"""Upload the image FILE to the upload server or CDI upload proxy at URL.
-
-    \b
-    cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
-    """
+    """Upload the image FILE to the upload server or CDI upload proxy at URL."""
     from cdi_worker.send import file as upload_file
 
-    token = options.read_secret(token_file)
+    settings = upload_file.Settings(file, url, token=options.read_secret(token_file), **given)
     with output.progress(style, as_json=False) as reporter:
-        upload_file.send(upload_file.Settings(file, url, token=token, **given), reporter, obj.cancel)
+        done = upload_file.send(settings, reporter, obj.cancel)
+    output.uploaded(done)
     return 0

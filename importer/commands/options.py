@@ -12,6 +12,7 @@ import click
 
 from cdi_worker import contract, errors, request, sources, units
 from cdi_worker.commands import late
+from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base, fields
 
@@ -21,6 +22,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 SIZE = late.typed("size", units.parse_quantity)
 FRACTION = late.typed("fraction", contract.parse_overhead)
 HEADER = late.typed("header", contract.parse_header)
+#: Whether it can be written is found out when it is opened (exit status 6).
+TARGET = click.Path(readable=False)
 
 
 def stall_option(what: str) -> Decorator:
@@ -116,18 +119,15 @@ _WRITING: tuple[Decorator, ...] = (
 _OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
 _UPLOAD: tuple[Decorator, ...] = (
     click.option("--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
-    click.option("--ca-file", type=late.FILE, default="", help="PEM file with the CA certificates to trust."),
-    click.option("--cert", "certificate", type=late.FILE, default="", help="Client certificate (PEM)."),
+    click.option("--ca-file", type=late.FILE, help="PEM file with the CA certificates to trust."),
+    click.option("--cert", "certificate", type=late.FILE, help="Client certificate (PEM)."),
     click.option(
         "--key",
         type=late.FILE,
-        default="",
         help="Key of the client certificate (PEM) [default: the file of --cert].",
     ),
     click.option("--insecure", is_flag=True, help="Do not verify TLS certificates."),
-    click.option(
-        "--checksum", default="", help="Checksum ALGORITHM:HEX of the file, verified during the upload."
-    ),
+    click.option("--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."),
     stall_option("progress"),
 )
 
@@ -169,7 +169,7 @@ def make_request(
     """Return the request of a command line, which ``execute`` checks."""
     kind = source_kind(address, given["kind"])
     is_archive = given["content_type"] == "archive"
-    if target and not is_archive and Path(target).is_dir():
+    if target and not is_archive and images_target.is_folder(target):
         target = f"{target}/disk.img"
     return request.Request(
         source=kind.name,
@@ -194,7 +194,15 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
     """Return the kind of source called ``name``, else the one for the scheme of ``address``."""
     if name:
         return sources.find(name)
-    return sources.find_scheme("" if Path(address).exists() else urllib.parse.urlsplit(address).scheme)
+    return sources.find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path exists, False in a directory that this user may not search."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
 
 
 def make_location(

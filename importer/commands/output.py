@@ -8,11 +8,15 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cdi_worker import errors, execute, request, units
 from cdi_worker import progress as progress_module
+
+if TYPE_CHECKING:
+    from cdi_worker.send import file
 
 STYLES = ("auto", "bar", "lines", "json", "none")
 
@@ -29,6 +33,12 @@ def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]
             yield bar
     else:
         yield progress_module.Lines(sys.stderr, as_json=style == "json")
+
+
+def say(text: str) -> None:
+    """Print to standard output. A reader that has closed its end has seen enough: what was done is done."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(text)
 
 
 def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
@@ -50,7 +60,7 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
     if digest:
         fields["sha256"] = sha256(done.target, done.size)
     if as_json:
-        click.echo(json.dumps(fields))
+        say(json.dumps(fields))
         return
     rate = done.size / max(done.seconds, 1e-3)
     _table(
@@ -63,6 +73,18 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
             "time": f"{done.seconds:.2f} s, {rate / 1e6:.0f} MB/s of disk",
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
+        }
+    )
+
+
+def uploaded(done: file.Sent) -> None:
+    """Print the result of an upload."""
+    resumed = f", of which the server had {_size(done.resumed)}" if done.resumed else ""
+    _table(
+        {
+            "uploaded": f"{done.path} -> {done.url}",
+            "size": f"{_size(done.size)}{resumed}",
+            "time": f"{done.seconds:.2f} s",
         }
     )
 
@@ -84,7 +106,7 @@ def inspection(found: execute.Inspection, wanted: request.Request, *, as_json: b
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
     if as_json:
-        click.echo(json.dumps(_as_fields(found, float(wanted.overhead))))
+        say(json.dumps(_as_fields(found, float(wanted.overhead))))
         return status
     volume = f"{_size(found.volume_size)} with {float(wanted.overhead):.1%} for the file system"
     _table(
@@ -143,7 +165,7 @@ def _table(rows: Mapping[str, object]) -> None:
     width = max(len(name) for name in rows)
     for name, value in rows.items():
         if value not in {"", None}:
-            click.echo(f"{name:>{width}}  {errors.one_line(str(value))}")
+            say(f"{name:>{width}}  {errors.one_line(str(value))}")
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:

@@ -100,7 +100,7 @@ def manifest(
     for warning in warnings:
         log.warning("%s", warning)
     # First, so that no pod waits for them.
-    click.echo(datavolume_manifest.dump([*beside, *made]), nl=False)
+    output.say(datavolume_manifest.dump([*beside, *made]).rstrip("\n"))
 
 
 def _needs_scratch(inspection: execute.Inspection) -> bool:
@@ -143,7 +143,7 @@ def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, *
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], as_json=as_json)
-        status = datavolume_run.Status(volume.name, volume.source.kind, click.echo, as_json=as_json)
+        status = datavolume_run.Status(volume.name, volume.source.kind, output.say, as_json=as_json)
         with output.progress(style, as_json=as_json) as reporter:
             datavolume_run.run(volume, stages, status, reporter, obj.cancel)
     return 0

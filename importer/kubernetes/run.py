@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from cdi_worker import contract, errors, execute, progress, request, survey, units
+from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.kubernetes import datavolume, keyring
 from cdi_worker.sources import base, fields, staged
@@ -80,7 +81,7 @@ class Planner:
         volume, settings = self.volume, self.settings
         overhead = Fraction(0) if volume.claim.block else settings.overhead
         target = settings.target
-        if target and not volume.is_archive and pathlib.Path(target).is_dir():
+        if target and not volume.is_archive and images_target.is_folder(target):
             target = f"{target}/disk.img"
         return request.Request(
             source=volume.source.provider.name,

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import ssl
+import time
 from collections.abc import Generator, Iterator
 from typing import Self
 
@@ -35,12 +36,23 @@ class Settings:
     path: str
     url: str = dataclasses.field(repr=False)
     token: str = dataclasses.field(default="", repr=False)
-    ca_file: str = ""
-    certificate: str = ""
-    key: str = ""
+    ca_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
     insecure: bool = False
-    checksum: str = ""
+    checksum: str | None = None
     stall: float = 180.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sent:
+    """The result of an upload. Sizes in bytes; ``resumed``: the server had them from an earlier run."""
+
+    path: str
+    url: str
+    size: int
+    resumed: int
+    seconds: float
 
 
 class File(upload_sender.Stream):
@@ -105,8 +117,9 @@ def _places(length: int) -> Iterator[int]:
         yield max(0, length - SAMPLE) * number // (PLACES - 1)
 
 
-def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> None:
+def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> Sent:
     """Upload, and return when the disk is on storage. Raises ``errors.Error``."""
+    started = time.monotonic()
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)
     promised = checksum.parse(settings.checksum) if settings.checksum else None
@@ -119,7 +132,7 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
             cancel,
             settings.stall,
             # The checksum belongs to it: an upload with another checksum must not be resumed.
-            fingerprint=f"{file.fingerprint} {settings.checksum.lower()}".rstrip(),
+            fingerprint=f"{file.fingerprint} {(settings.checksum or '').lower()}".rstrip(),
             headers=more,
             retried=reporter.retry,
         )
@@ -134,6 +147,7 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
             if not answer.is_good:
                 raise errors.UploadFailed(url=client.url, reason=answer.reason())
     reporter.done()
+    return Sent(settings.path, client.url, file.length, offset or 0, time.monotonic() - started)
 
 
 def _verified(file: File, promised: checksum.Checksum) -> Iterator[memoryview]:
@@ -154,7 +168,7 @@ def address(url: str) -> str:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    def text(path: str) -> str:
+    def text(path: str | None) -> str:
         try:
             return pathlib.Path(path).read_text(encoding="ascii") if path else ""
         except (OSError, UnicodeDecodeError) as err:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cdi_worker.commands import group
 from tests.support import devices, misbehave, oracle, repository, servers, tls, worker
 from tests.support import disks as disks_module
 
@@ -189,6 +190,12 @@ def test_missing_command_prints_help() -> None:
     assert (worker.run("--help").status, worker.run("import", "-h").status) == (0, 0)
 
 
+def test_help_of_every_command_is_for_people() -> None:
+    for command in group.COMMANDS:
+        done = worker.run(command, "--help")
+        assert (done.status, "\\b" in done.output) == (0, False), done.output
+
+
 def test_help_lists_only_options_as_options() -> None:
     lines = worker.run("import", "--help").output.splitlines()
     first = lines[lines.index("Options:") + 1]
@@ -196,24 +203,25 @@ def test_help_lists_only_options_as_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        ("destroy", "x"),
-        ("import", "http://h/x"),
-        ("import", "http://h/x", "y", "--nonsense"),
-        ("import", "http://h/x", "y", "--connections=0"),
-        ("import", "http://h/x", "y", "--content-type=floppy"),
-        ("import", "http://h/x", "y", "--password-file=/missing"),
-        ("inspect", "gopher://h/x"),
-        ("blank", "y", "-1"),
-        ("digest", "http://h/x"),
-        ("upload", __file__, "https://h:port/"),
-        ("upload", __file__, "ftp://h/"),
+        (("destroy", "x"), "No such command 'destroy'"),
+        (("import", "http://h/x"), "Missing argument 'TARGET'"),
+        (("import", "http://h/x", "y", "--nonsense"), "No such option '--nonsense'"),
+        (("import", "http://h/x", "y", "--connections=0"), "'--connections': 0 is not in the range 1<=x<=64"),
+        (("import", "http://h/x", "y", "--content-type=floppy"), "'--content-type': 'floppy' is not one of"),
+        (("import", "http://h/x", "y", "--password-file=/missing"), "File '/missing' does not exist"),
+        (("inspect", "gopher://h/x"), 'unsupported URL scheme "gopher"'),
+        (("blank", "y", "-1"), "No such option '-1'"),
+        (("digest", "http://h/x"), "expected docker://host/repository"),
+        (("upload", __file__, "https://h:port/"), "malformed upload URL; expected http(s)://host"),
+        (("upload", __file__, "ftp://h/"), "malformed upload URL; expected http(s)://host"),
     ],
 )
-def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     target = str(tmp_path / "y")
     done = worker.run(*(target if argument == "y" else argument for argument in arguments))
     assert (done.status, done.output) == (REQUEST, "")
+    assert message in " ".join(done.errors.split())
     assert "Traceback" not in done.errors
     assert not [*tmp_path.iterdir()]

@@ -20,7 +20,7 @@ import pytest
 from cdi_worker import contract, errors, progress
 from cdi_worker.images.engine import cancelling
 from cdi_worker.send import file
-from tests.support import devices, oracle, processes, upload_relay, uploads
+from tests.support import devices, oracle, processes, upload_relay, uploads, worker
 
 MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
@@ -59,6 +59,26 @@ def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path)
     assert done.returncode == 0, done.stderr
     assert "100.0% done" in done.stderr
     assert disk.read_bytes() == DATA
+
+
+def test_command_needs_a_url_and_a_token_only(server: uploads.Server, image: Path, tmp_path: Path) -> None:
+    """As documented for CDI's upload proxy: neither certificate nor key is given."""
+    (tmp_path / "token").write_text("t0ken")
+    ca = ("--ca-file", server.certificates.authority.certificate)
+    done = worker.run("upload", image, server.url(""), "--token-file", tmp_path / "token", *ca)
+    assert (done.status, "401" in done.error_message) == (3, True), done.errors
+    assert "t0ken" not in done.errors
+
+
+def test_command_prints_a_summary(server: uploads.Server, image: Path) -> None:
+    made = server.certificates
+    keys = ("--cert", made.client.certificate, "--key", made.client.key)
+    done = worker.run("upload", image, server.url(""), "--ca-file", made.authority.certificate, *keys)
+    assert done.status == 0, done.errors
+    rows = dict(line.strip().split("  ", 1) for line in done.output.splitlines())
+    assert rows["uploaded"].startswith(f"{image} -> https://localhost:{server.port}/")
+    assert rows["size"] == f"{len(DATA)} bytes (6.0 MiB)"
+    assert rows["time"].endswith(" s")
 
 
 def test_message_of_the_server_is_reported(server: uploads.Server, image: Path) -> None:

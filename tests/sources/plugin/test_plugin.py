@@ -26,6 +26,7 @@ def site(tmp_path: Path) -> Path:
 pattern = cdi_worker_pattern:KIND
 zeros = cdi_worker_pattern.source:zeros
 broken = cdi_worker_pattern.nothing:KIND
+failing = cdi_worker_pattern.source:broken
 """
     )
     return folder
@@ -103,3 +104,26 @@ def test_a_plugin_that_cannot_be_loaded_is_named_and_stops_no_other(site: Path, 
     done = run(site, "import", "x", tmp_path / "disk.img", "--source=broken")
     assert done.status == REQUEST
     assert done.error_message.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (SIZE, "KeyError: 'page 0'; report this to the author of cdi_worker_pattern"),
+        (0, "ZeroDivisionError: pattern of no bytes; report this to the author of cdi_worker_pattern"),
+    ],
+)
+def test_exception_in_a_plugin_is_reported_with_its_name(
+    site: Path, tmp_path: Path, size: int, message: str
+) -> None:
+    done = run(site, "import", f"pattern:{size}", tmp_path / "disk.img", "--source=failing")
+    assert (done.status, "Traceback" in done.errors) == (1, False), done.errors
+    assert done.error_message == f"source 'failing' (cdi_worker_pattern): {message}"
+    assert not [*tmp_path.glob("disk.img*")]
+    if not size:
+        done = run(site, "inspect", f"pattern:{size}", "--source=failing")
+        assert done.error_message == f"source 'failing' (cdi_worker_pattern): {message}"
+    pod = worker.Pod(tmp_path)
+    env = {"IMPORTER_SOURCE": "failing", "IMPORTER_ENDPOINT": f"pattern:{size}"}
+    assert run(site, *pod.arguments, **env).status == 1
+    assert pod.message == f"Unable to process data: source 'failing' (cdi_worker_pattern): {message}"

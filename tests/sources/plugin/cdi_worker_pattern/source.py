@@ -30,6 +30,20 @@ def open(where: location.Pattern, _cancel: cdi_worker.Cancel) -> PatternSource: 
     return PatternSource(where)
 
 
+class BrokenSource(PatternSource):
+    """A source whose author did not expect what happens while it is read."""
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        raise KeyError(f"page {offset}")
+
+
+def broken(where: cdi_worker.Location, _cancel: cdi_worker.Cancel) -> BrokenSource:
+    """Return a source that fails while it is read, or at once if the address says so."""
+    if where.endpoint == "pattern:0":
+        raise ZeroDivisionError("pattern of no bytes")
+    return BrokenSource(location.Pattern(where.endpoint, where.access))
+
+
 def zeros(where: cdi_worker.Location, _cancel: cdi_worker.Cancel) -> PatternSource:
     """Return a source by its address only: the target of an entry point without a ``Kind``."""
     return PatternSource(location.Pattern(where.endpoint, where.access))
