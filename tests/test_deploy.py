@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.support import kubernetes_models, repository
+from tests.support import kubernetes_schemas, repository
 
 DEPLOY = repository.ROOT / "deploy"
 #: The variables of cdi-operator in release 1.65.
@@ -53,7 +53,7 @@ def test_component_replaces_only_worker_images() -> None:
             assert target["select"] == {"kind": "Deployment", "name": operator["metadata"]["name"]}
             for path in target["fieldPaths"]:
                 set_field(operator, path.split("."), image)
-    assert kubernetes_models.faults(operator) == []
+    assert kubernetes_schemas.faults(operator) == []
     replaced_variables = {item["name"] for item in container["env"] if item["value"] == image}
     assert replaced_variables == {"IMPORTER_IMAGE", "UPLOAD_SERVER_IMAGE", "CLONER_IMAGE"}
 

@@ -1,4 +1,4 @@
-"""DataVolumes as plain objects: the documented examples against golden files and Kubernetes' models."""
+"""DataVolumes as plain objects: the documented examples against golden files and Kubernetes' schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdi_worker.kubernetes import datavolume, documents, manifest
 from cdi_worker.kubernetes import pod as datavolume_pod
 from cdi_worker.roles import importer
 from tests.support import disks as disks_module
-from tests.support import kubernetes_models, misbehave, repository, servers, worker
+from tests.support import kubernetes_schemas, misbehave, repository, servers, worker
 
 EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
 GOLDEN = repository.GOLDEN
@@ -51,21 +51,39 @@ def test_documented_examples_match_golden_files(example: Path) -> None:
     """The output is unchanged and well-formed for Kubernetes. REGOLD=1 rewrites the golden files."""
     printed = text(example)
     for item in yaml.safe_load_all(printed):
-        assert kubernetes_models.faults(item) == []
+        assert kubernetes_schemas.faults(item) == []
     golden = GOLDEN / example.name
     if os.environ.get("REGOLD"):
         golden.write_text(printed)
     assert printed == golden.read_text()
 
 
-def test_models_are_strict() -> None:
-    """The check detects an unknown field, a missing one, and one of another type."""
-    wrong = {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"image": 1, "x": "y"}]}}}}
-    path = "Job.spec.template.spec.containers[0]"
-    found = kubernetes_models.faults(wrong)
-    assert f"{path}.x: unknown field of V1Container" in found
-    assert f"{path}.image: 1 is no str" in found
-    assert any(fault.startswith(f"{path}: ") and "name" in fault for fault in found)
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        ("containers.0.volumeMount", [], "'volumeMount' was unexpected"),
+        ("containers.0.image", 1, "1 is not of type 'string'"),
+        ("containers.0.name", None, "'name' is a required property"),
+        ("volumes.1.ephemeral.volumeClaimTemplate.spec.storageclassName", "x", "'storageclassName' was"),
+        ("volumes.1.ephemeral.volumeClaimTemplate.spec", None, "'spec' is a required property"),
+        ("securityContext.seccompProfile.typ", "x", "'typ' was unexpected"),
+    ],
+)
+def test_schemas_are_strict(path: str, value: object, fault: str) -> None:
+    """A field with a typo, of another type, or missing (None) is detected at any depth."""
+    item = printed_objects("http")[1]
+    *steps, last = path.split(".")
+    part = item["spec"]["template"]["spec"]
+    for step in steps:
+        part = part[int(step) if step.isdigit() else step]
+    if value is None:
+        del part[last]
+    else:
+        part[last] = value
+    found = kubernetes_schemas.faults(item)
+    assert len(found) == 2, "one for each release"
+    assert fault in found[0]
+    assert fault in found[1]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +156,7 @@ def test_finished_job_is_deleted_on_request() -> None:
     done = worker.run("manifest", repository.DATAVOLUMES / "http.yaml", "--ttl=600")
     claim, item = yaml.safe_load_all(done.output)
     assert item["spec"]["ttlSecondsAfterFinished"] == 600
-    assert kubernetes_models.faults(item) == kubernetes_models.faults(claim) == []
+    assert kubernetes_schemas.faults(item) == kubernetes_schemas.faults(claim) == []
 
 
 def test_failed_import_leaves_one_pod() -> None:
@@ -196,7 +214,7 @@ def test_secrets_and_config_maps_of_the_file_are_printed(tmp_path: Path) -> None
         item = printed[document.kind, document.name]
         assert item["metadata"]["namespace"] == "images"
         assert {**item, "metadata": None} == {**document.content, "metadata": None}
-        assert kubernetes_models.faults(item) == []
+        assert kubernetes_schemas.faults(item) == []
     assert "VirtualMachine vm: not printed; apply it on its own" in done.errors
     assert ("VirtualMachine", "vm") not in printed
 
@@ -273,6 +291,7 @@ def test_command_prints_manifest() -> None:
     done = worker.run("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
     assert done.status == 0, done.errors
     item = list(yaml.safe_load_all(done.output))[1]
+    assert kubernetes_schemas.faults(item) == []
     assert item["spec"]["suspend"] is True
     assert item["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/x:1"
 
