@@ -6,8 +6,8 @@
 ... )
 >>> cdi_worker.run(request)  # doctest: +SKIP
 
-The public API (docs/library.md). Names are imported when used, so that the lower packages can import
-``errors`` while this package is still being imported.
+The public API (docs/reference/library.md). Names are imported when used, so that the lower packages can
+import ``errors`` while this package is still being imported.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run ``cdi-worker`` with ``argv`` and exit with the documented status (docs/exit-status.md)."""
+    """Run ``cdi-worker`` with ``argv`` and exit with its status (docs/reference/exit-status.md)."""
     _leave(_status(_arguments() if argv is None else list(argv), cancelled_by_signals()))
 
 

@@ -17,9 +17,9 @@ class Error(Exception):
     """Base class of all errors.
 
     ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``.
-    ``status``: the exit status of the command line (docs/exit-status.md). ``retryable``: whether the same
-    call may succeed later without a change. A message is one printable line without secrets: callers pass
-    URLs through ``sources.wire.safe_url`` first.
+    ``status``: the exit status of the command line (docs/reference/exit-status.md). ``retryable``: whether
+    the same call may succeed later without a change. A message is one printable line without secrets: callers
+    pass URLs through ``sources.wire.safe_url`` first.
     """
 
     template: ClassVar[str] = "{reason}"
@@ -49,7 +49,7 @@ def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:
     return kind(**fields)
 
 
-#: Exit statuses after which another attempt cannot help without a change (docs/exit-status.md).
+#: Exit statuses after which another attempt cannot help without a change (docs/reference/exit-status.md).
 FINAL = frozenset({2, 4, 5, 7, 8, 130})
 
 
@@ -236,7 +236,7 @@ class TargetError(Error):
 class TooLarge(TargetError):
     """The image does not fit on its volume; the message is the contract's phrase. Sizes in bytes."""
 
-    # Unlike other failures of a target, no retry helps: a Job stops (docs/exit-status.md).
+    # Unlike other failures of a target, no retry helps: a Job stops (docs/reference/exit-status.md).
     status = 8
     template = (
         "virtual image size {virtual_size} is larger than the reported available storage {available}. "

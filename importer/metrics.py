@@ -1,4 +1,4 @@
-"""Prometheus metrics of a running worker (contract, Metrics; docs/metrics.md)."""
+"""Prometheus metrics of a running worker (contract, Metrics; docs/pods/metrics.md)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Metrics(progress.Meter):
         return self._written
 
     def families(self) -> Iterator[core.Metric]:
-        """Yield the current values (docs/metrics.md)."""
+        """Yield the current values (docs/pods/metrics.md)."""
         from prometheus_client import core
 
         def counter(name: str, text: str, value: float) -> core.CounterMetricFamily:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Route(enum.StrEnum):
-    """The routes from a source to a target, best first (docs/routes.md)."""
+    """The routes from a source to a target, best first (docs/reference/routes.md)."""
 
     BLANK = "blank"
     EXTENTS = "extents"

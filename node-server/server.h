@@ -1,4 +1,4 @@
-/* cdi-containerimage-server: serves the only disk of a container image on loopback (docs/node-pull.md). */
+/* cdi-containerimage-server: serves the only disk of a container image on loopback (docs/sources/node-pull.md). */
 #ifndef SERVER_H
 #define SERVER_H
 

@@ -1,4 +1,4 @@
-"""The body of a clone: the snappy framing format, or our own stream of runs (docs/clone.md)."""
+"""The body of a clone: the snappy framing format, or our own stream of runs (docs/pods/clone.md)."""
 
 from __future__ import annotations
 

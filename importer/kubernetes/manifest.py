@@ -18,8 +18,8 @@ POD_ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
 }
-#: The exit statuses that the worker reports (docs/exit-status.md), after its own retries. Any other one is
-#: of a pod that was killed or stopped (130, 137, 143): another pod resumes.
+#: The exit statuses that the worker reports (docs/reference/exit-status.md), after its own retries. Any other
+#: one is of a pod that was killed or stopped (130, 137, 143): another pod resumes.
 REPORTED = [*range(1, 9)]
 #: Strings that every version of YAML reads as a string without quotes.
 PLAIN = re.compile(

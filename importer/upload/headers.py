@@ -10,8 +10,8 @@ CONTENT_TYPE: Final = "x-cdi-content-type"
 BLOCK: Final = "blockdevice-clone"
 FILESYSTEM: Final = "filesystem-clone"
 CLONES: Final = (BLOCK, FILESYSTEM)
-#: Negotiation of our own clone format (docs/clone.md): the server offers it in the answer to a probe, the
-#: client chooses it for an upload. Other servers and clients ignore both.
+#: Negotiation of our own clone format (docs/pods/clone.md): the server offers it in the answer to a probe,
+#: the client chooses it for an upload. Other servers and clients ignore both.
 OFFER: Final = "x-cdi-worker-offer"
 CHOICE: Final = "x-cdi-worker-stream"
 EXTENTS: Final = "extents-2"

@@ -44,23 +44,54 @@ class Glance(base.Location):
         option="--os-interface",
         help=f"Endpoint of the image service to use: {', '.join(INTERFACES)}.",
     )
-    auth_type: str = fields.field(env="OS_AUTH_TYPE", ambient=True)
-    user_name: str = fields.field(env="OS_USERNAME", ambient=True)
-    user_password: str = fields.field(env="OS_PASSWORD", ambient=True, secret=True)
-    user_id: str = fields.field(env="OS_USER_ID", ambient=True)
-    token: str = fields.field(env="OS_TOKEN", ambient=True, secret=True)
-    application_id: str = fields.field(env="OS_APPLICATION_CREDENTIAL_ID", ambient=True)
-    application_name: str = fields.field(env="OS_APPLICATION_CREDENTIAL_NAME", ambient=True)
-    application_secret: str = fields.field(env="OS_APPLICATION_CREDENTIAL_SECRET", ambient=True, secret=True)
-    project_id: str = fields.field(env="OS_PROJECT_ID", ambient=True)
-    project_name: str = fields.field(env="OS_PROJECT_NAME", ambient=True)
-    user_domain_id: str = fields.field(env="OS_USER_DOMAIN_ID", ambient=True)
-    user_domain_name: str = fields.field(env="OS_USER_DOMAIN_NAME", ambient=True)
-    project_domain_id: str = fields.field(env="OS_PROJECT_DOMAIN_ID", ambient=True)
-    project_domain_name: str = fields.field(env="OS_PROJECT_DOMAIN_NAME", ambient=True)
-    domain_id: str = fields.field(env="OS_DOMAIN_ID", ambient=True)
-    domain_name: str = fields.field(env="OS_DOMAIN_NAME", ambient=True)
-    default_domain: str = fields.field(env="OS_DEFAULT_DOMAIN", ambient=True)
+    auth_type: str = fields.field(
+        env="OS_AUTH_TYPE",
+        ambient=True,
+        help="How to log in: password, token or applicationcredential; needed if several are given.",
+    )
+    user_name: str = fields.field(env="OS_USERNAME", ambient=True, help="User name.")
+    user_password: str = fields.field(
+        env="OS_PASSWORD", ambient=True, help="Password of the user.", secret=True
+    )
+    user_id: str = fields.field(env="OS_USER_ID", ambient=True, help="Id of the user, instead of a name.")
+    token: str = fields.field(
+        env="OS_TOKEN", ambient=True, help="Token, instead of a user and a password.", secret=True
+    )
+    application_id: str = fields.field(
+        env="OS_APPLICATION_CREDENTIAL_ID", ambient=True, help="Id of an application credential."
+    )
+    application_name: str = fields.field(
+        env="OS_APPLICATION_CREDENTIAL_NAME",
+        ambient=True,
+        help="Name of an application credential, with its user.",
+    )
+    application_secret: str = fields.field(
+        env="OS_APPLICATION_CREDENTIAL_SECRET",
+        ambient=True,
+        help="Secret of the application credential.",
+        secret=True,
+    )
+    project_id: str = fields.field(env="OS_PROJECT_ID", ambient=True, help="Id of the project.")
+    project_name: str = fields.field(env="OS_PROJECT_NAME", ambient=True, help="Name of the project.")
+    user_domain_id: str = fields.field(env="OS_USER_DOMAIN_ID", ambient=True, help="Id of the user's domain.")
+    user_domain_name: str = fields.field(
+        env="OS_USER_DOMAIN_NAME", ambient=True, help="Name of the user's domain."
+    )
+    project_domain_id: str = fields.field(
+        env="OS_PROJECT_DOMAIN_ID", ambient=True, help="Id of the project's domain."
+    )
+    project_domain_name: str = fields.field(
+        env="OS_PROJECT_DOMAIN_NAME", ambient=True, help="Name of the project's domain."
+    )
+    domain_id: str = fields.field(
+        env="OS_DOMAIN_ID", ambient=True, help="Id of the domain of user and project."
+    )
+    domain_name: str = fields.field(
+        env="OS_DOMAIN_NAME", ambient=True, help="Name of the domain of user and project."
+    )
+    default_domain: str = fields.field(
+        env="OS_DEFAULT_DOMAIN", ambient=True, help="Id of the domain where none is given."
+    )
 
     @property
     def method(self) -> str:

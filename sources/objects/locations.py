@@ -29,7 +29,9 @@ class Gcs(base.Location):
         key="secretRef",
         entry="credentials.json",
     )
-    emulator: str = fields.field(env="STORAGE_EMULATOR_HOST", ambient=True)
+    emulator: str = fields.field(
+        env="STORAGE_EMULATOR_HOST", ambient=True, help="Address of an emulator, for gs:// URLs."
+    )
 
     @property
     def address(self) -> str:

@@ -21,9 +21,18 @@ class Http(base.Location):
     ``ready_file``, ``done_file``: handshake with that container (contract, Node pull).
     """
 
-    pull_method: str = fields.field("pod", env="IMPORTER_PULL_METHOD", parse=_method)
-    ready_file: str = fields.field(env="IMPORTER_READY_FILE")
-    done_file: str = fields.field(env="IMPORTER_DONE_FILE")
+    pull_method: str = fields.field(
+        "pod",
+        env="IMPORTER_PULL_METHOD",
+        help="Who downloads a container image: pod, or node (node pull).",
+        parse=_method,
+    )
+    ready_file: str = fields.field(
+        env="IMPORTER_READY_FILE", help="File that says that the disk is served (node pull)."
+    )
+    done_file: str = fields.field(
+        env="IMPORTER_DONE_FILE", help="File to create when the disk is imported (node pull)."
+    )
 
     def faults(self) -> Iterator[str]:
         yield from base.Location.faults(self)

@@ -1,7 +1,7 @@
 """Measure the worker against the commands a user would type: ``python -m tests.bench``.
 
 Each row alternates with its rival, five rounds, medians. Compare ratios: machines differ and are noisy. The
-result is ``docs/benchmarks.md`` with its plots.
+result is ``docs/about/benchmarks.md`` with its plots.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--only", help="measure only rows whose name contains this; write no report")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks (20 GiB)")
-    parser.add_argument("--report", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--report", type=Path, default=Path("docs/about/benchmarks.md"))
     given = parser.parse_args()
     directory = given.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)

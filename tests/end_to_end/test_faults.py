@@ -15,7 +15,7 @@ from tests.support import disks as disks_module
 
 MiB = 1 << 20
 
-#: Exit status (docs/exit-status.md).
+#: Exit status (docs/reference/exit-status.md).
 REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH, TOO_LARGE = range(2, 9)
 #: Seconds without data until a test's worker stops.
 IMPATIENT = ("--stall-timeout=1",)

@@ -75,8 +75,8 @@ def test_unknown_name_raises_attribute_error() -> None:
 
 
 def test_documented_example_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
-    """Run the code of docs/library.md with URLs of this machine."""
-    page = (repository.ROOT / "docs" / "library.md").read_text()
+    """Run the code of docs/reference/library.md with URLs of this machine."""
+    page = (repository.ROOT / "docs" / "reference" / "library.md").read_text()
     code, *_ = re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)
     code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
     code = code.replace("/var/lib/images/disk.img", str(tmp_path / "disk.img"))

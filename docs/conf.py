@@ -1,0 +1,70 @@
+"""Settings of the documentation site, for Sphinx (`make docs`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "cdi-worker"
+author = "the cdi-worker authors"
+project_copyright = author
+release = version = metadata.version("cdi-worker")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "tables"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_static"]
+
+# Links to headings work as on GitHub.
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+# Names of the program are not links to the API, as `size` in a docstring.
+default_role = "literal"
+smartquotes = False
+
+html_theme = "furo"
+html_title = f"cdi-worker {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+# Nothing is fetched from the network: furo brings its own scripts and styles, and uses the reader's fonts.
+html_theme_options = {"top_of_page_buttons": []}
+# Two builds of one commit are the same.
+html_last_updated_fmt = None
+
+#: Files of the repository that are pages of the site too.
+INCLUDED = {
+    "CONTRIBUTING.md": "about/contributing.md",
+    "CHANGELOG.md": "about/changelog.md",
+}
+
+
+def setup(app: Any) -> None:
+    """Register the translation of links (Sphinx calls this)."""
+    app.connect("source-read", _links)
+
+
+def _links(_app: Any, page: str, source: list[str]) -> None:
+    """Lead links to files of the repository to their pages; others are names only."""
+    here = Path(page).parent
+
+    def lead(link: re.Match[str]) -> str:
+        text, path, heading = link.groups("")
+        file = os.path.normpath(Path("docs", here, path))
+        if file.startswith("docs/"):
+            return link[0]
+        if file in INCLUDED:
+            return f"[{text}]({os.path.relpath(INCLUDED[file], here)}{heading})"
+        return f"`{file}`"
+
+    source[0] = re.sub(r"\[([^]]+)\]\((\.\.[^)#]*)(#[^)]*)?\)", lead, source[0])

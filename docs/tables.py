@@ -1,0 +1,236 @@
+"""Sphinx directives whose content comes from the code: nothing that the code knows is written by hand.
+
+``{commands}``: every command with its options. ``{variables} ROLE``: the environment of a role.
+``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
+``{message} CLASS``: the message of an error. Each returns lines of Markdown (tests/docs/test_tables.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import click
+
+import cdi_worker
+from cdi_worker import errors, plan, request, sources, variables
+from cdi_worker.commands import group
+from cdi_worker.formats import detect
+from cdi_worker.kubernetes import populators
+
+GIB = 1 << 30
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+
+    def line(cells: tuple[str, ...]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return ["", line(head), f"|{'---|' * len(head)}", *map(line, rows), ""]
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+def commands(_argument: str = "") -> Iterator[str]:
+    """Yield each command with its synopsis, its text and its options."""
+    top = click.Context(group.cli, info_name="cdi-worker")
+    for name in group.cli.list_commands(top):
+        command = group.cli.get_command(top, name)
+        if command is not None and not command.hidden:
+            yield from _command(command, click.Context(command, parent=top, info_name=name), f"## {name}")
+    yield from _command(group.cli, top, "## Without a command: a pod's role")
+
+
+def _command(command: click.Command, context: click.Context, heading: str) -> Iterator[str]:
+    # Options of sources are added when help is printed.
+    command.get_help(context)
+    yield from ("", heading, "", "```text", command.get_usage(context).removeprefix("Usage: "), "```", "")
+    yield from inspect.cleandoc(command.help or "").partition("\f")[0].splitlines()
+    yield ""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(context):
+        if isinstance(param, click.Option) and (record := param.get_help_record(context)):
+            kinds = ", ".join(getattr(param, "kinds", ()))
+            option, text = record
+            sections.setdefault(kinds, []).append((f"`{option}`", text.replace("<", "&lt;")))
+    for kinds, options in sections.items():
+        yield from table((f"option of {kinds}" if kinds else "option", "meaning"), options)
+
+
+# -- environment -------------------------------------------------------------------------------
+
+
+def environment(role: str) -> list[str]:
+    """Return the table of the variables that ``role`` reads, with those of the sources it can use."""
+    rows = [
+        (f"`{each.name}`", each.meaning, f"{_code(each.default)}")
+        for each in variables.VARIABLES
+        if role in each.roles
+    ]
+    if role in {variables.IMPORTER, variables.COMMANDS}:
+        rows += _of_sources(ambient_only=role == variables.COMMANDS)
+    if role == variables.POPULATORS:
+        fields = {name: field for name, (field, _) in sources.find("glance").table.items()}
+        rows += [(f"`{name}`", fields[to].help.rstrip("."), "") for name, to in populators.OPENSTACK.items()]
+    return table(("variable", "meaning", "default"), rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text and " " not in text else text
+
+
+def _of_sources(*, ambient_only: bool) -> list[tuple[str, str, str]]:
+    found: dict[str, tuple[list[str], str, str]] = {}
+    for kind in sources.own():
+        for field, default in kind.table.values():
+            if field.env and (field.ambient or not ambient_only):
+                shown = default if isinstance(default, str) else ""
+                found.setdefault(field.env, ([], field.help, shown))[0].append(kind.name)
+    return [
+        (f"`{name}`", f"{', '.join(kinds)}: {meaning.rstrip('.')}", _code(default))
+        for name, (kinds, meaning, default) in found.items()
+    ]
+
+
+# -- formats -----------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """Sources that offer the planner the same. ``raw``: their disks are always raw."""
+
+    title: str
+    kinds: frozenset[str]
+    offer: plan.Offer
+    raw: bool = False
+
+
+class Layout(NamedTuple):
+    """What the planner asks about an image that the built-in readers support."""
+
+    unit: str
+    crowded: bool = False
+
+
+SEEKABLE = plan.Offer(size=GIB, ranges=True)
+ORDERED = plan.Offer(size=GIB)
+COLUMNS = (
+    Column(
+        "http with byte ranges, s3, gcs, a local file", frozenset({"http", "s3", "gcs", "local"}), SEEKABLE
+    ),
+    Column("http without byte ranges", frozenset({"http"}), ORDERED),
+    Column("registry", frozenset({"registry"}), ORDERED),
+    Column("glance", frozenset({"glance"}), plan.Offer(size=GIB, ranges=True, checksum=True)),
+    Column("an upload, a pipe", frozenset({"local"}), plan.Offer(size=GIB, once=True)),
+    Column(
+        "imageio, vddk, volume",
+        frozenset({"imageio", "vddk", "volume"}),
+        plan.Offer(size=GIB, ranges=True, extents=True),
+        raw=True,
+    ),
+)
+#: Formats, and whether a built-in reader reads all of their variants.
+LAYOUTS: dict[str, Any] = {"qcow2": Layout("clusters"), "vmdk": Layout("grains")}
+SPACE = plan.Space(block=False, available=GIB, usable=GIB)
+
+
+def matrix(_argument: str = "") -> list[str]:
+    """Return the table of routes: formats and compressions by sources."""
+    rows = []
+    for form in ("raw", "iso", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
+        for compressions in ((), ("gz",)):
+            how = ", ".join(sorted(detect.COMPRESSIONS)) if compressions else "none"
+            cells = (cell(form, compressions, column) for column in COLUMNS)
+            rows.append((f"**{form}**", how, *cells))
+    tar = ("a tar archive, with content type `archive`", ", ".join(("none", *sorted(detect.COMPRESSIONS))))
+    rows.append((*tar, *(_archive(column) for column in COLUMNS)))
+    return table(("format", "compression", *(column.title for column in COLUMNS)), rows)
+
+
+def cell(form: str, compressions: tuple[str, ...], column: Column) -> str:
+    """Return the route, and whether it needs scratch, as the planner chooses."""
+    if column.raw and (form != "raw" or compressions):
+        return "not possible"
+    content = plan.Content(form, compressions, GIB, LAYOUTS.get(form))
+    if form == "vhd":
+        # A fixed one is raw with a footer, a dynamic one is not.
+        fixed = chosen(column.offer, plan.Content(form, compressions, GIB, raw=GIB))
+        return f"fixed: {fixed}; dynamic: {chosen(column.offer, content)}"
+    return chosen(column.offer, content)
+
+
+def chosen(offer: plan.Offer, content: plan.Content) -> str:
+    """Return the planner's route with scratch space, marked if it needs it."""
+    wanted = request.Request(
+        source="http", location=cdi_worker.Location("http://host/disk"), target="disk.img"
+    )
+    made = plan.plan(wanted, offer, content, SPACE, GIB)
+    if made.scratch:
+        return f"{made.route}, **scratch**"
+    return str(made.route) if made.random else f"{made.route}, in order"
+
+
+def _archive(column: Column) -> str:
+    kinds = [kind for kind in sources.own() if kind.name in column.kinds]
+    return "unpack" if any(kind.archives for kind in kinds) else "not possible"
+
+
+def strangers(_argument: str = "") -> list[str]:
+    """Return the table of contents that are recognised and refused."""
+    return table(("content", "message"), ((name, f"`{why}`") for name, why in detect.STRANGERS.items()))
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def message(name: str) -> list[str]:
+    """Return the message of an error class, its exit status, and whether a retry may help."""
+    found: type[errors.Error] = getattr(errors, name)
+    again = "the same command may succeed later" if found.retryable else "a retry alone does not help"
+    text = " ".join(inspect.getdoc(found).split())  # type: ignore[union-attr]
+    return [
+        "",
+        f"{text}",
+        "",
+        "```text",
+        found.template,
+        "```",
+        "",
+        f"Exit status {found.status}; {again}.",
+        "",
+    ]
+
+
+DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
+    "commands": commands,
+    "variables": environment,
+    "matrix": matrix,
+    "strangers": strangers,
+    "message": message,
+}
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the directives (Sphinx calls this)."""
+    from docutils import nodes, statemachine
+    from docutils.parsers.rst import Directive
+
+    def directive(lines: Callable[[str], Iterable[str]]) -> type[Directive]:
+        class Generated(Directive):
+            optional_arguments = 1
+
+            def run(self) -> list[nodes.Node]:
+                found = list(lines(self.arguments[0] if self.arguments else ""))
+                place = nodes.section()
+                place.document = self.state.document
+                text = statemachine.StringList(found, source="docs/tables.py")
+                self.state.nested_parse(text, 0, place, match_titles=True)
+                return list(place.children)
+
+        return Generated
+
+    for name, lines in DIRECTIVES.items():
+        app.add_directive(name, directive(lines))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

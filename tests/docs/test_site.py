@@ -1,0 +1,155 @@
+"""The documentation site: it builds, no link is dead, and a reader needs no network."""
+
+from __future__ import annotations
+
+import functools
+import html.parser
+import re
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from tests.support import repository
+
+DOCS = repository.ROOT / "docs"
+
+
+class Page(html.parser.HTMLParser):
+    """The links of a page, the files that it loads, and the targets in it (``ids``)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: set[str] = {""}
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag != "a":
+            self.loaded += [
+                given[name] for name in ("src", "href", "srcset", "data", "poster") if name in given
+            ]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it."""
+    built = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "--keep-going",
+        "-d",
+        built / "doctrees",
+    ]
+    done = subprocess.run(
+        [*command, DOCS, built / "html"],
+        check=False,
+        cwd=repository.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return built / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    """Every page of the site, by its file."""
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
+    dead = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urllib.parse.urlsplit(link)
+            if parts.scheme in {"http", "https"}:
+                continue
+            target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
+            fragment = urllib.parse.unquote(parts.fragment)
+            if not target.is_file() or (target in pages and fragment not in pages[target].ids):
+                dead.append((path.name, link))
+    assert not dead
+
+
+def test_nothing_is_fetched_from_the_network(site: Path, pages: dict[Path, Page]) -> None:
+    """No script, style, font or picture of another server; what a page loads is in the site."""
+    for path, page in pages.items():
+        for name in page.loaded:
+            parts = urllib.parse.urlsplit(name)
+            assert parts.scheme in {"", "data"}, (path, name)
+            assert not parts.netloc, (path, name)
+            if parts.path and not parts.scheme:
+                assert (path.parent / parts.path).exists(), (path, name)
+    for style in site.rglob("*.css"):
+        fetched = re.findall(r"(?:url\(|@import)\s*[\"']?(?!data:)(?:https?:)?//[^)\"']+", style.read_text())
+        assert not fetched, style
+    for script in site.rglob("*.js"):
+        code = script.read_text()
+        assert not re.search(r"(?:fetch|importScripts|import|open)\(\s*[\"'`](?:https?:)?//", code), script
+
+
+def test_every_public_name_is_in_the_api(site: Path) -> None:
+    import cdi_worker
+
+    text = (site / "reference/api.html").read_text()
+    missing = [
+        name for name in cdi_worker.__all__ if f"cdi_worker.{name}" not in text and f">{name}<" not in text
+    ]
+    assert missing == ["__version__"]
+
+
+# -- in the repository -------------------------------------------------------------------------
+
+
+@functools.cache
+def headings(path: Path) -> frozenset[str]:
+    """Return the anchors of a Markdown file's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+
+
+def markdown() -> list[Path]:
+    """Return the Markdown files of the repository."""
+    return [*repository.ROOT.glob("*.md"), *DOCS.rglob("*.md"), *repository.ROOT.glob("deploy/**/*.md")]
+
+
+def test_links_in_the_repository_lead_somewhere() -> None:
+    """README and the pages are read there, too."""
+    dead = []
+    for path in markdown():
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            parts = urllib.parse.urlsplit(link)
+            target = path.parent / parts.path if parts.path else path
+            if parts.scheme:
+                continue
+            if not target.exists() or (parts.fragment and parts.fragment not in headings(target.resolve())):
+                dead.append((str(path.relative_to(repository.ROOT)), link))
+    assert not dead
+
+
+def test_pages_that_code_and_texts_name_exist() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=repository.ROOT, capture_output=True, text=True, check=True
+    )
+    missing = []
+    for name in listed.stdout.split("\0"):
+        path = repository.ROOT / name
+        if path.suffix in {".py", ".md", ".h", ".c", ".toml", ""} and path.is_file():
+            found = re.findall(r"(?<![/\w])docs/[\w/-]+\.md", path.read_text(errors="replace"))
+            missing += [(name, page) for page in found if not (repository.ROOT / page).is_file()]
+    assert not missing
