@@ -134,6 +134,7 @@ class Job:
         noted = journal.Journal.open(slots, self._key(), total, seconds=interval)
         mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
         with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
+            noted.store_in(out.readable)
             if not out.resumed:
                 noted.forget()
             log.info("resume covered=%d of=%d identity=%r", noted.covered, total, self.source.identity)
@@ -141,8 +142,10 @@ class Job:
                 yield out, noted
             except errors.Error as err:
                 if slots is not None and (err.retryable or isinstance(err, errors.Cancelled)):
-                    noted.save(out.flush)
-                    out.keep()
+                    # A failure to save must not hide the first one; then nothing is kept.
+                    with contextlib.suppress(errors.TargetError):
+                        noted.save(out.flush)
+                        out.keep()
                 raise
 
     def transfer(self, out: target.Target, noted: journal.Journal, fill: Fill) -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
-from tests.support import devices, hostile, hostile_archives, misbehave, oracle, servers, tls, worker
+from tests.support import (
+    devices,
+    hostile,
+    hostile_archives,
+    misbehave,
+    oracle,
+    processes,
+    servers,
+    tls,
+    worker,
+)
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -312,6 +323,18 @@ def test_failing_device_is_reported(
         assert done.status == TARGET, done.errors
         device.mend()
         check_rerun(web.url(disks.image(variant)), device.path, disks.expected(variant))
+
+
+def test_failing_device_does_not_hide_the_first_failure(server: misbehave.Server, tmp_path: Path) -> None:
+    """The journal cannot be saved after the transfer has failed."""
+    body = random.Random(4).randbytes(12 * MiB)
+    url = server.serve("/disk", misbehave.Page(body, stall_at=8 * MiB + 300_000))
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        with worker.started("import", url, device.path, "--stall-timeout=4") as first:
+            processes.wait_for(lambda: server.sent("/disk") > 8 * MiB, "all but the range that stalls")
+            device.fail()
+            assert first.wait(60) == SOURCE
+        device.mend()
 
 
 @pytest.mark.parametrize("option", ["--size=10 GB", "--overhead=much", "--header=no colon"])
