@@ -116,6 +116,11 @@ class Journal:
             journal._load(slots)
         return journal
 
+    def store_in(self, path: str) -> None:
+        """Save to ``path`` from now on, which names the open target whatever becomes of the target's name."""
+        if self._slots is not None:
+            self._slots = dataclasses.replace(self._slots, path=path)
+
     @property
     def covered(self) -> int:
         """Number of finished bytes."""
@@ -244,7 +249,7 @@ class Journal:
         self._interval = min(self._seconds, max(SHORTEST_INTERVAL, (self._saved - began) / SHARE))
 
     def _write(self, slots: Slots, slot: bytes) -> None:
-        fd = os.open(slots.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(slots.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(fd, slot, slots.offset + self._sequence % 2 * SLOT)
             os.fdatasync(fd)
@@ -256,7 +261,7 @@ class Journal:
         for slot in _read(slots):
             try:
                 sequence, found = _decode(slot, self._key, self._total, self._digests)
-            except (ValueError, KeyError, TypeError, RecursionError) as err:
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
                 log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
             if sequence > self._sequence:

@@ -15,6 +15,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
+from cdi_worker.scratch import journal
 from tests.support import devices
 
 MiB = 1 << 20
@@ -212,6 +213,24 @@ def test_stale_run_that_begins_again_removes_nothing(tmp_path: Path, existing: s
             target.open(path, SIZE, options)
     assert path.read_bytes() == b"2" * SIZE
     assert os.listdir(tmp_path) == ["disk.img"]
+
+
+def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_path: Path) -> None:
+    """Its own disk is smaller, so that its journal begins within the other disk."""
+    path = tmp_path / "disk.img"
+    noted = journal.Journal.open(target.journal_slots(path, SIZE), "stale", SIZE)
+    with contextlib.ExitStack() as stack:
+        stale = stack.enter_context(target.open(path, SIZE))
+        noted.store_in(stale.readable)
+
+        def replaced() -> None:
+            stack.enter_context(lost_lock(path))
+            disk = stack.enter_context(target.open(path, 2 * SIZE))
+            write(disk, b"2", 2 * SIZE)
+            stack.callback(disk.commit)
+
+        noted.save(replaced)
+    assert path.read_bytes() == b"2" * 2 * SIZE
 
 
 def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
