@@ -98,6 +98,9 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         return err.exit_code
     except (click.Abort, KeyboardInterrupt):
         return errors.Cancelled.status
+    except errors.OutputClosed as err:
+        # As quiet as a program that SIGPIPE ends.
+        return err.status
     except errors.Error as err:
         _say(str(err))
         log.debug("trace", exc_info=True)

@@ -269,6 +269,16 @@ class TargetExists(TargetError):
     template = "{path}: {reason}; to replace it, use --force"
 
 
+class OutputClosed(TargetError):
+    """The reader of standard output has closed its end before the whole disk was written.
+
+    The status is that of a program which SIGPIPE has ended, as shells report it.
+    """
+
+    template = "{path}: closed by its reader"
+    status = 141
+
+
 class ScratchRequired(Error):
     """The only possible route needs scratch space, and none is mounted."""
 

@@ -252,7 +252,13 @@ def _run_plan(
         )
         try:
             with job.attempt():
-                ROUTES[made.route](job)
+                if made.relayed:
+                    # Imported when used: few imports need it (start-up time).
+                    from cdi_worker.routes import relay
+
+                    relay.relay(job, ROUTES[made.route])
+                else:
+                    ROUTES[made.route](job)
             return job
         except errors.NoRanges as err:
             reading.do_without_ranges(err)

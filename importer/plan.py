@@ -72,13 +72,14 @@ class Content:
 class Space:
     """Space on the target, in bytes: ``available`` for an image, ``usable`` for growing it.
 
-    ``thin``: holes need none, so that the disk may be larger.
+    ``thin``: holes need none, so that the disk may be larger. ``ordered``: it is a stream, written in order.
     """
 
     block: bool
     available: int
     usable: int
     thin: bool = False
+    ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Plan:
     """A route and the reason for it.
 
     ``random``: the source is read by ranges, in parallel and out of order; else in order.
+    ``relayed``: the disk is completed in scratch and then written to the target in order.
     ``virtual_size``: of the image in bytes, None while unknown. ``grow_to``: bytes that a smaller file is
     grown to; 0 for a delta. ``spill``: scratch may hold data whose offset is not known yet.
     """
@@ -93,6 +95,7 @@ class Plan:
     route: Route
     reason: str
     random: bool = False
+    relayed: bool = False
     virtual_size: int | None = None
     grow_to: int = 0
     scratch: bool = False
@@ -125,16 +128,27 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     asked = 0 if wanted.is_delta else wanted.disk_size or 0
     if wanted.exact_size and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
-    chosen = _delta(wanted, offer, content) if wanted.is_delta else _choose(wanted, offer, content, scratch)
+    choose = _delta if wanted.is_delta else _in_order if space.ordered else _choose
+    chosen = choose(wanted, offer, content, scratch)
     crowded = content.layout is not None and content.layout.crowded
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
         # A source that can be read again falls back to SPOOL only when needed (routes.place).
         why = "may have too many pieces to write in one pass, and the source can be read only once"
-        chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
+        chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True, relayed=chosen.relayed)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
     grow_to = 0 if space.block or wanted.is_delta else min(asked, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
+
+
+def _in_order(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
+    """Return the plan for a target that is written in order."""
+    if content.format in {"raw", "iso"} or content.raw is not None:
+        forward = _why_forward(wanted, offer, content) or "the target is written in order"
+        return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
+    chosen = _choose(wanted, offer, content, scratch)
+    why = f"completed in scratch first, as {content.format} is not in the order of the disk"
+    return dataclasses.replace(chosen, reason=f"{chosen.reason}; {why}", relayed=True, scratch=True)
 
 
 def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
@@ -170,7 +184,7 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
     )
 
 
-def _delta(wanted: request.Request, offer: Offer, content: Content) -> Plan:
+def _delta(wanted: request.Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
     """Return the plan of a delta stage; no other route may touch the disk of an earlier stage."""
     at_random = offer.ranges and wanted.checksum is None
     why = f"changes since checkpoint {wanted.stage.previous}"
@@ -219,5 +233,6 @@ def _unpack(wanted: request.Request, content: Content, space: Space) -> Plan:
 def _check_scratch(chosen: Plan, offer: Offer, scratch: int | None) -> None:
     if scratch is None:
         raise errors.ScratchRequired(reason=chosen.reason)
-    if offer.size is not None and offer.size > scratch:
+    is_kept = not chosen.relayed or chosen.route is Route.SPOOL
+    if is_kept and offer.size is not None and offer.size > scratch:
         raise errors.ScratchTooSmall(size=offer.size, available=scratch)

@@ -29,10 +29,11 @@ class Request:
     """One import. Sizes in bytes, times in seconds.
 
     ``source``: the name of a source for ``sources.find``. ``target``: a block device, the file to create, or
-    for an archive the directory to unpack into. ``image_size``: the requested size, None for the image's own.
-    ``exact_size``: the disk has at least ``image_size`` bytes, or the import fails; without it the disk has
-    what fits, as in a pod. ``overhead``: the fraction of a file system to leave free. ``volume``: the mount
-    point of a file system that contains nothing but this import's target, else None.
+    for an archive the directory to unpack into; ``-`` is standard output.
+    ``image_size``: the requested size, None for the image's own. ``exact_size``: the disk has at least
+    ``image_size`` bytes, or the import fails; without it the disk has what fits, as in a pod. ``overhead``:
+    the fraction of a file system to leave free. ``volume``: the mount point of a file system that contains
+    nothing but this import's target, else None.
     ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
 
@@ -97,6 +98,12 @@ def check(made: Request, faults: list[str] | None = None) -> None:
         faults.append(f"content type {made.content_type!r} is not one of {', '.join(CONTENT_TYPES)}")
     if made.is_archive and target.is_block(made.target):
         faults.append("an archive needs a volume with a file system, not a block device")
+    if made.target == target.STDOUT and made.is_archive:
+        faults.append("an archive cannot be written to standard output; name a folder")
+    if made.target == target.STDOUT and made.stage.current:
+        faults.append(
+            "a stage with checkpoints cannot be written to standard output; name a file or a device"
+        )
     try:
         faults += _source_faults(made)
         if made.checksum is not None:

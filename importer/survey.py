@@ -179,6 +179,9 @@ def _room(wanted: request.Request) -> plan.Space:
         found = target.facts(f"{wanted.target}/disk.img", removed=is_removed)
     if found.kind == "missing":
         raise errors.TargetError(path=wanted.target, reason="no such directory or device")
+    if found.kind == "stream":
+        limit = ANYTHING if wanted.disk_size is None else wanted.disk_size
+        return plan.Space(block=False, available=limit, usable=limit, ordered=True)
     if found.kind == "block":
         return plan.Space(block=True, available=found.available, usable=found.available)
     available, size = found.available, wanted.disk_size

@@ -1,6 +1,7 @@
 """The target of a disk: a file or block device that becomes usable only when the disk is complete."""
 
 from cdi_worker.images.target.open import (
+    STDOUT,
     Claim,
     Options,
     Target,
@@ -19,6 +20,7 @@ from cdi_worker.images.target.open import (
 )
 
 __all__ = [
+    "STDOUT",
     "Claim",
     "Options",
     "Target",

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two looks at the record while data is written: so long a run may write after another has
 #: taken the target over.
 INTERVAL: Final = 5.0
+#: The name of standard output in messages.
+STDOUT: Final = "standard output"
 #: Bytes of a record: a sector, so that it cannot be torn.
 RECORD: Final = 512
 _KIND: Final = b"cdi-worker claim "
@@ -303,6 +305,20 @@ class Device(Claim):
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
+
+
+class Output(Claim):
+    """The claim on standard output, which no other run takes over. ``begun``: bytes were written to it."""
+
+    def __init__(self) -> None:
+        super().__init__(STDOUT)
+        self.begun = False
+
+    def close(self) -> None:
+        """Do nothing: there is no lock."""
+
+    def _taken(self) -> str | None:
+        return None
 
 
 def _open_device(path: str) -> int:

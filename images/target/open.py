@@ -19,6 +19,8 @@ Claim = claim.Claim
 Options = base.Options
 Terms = claim.Terms
 Target = base.Target
+#: The target that is standard output; a file with this name is ``./-``.
+STDOUT: Final = "-"
 
 # O_DIRECT is tried on a file without a name, so that nothing is left behind.
 _TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
@@ -28,13 +30,13 @@ _TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
 class TargetFacts:
     """The facts of a target. Sizes in bytes.
 
-    ``missing``: not a block device, and its directory does not exist. ``size``: of the device, or of the
-    existing disk, also after an interrupted update (0: no disk). ``available``: size of the device, or free
-    bytes for unprivileged users including what is removed before a new disk is written. ``direct``: O_DIRECT
-    is supported.
+    ``missing``: not a block device, and its directory does not exist. ``stream``: standard output. ``size``:
+    of the device, or of the existing disk, also after an interrupted update (0: no disk). ``available``: size
+    of the device, or free bytes for unprivileged users including what is removed before a new disk is
+    written. ``direct``: O_DIRECT is supported.
     """
 
-    kind: Literal["file", "block", "missing"]
+    kind: Literal["file", "block", "stream", "missing"]
     size: int = 0
     available: int = 0
     direct: bool = False
@@ -48,6 +50,8 @@ def facts(path: str | os.PathLike[str], *, removed: bool = False) -> TargetFacts
     path = os.fspath(path)
     directory = pathlib.Path(path).parent
     try:
+        if path == STDOUT:
+            return TargetFacts("stream")
         if _is_block(path):
             return _block_facts(path)
         if not directory.is_dir() or _holds_devices(directory):
@@ -64,6 +68,8 @@ def followed(path: str | os.PathLike[str]) -> str:
     ``errors.TargetError``.
     """
     path = os.fspath(path)
+    if path == STDOUT:
+        return path
     try:
         return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
     except OSError as err:
@@ -78,6 +84,8 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
     path = os.fspath(path)
 
     def make() -> claim.Claim:
+        if path == STDOUT:
+            return claim.Output()
         if _is_block(path):
             return claim.Device(path)
         return claim.LockFile(path, _lock_file(path), terms.permissions)
@@ -114,7 +122,7 @@ def _lock_file(path: str) -> str:
 def check_replaceable(held: claim.Claim, *, force: bool) -> None:
     """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
     try:
-        if isinstance(held, claim.Device):
+        if isinstance(held, claim.Device | claim.Output):
             return
         for path in (held.path, file.changing(held.path)):
             if not os.path.lexists(path):
@@ -158,6 +166,11 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
     try:
         if isinstance(held, claim.Device):
             return block.BlockTarget(held, size, options)
+        if isinstance(held, claim.Output):
+            # Imported when used: few imports need it (start-up time).
+            from cdi_worker.images.target import stream
+
+            return stream.StreamTarget(held, size, options)
         return file.FileTarget(held, size, options)
     except OSError as err:
         raise errors.target_error(held.path, err, "open") from err

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, execute, request, sources
+from cdi_worker import contract, errors, execute, request, sources
 from cdi_worker.commands import late, options, output
+from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base
+from cdi_worker.sources.local import locations
 
 if TYPE_CHECKING:
     from cdi_worker.commands import group
+
+log = logging.getLogger(__name__)
 
 #: The first character keeps click from re-wrapping the lines.
 IMPORT_EXAMPLES = """\b
@@ -21,6 +26,8 @@ Examples:
   cdi-worker import https://example.org/disk.qcow2 disk.img
   cdi-worker import s3://bucket/disk.vmdk /dev/vdb
   cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
+  ssh host cat disk.qcow2 | cdi-worker import - disk.img
+  cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
 """
 UPLOAD_EXAMPLES = """\b
 Examples:
@@ -51,13 +58,22 @@ progress_option = click.option(
 @progress_option
 @click.pass_obj
 def import_(obj: group.Context, /, source: str, target: str, **given: Any) -> int:
-    """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory or block device)."""
+    """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory or block device).
+
+    A SOURCE of - is standard input, a TARGET of - is standard output, which gets the raw disk and nothing
+    else.
+    """
+    to_stdout = target == images_target.STDOUT
+    if to_stdout and given["digest"]:
+        raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
     wanted = options.make_request(source, target, given, contract.environment())
     if given["dry_run"]:
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
+    if source == locations.STDIN and not given["kind"]:
+        log.warning("standard input can be read only once: an interrupted import starts over")
     with output.progress(given["style"], as_json=given["as_json"]) as reporter:
         result = execute.run(wanted, reporter, obj.cancel)
-    output.result(result, as_json=given["as_json"], digest=given["digest"])
+    output.result(result, as_json=given["as_json"], digest=given["digest"], err=to_stdout)
     return 0
 
 

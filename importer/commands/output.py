@@ -35,14 +35,20 @@ def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]
         yield progress_module.Lines(sys.stderr, as_json=style == "json")
 
 
-def say(text: str) -> None:
-    """Print to standard output. A reader that has closed its end has seen enough: what was done is done."""
+def say(text: str, *, err: bool = False) -> None:
+    """Print to standard output, with ``err`` to standard error.
+
+    A reader that has closed its end has seen enough: what was done is done.
+    """
     with contextlib.suppress(BrokenPipeError):
-        click.echo(text)
+        click.echo(text, err=err)
 
 
-def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
-    """Print the result of an import; with ``digest``, read the disk back and print its SHA-256."""
+def result(done: execute.Result, *, as_json: bool, digest: bool, err: bool = False) -> None:
+    """Print the result of an import; with ``digest``, read the disk back and print its SHA-256.
+
+    ``err``: on standard error, because standard output is the disk.
+    """
     fields: dict[str, object] = {
         "source": done.source,
         "target": done.target,
@@ -60,7 +66,7 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
     if digest:
         fields["sha256"] = sha256(done.target, done.size)
     if as_json:
-        say(json.dumps(fields))
+        say(json.dumps(fields), err=err)
         return
     rate = done.size / max(done.seconds, 1e-3)
     _table(
@@ -73,7 +79,8 @@ def result(done: execute.Result, *, as_json: bool, digest: bool) -> None:
             "time": f"{done.seconds:.2f} s, {rate / 1e6:.0f} MB/s of disk",
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
-        }
+        },
+        err=err,
     )
 
 
@@ -161,11 +168,11 @@ def sha256(path: str, size: int) -> str:
     return digest.hexdigest()
 
 
-def _table(rows: Mapping[str, object]) -> None:
+def _table(rows: Mapping[str, object], *, err: bool = False) -> None:
     width = max(len(name) for name in rows)
     for name, value in rows.items():
         if value not in {"", None}:
-            say(f"{name:>{width}}  {errors.one_line(str(value))}")
+            say(f"{name:>{width}}  {errors.one_line(str(value))}", err=err)
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:

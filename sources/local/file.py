@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import stat
+import sys
 import urllib.parse
 from collections.abc import Iterator
 from typing import Self
@@ -13,13 +14,17 @@ from typing import Self
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
+from cdi_worker.sources.local import locations
 
 HEAD_SIZE = 256 * 1024
+STDIN = 0
 
 
 def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
-    """Return the source for a path or a ``file://`` URL."""
+    """Return the source for a path, a ``file://`` URL, or ``-`` for standard input."""
     endpoint = location.endpoint
+    if endpoint == locations.STDIN:
+        return StandardInput(cancel)
     if endpoint.startswith("file:"):
         parts = urllib.parse.urlsplit(endpoint)
         if parts.netloc not in {"", "localhost"}:
@@ -44,10 +49,9 @@ class LocalSource(base.Source):
 
     def __enter__(self) -> Self:
         try:
-            # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
-            self._fd = os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = self._open()
             info = os.fstat(self._fd)
-            self._seekable = stat.S_ISREG(info.st_mode) or stat.S_ISBLK(info.st_mode)
+            self._seekable = self._seeks(info.st_mode)
             self.once = not self._seekable
             if self._seekable:
                 self.size = os.lseek(self._fd, 0, os.SEEK_END)
@@ -62,6 +66,13 @@ class LocalSource(base.Source):
         if not self._seekable:
             self._read_head()
         return self
+
+    def _open(self) -> int:
+        # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
+        return os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _seeks(self, mode: int) -> bool:
+        return stat.S_ISREG(mode) or stat.S_ISBLK(mode)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -144,6 +155,29 @@ class LocalSource(base.Source):
 
     def _broken(self, offset: int, err: OSError) -> errors.TransferFailed:
         return errors.TransferFailed(url=self.name, offset=offset, reason=errors.words(err))
+
+
+class StandardInput(LocalSource):
+    """Standard input, read once and in order from where it is, also if it is a file.
+
+    It is not set to O_NONBLOCK: other programs share it, such as the shell.
+    """
+
+    def __init__(self, cancel: base.Cancel) -> None:
+        super().__init__("standard input", cancel)
+
+    def _open(self) -> int:
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "closed")
+        if os.isatty(STDIN):
+            raise errors.RequestError("standard input is a terminal; redirect a file or a pipe to it")
+        return os.dup(STDIN)
+
+    def _seeks(self, mode: int) -> bool:
+        return False
+
+    def verify(self) -> None:
+        """Do nothing: what was read once cannot be compared."""
 
 
 def _identity(info: os.stat_result) -> str | None:

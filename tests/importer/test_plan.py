@@ -79,6 +79,31 @@ def test_route_is_chosen_with_its_reason(
     assert made.describe().startswith(f"{route}: ")
 
 
+@pytest.mark.parametrize(
+    ("offer", "content", "route"),
+    [
+        (RANGES, disk("raw"), Route.STREAM),
+        (EXTENTS, disk("raw"), Route.STREAM),
+        (RANGES, disk("raw", "gz", size=None), Route.STREAM),
+        (RANGES, Content("vhd", (), GIB, raw=GIB), Route.STREAM),
+        (RANGES, disk("qcow2"), Route.PLACE),
+        (STREAM, disk("vmdk"), Route.PLACE),
+        (RANGES, disk("vhdx"), Route.CONVERT),
+        (STREAM, disk("vhdx"), Route.SPOOL),
+        (
+            Offer(once=True),
+            dataclasses.replace(disk("vmdk"), layout=Laid("grains", crowded=True)),
+            Route.SPOOL,
+        ),
+    ],
+)
+def test_target_that_is_a_stream_is_written_in_order(offer: Offer, content: Content, route: Route) -> None:
+    made = plan.plan(REQUEST, offer, content, dataclasses.replace(FILE, ordered=True), 20 * GIB)
+    assert made.route is route
+    assert made.relayed is made.scratch is (route is not Route.STREAM)
+    assert made.relayed or not made.random
+
+
 def test_scratch_is_required_only_if_needed() -> None:
     for offer, content, changes, route, _, _ in ROWS:
         requested = dataclasses.replace(REQUEST, **changes)

@@ -1,0 +1,206 @@
+"""Standard input as the source, and standard output as the target."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import misbehave, oracle, processes, servers, worker
+
+MIB = 1 << 20
+REQUEST, IMAGE, CHECKSUM, SCRATCH, TOO_LARGE, CLOSED = 2, 4, 5, 7, 8, 141
+
+
+def run(
+    *arguments: str | Path, stdin: bytes | None = None, env: Mapping[str, str] | None = None
+) -> tuple[int, bytes, str]:
+    """Run the command with a pipe as standard input; return status, standard output and error."""
+    done = subprocess.run(
+        [*worker.COMMAND, *arguments],
+        env={**worker.ENVIRONMENT, **(env or {})},
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=90,
+    )
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+# -- standard input ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("qcow2", None), ("vmdk", None), ("raw", "xz")]
+)
+def test_import_reads_standard_input(
+    disks: disks_module.Disks, tmp_path: Path, variant: str, compression: str | None
+) -> None:
+    target = tmp_path / "disk.img"
+    image = disks.wrapped(variant, compression)
+    status, _, messages = run("import", "-", target, stdin=image.read_bytes())
+    assert status == 0, messages
+    oracle.same(target, disks.expected(variant))
+    assert "standard input can be read only once: an interrupted import starts over" in messages
+
+
+def test_import_reads_a_redirected_file_from_where_it_is(disks: disks_module.Disks, tmp_path: Path) -> None:
+    image = disks.raw()
+    with image.open("rb") as stream:
+        stream.seek(MIB)
+        done = subprocess.run(
+            [*worker.COMMAND, "import", "-", tmp_path / "disk.img"],
+            stdin=stream,
+            env=worker.ENVIRONMENT,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 0
+    assert (tmp_path / "disk.img").read_bytes() == image.read_bytes()[MIB:]
+
+
+def test_format_that_cannot_pass_names_scratch(disks: disks_module.Disks, tmp_path: Path) -> None:
+    data = disks.image("vhdx").read_bytes()
+    status, _, messages = run("import", "-", tmp_path / "disk.img", stdin=data)
+    assert (status, "scratch" in messages) == (SCRATCH, True)
+    (tmp_path / "scratch").mkdir()
+    status, _, messages = run("import", "-", tmp_path / "disk.img", "--scratch", tmp_path, stdin=data)
+    assert status == 0, messages
+    oracle.same(tmp_path / "disk.img", disks.expected("vhdx"))
+
+
+def test_checksum_of_standard_input_is_verified(disks: disks_module.Disks, tmp_path: Path) -> None:
+    data = disks.raw().read_bytes()
+    wrong = f"--checksum=sha256:{'0' * 64}"
+    assert run("import", "-", tmp_path / "disk.img", wrong, stdin=data)[0] == CHECKSUM
+    assert not [*tmp_path.iterdir()]
+
+
+def test_inspect_reads_standard_input(disks: disks_module.Disks) -> None:
+    status, text, messages = run("inspect", "-", stdin=disks.image("qcow2").read_bytes())
+    assert (status, b"qcow2" in text, "once" in messages) == (0, True, False)
+
+
+@pytest.mark.parametrize("fault", ["closed", "target"])
+def test_unusable_standard_input_is_refused(tmp_path: Path, fault: str) -> None:
+    target = tmp_path / "disk.img"
+    target.write_bytes(bytes(MIB))
+    redirect = {"closed": "<&-", "target": '<"$0"'}[fault]
+    argv = ["sh", "-c", f'exec "$@" {redirect}', target, *worker.COMMAND, "import", "-", target, "--force"]
+    done = subprocess.run(
+        argv, env=worker.ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60
+    )
+    words = {"closed": "standard input", "target": "source and target are the same file"}[fault]
+    assert (done.returncode in {2, 3}, words in done.stderr) == (True, True), done.stderr
+    assert target.read_bytes() == bytes(MIB)
+
+
+# -- standard output --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("vhd-fixed", None), ("raw", "zst")]
+)
+def test_import_writes_a_raw_disk_to_standard_output(
+    web: servers.Web, disks: disks_module.Disks, variant: str, compression: str | None
+) -> None:
+    status, data, messages = run("import", web.url(disks.wrapped(variant, compression)), "-")
+    assert status == 0, messages
+    assert data == disks.expected(variant).read_bytes()
+    assert "imported" in messages
+
+
+@pytest.mark.parametrize("variant", ["qcow2", "vmdk", "vhdx"])
+def test_other_formats_need_scratch_for_standard_output(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
+) -> None:
+    url = web.url(disks.image(variant))
+    status, data, messages = run("import", url, "-")
+    assert (status, data) == (SCRATCH, b""), messages
+    assert f"{variant} is not in the order of the disk" in messages
+    status, data, messages = run("import", url, "-", "--scratch", tmp_path)
+    assert status == 0, messages
+    assert data == disks.expected(variant).read_bytes()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_standard_input_passes_to_standard_output(disks: disks_module.Disks) -> None:
+    status, data, messages = run("import", "-", "-", "--size=12Mi", stdin=disks.raw().read_bytes())
+    assert status == 0, messages
+    assert data == disks.raw().read_bytes() + bytes(4 * MIB)
+
+
+def test_nothing_else_is_on_standard_output(web: servers.Web, disks: disks_module.Disks) -> None:
+    url = web.url(disks.raw())
+    for before, after in (((), "--json"), (("-v=4",), "--progress=lines"), ((), "--progress=json")):
+        status, data, messages = run(*before, "import", url, "-", after)
+        assert (status, data == disks.raw().read_bytes()) == (0, True), messages
+    status, data, messages = run("import", f"{url}.missing", "-", "--json")
+    assert (status, data) == (3, b"")
+    status, data, messages = run("import", url, "-", "--json", "--nonsense")
+    assert (status, data) == (REQUEST, b"")
+
+
+def test_wrong_checksum_leaves_the_disk_without_its_end(web: servers.Web, disks: disks_module.Disks) -> None:
+    wrong = f"--checksum=sha256:{'0' * 64}"
+    status, data, messages = run("import", web.url(disks.raw()), "-", wrong)
+    assert (status, "checksum mismatch" in messages) == (CHECKSUM, True)
+    assert len(data) < disks.raw().stat().st_size
+    right = f"--checksum=sha256:{hashlib.sha256(disks.raw().read_bytes()).hexdigest()}"
+    assert run("import", web.url(disks.raw()), "-", right)[:2] == (0, disks.raw().read_bytes())
+
+
+def test_size_and_its_limit_hold_for_standard_output(web: servers.Web, disks: disks_module.Disks) -> None:
+    assert run("import", web.url(disks.raw()), "-", "--size=4Mi")[:2] == (TOO_LARGE, b"")
+
+
+def test_closed_standard_output_ends_the_import_quietly(web: servers.Web, disks: disks_module.Disks) -> None:
+    command = ["import", web.url(disks.raw()), "-", "--progress=none"]
+    process = subprocess.Popen(
+        [*worker.COMMAND, *command],
+        env=worker.ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.wait(60), process.stderr.read()) == (CLOSED, b"")
+    process.stderr.close()
+
+
+def test_signal_ends_an_import_to_a_stalled_pipe(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """The reader of the pipe does not read: the worker waits in a write."""
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(16 * MIB))
+    with worker.started("-v=1", "import", big, "-", "--progress=none") as process:
+        assert process.stderr is not None
+        processes.wait_for(lambda: "plan" in process.stderr.readline(), "the plan")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+
+
+def test_server_that_breaks_off_fails_the_pipe(server: misbehave.Server, disks: disks_module.Disks) -> None:
+    data = disks.raw().read_bytes()
+    url = server.serve("/disk", misbehave.Page(data, ranges=False, cut=3 * MIB))
+    status, written, messages = run("import", url, "-", "--stall-timeout=2")
+    assert status == 3, messages
+    assert data.startswith(written)
+    assert len(written) < len(data)
+
+
+def test_archive_is_refused_for_standard_output(tmp_path: Path) -> None:
+    status, data, messages = run("import", "-", "-", "--content-type=archive", stdin=b"x" * MIB)
+    assert (status, data) == (REQUEST, b"")
+    assert "an archive cannot be written to standard output" in messages
+
+
+def test_sha256_is_refused_for_standard_output(web: servers.Web, disks: disks_module.Disks) -> None:
+    status, data, messages = run("import", web.url(disks.raw()), "-", "--sha256")
+    assert (status, data, "--sha256" in messages) == (REQUEST, b"", True)
