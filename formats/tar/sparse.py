@@ -88,7 +88,7 @@ def check(extents: Map, size: int, stored: int) -> None:
             raise headers.corrupt("the extents of a sparse file overlap")
         end = offset + length
         total += length
-    if end > size or total != stored:
+    if end > size or size >= 1 << 63 or total != stored:
         raise headers.corrupt("the map of a sparse file contradicts its size")
 
 

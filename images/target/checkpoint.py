@@ -47,7 +47,7 @@ class Checkpoint:
             if err.errno in _NONE:
                 return None
             raise errors.target_error(path, err, "read the checkpoint") from err
-        except (ValueError, KeyError, TypeError) as err:
+        except (ValueError, KeyError, TypeError, RecursionError) as err:
             reason = f"its attribute {NAME} is damaged; start again with a first stage"
             raise errors.TargetError(path=path, reason=reason) from err
 

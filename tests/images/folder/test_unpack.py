@@ -455,3 +455,10 @@ def test_lock_file_that_a_killed_run_left_on_a_cloned_volume_is_dropped(volume, 
         unpack_into(work.path, tar_parts.packed(*members))
         work.commit()
     assert set(facts(volume)) == {"disk.img"}
+
+
+def test_file_larger_than_any_file_system_is_refused(volume):
+    """A clone may be larger than the target; its holes take no space."""
+    data = tar_parts.pax_sparse(b"1\n0\n20\n", 1 << 63, 20)
+    with pytest.raises(errors.Corrupt):
+        unpack.unpack(archive.Archive(readers.Bytes(data), limit_bytes=LIMIT, thin=True), volume)

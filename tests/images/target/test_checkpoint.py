@@ -49,7 +49,7 @@ def test_checkpoint_is_stored_with_the_file(tmp_path: Path) -> None:
     assert checkpoint.Checkpoint.read(str(path)) is None
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b'{"at": 1, "to": []}'])
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", b'{"at": 1, "to": []}', b"[" * 3000])
 def test_damaged_attribute_is_an_error(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "disk.img"
     path.touch()
