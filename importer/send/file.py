@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import ssl
+import stat
 import time
 from collections.abc import Generator, Iterator
 from typing import Self
@@ -70,6 +71,7 @@ class File(upload_sender.Stream):
             found = os.fstat(self._fd)
         except OSError as err:
             raise errors.Unreachable(url=path, reason=errors.words(err)) from err
+        self._version = _version(found)
         times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
         self._file = f"{found.st_dev} {found.st_ino} {times} {self.length}"
 
@@ -94,7 +96,10 @@ class File(upload_sender.Stream):
         return f"{self._file} {digest.hexdigest()}"
 
     def chunks(self, offset: int) -> Generator[memoryview, None, None]:
-        """Yield the file from ``offset`` on, each piece in the same buffer."""
+        """Yield the file from ``offset`` on, each piece in the same buffer.
+
+        The last one is withheld from a server that would make a disk of two versions of the file.
+        """
         buffer = memoryview(bytearray(PIECE))
         while offset < self.length:
             try:
@@ -104,11 +109,26 @@ class File(upload_sender.Stream):
                 raise errors.TransferFailed(url=self.path, offset=offset, reason=reason) from err
             if not count:
                 raise errors.SourceChanged(url=self.path, what="size", before=self.length, now=offset)
+            if offset + count == self.length:
+                self._check_version(offset)
             yield buffer[:count]
             offset += count
             if offset > self._reported:
                 self._reporter.advance(offset - self._reported)
                 self._reported = offset
+
+    def _check_version(self, offset: int) -> None:
+        try:
+            now = _version(os.fstat(self._fd))
+        except OSError as err:
+            raise errors.TransferFailed(url=self.path, offset=offset, reason=errors.words(err)) from err
+        if now != self._version:
+            raise errors.SourceChanged(url=self.path, what="file", before=self._version, now=now)
+
+
+def _version(found: os.stat_result) -> str:
+    """Return what changes with the content of a file; the same for any device or pipe."""
+    return f"changed {found.st_mtime_ns} size {found.st_size}" if stat.S_ISREG(found.st_mode) else ""
 
 
 def _places(length: int) -> Iterator[int]:

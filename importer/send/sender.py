@@ -76,7 +76,7 @@ class Sender:
     def send(self, stream: Stream, offset: int = 0) -> None:
         """Send ``stream`` and return when the server has the disk on storage. Raises ``errors.Error``."""
         patience = retry.Patience(self.patience, self.cancel)
-        restarts = 0
+        restarts, furthest = 0, offset
         while not self._attempt(stream, offset, patience):
             now = self._received(patience)
             if now is None:
@@ -85,8 +85,10 @@ class Sender:
                     raise errors.UploadFailed(
                         url=self.client.url, reason="the server lost the upload; run it again"
                     )
-                now = 0
-            elif now > offset:
+                now = furthest = 0
+            elif now > furthest:
+                # A server may lose again and again what it had.
+                furthest = now
                 patience.progress()
             log.info("upload resumed offset=%d", now)
             offset = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -193,6 +194,66 @@ def test_changed_file_is_uploaded_from_its_start(server: uploads.Server, image: 
     os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
     file.send(upload_request(server, image), progress.NullProgress(), cancelling.Cancel())
     assert disk.read_bytes() == other
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_file_changed_during_the_upload_is_no_disk(
+    server: uploads.Server, image: Path, disk: Path, resumable: bool
+) -> None:
+    """The last piece is withheld, so that the server does not make a disk of two versions."""
+
+    class Change(progress.NullProgress):
+        def advance(self, count: int) -> None:
+            with image.open("r+b") as stream:
+                stream.write(b"changed")
+
+    os.utime(image, (0, 0))  # the clock of a file system ticks only every few milliseconds
+    with contextlib.ExitStack() as stack:
+        made = upload_request(server, image)
+        if not resumable:
+            port = stack.enter_context(uploads.MinimalServer.serving())
+            made = file.Settings(str(image), f"http://127.0.0.1:{port}")
+        with pytest.raises(errors.SourceChanged):
+            file.send(made, Change(), cancelling.Cancel())
+    assert not disk.exists()
+    assert resumable or all(len(body) < len(DATA) for *_, body in uploads.MinimalServer.requests)
+
+
+class Forgetful(uploads.MinimalServer):
+    """A server that loses what it said to have."""
+
+    offset = 0
+
+    def do_POST(self) -> None:  # noqa: N802  (http.server calls it)
+        """Create the upload."""
+        self._answer(201)
+
+    def do_HEAD(self) -> None:  # noqa: N802  (http.server calls it)
+        """Return another offset each time."""
+        Forgetful.offset = 7 - Forgetful.offset
+        self._answer(200)
+
+    def do_PATCH(self) -> None:  # noqa: N802  (http.server calls it)
+        """Refuse the offset."""
+        self._read(self.headers["Content-Length"])
+        self._answer(409)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.send_header("Upload-Offset", str(self.offset))
+        self.end_headers()
+
+
+def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
+    cancel = cancelling.Cancel()
+    timer = threading.Timer(20, cancel.set)
+    timer.start()
+    with Forgetful.serving() as port:
+        made = file.Settings(str(image), f"http://127.0.0.1:{port}", stall=2)
+        with pytest.raises(errors.TransferFailed):
+            file.send(made, progress.NullProgress(), cancel)
+    timer.cancel()
 
 
 def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Path, disk: Path) -> None:
