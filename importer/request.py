@@ -31,9 +31,10 @@ class Request:
     ``source``: the name of a source for ``sources.find``. ``target``: a block device, the file to create, or
     for an archive the directory to unpack into; ``-`` is standard output.
     ``image_size``: the requested size, None for the image's own. ``exact_size``: the disk has at least
-    ``image_size`` bytes, or the import fails; without it the disk has what fits, as in a pod. ``overhead``:
-    the fraction of a file system to leave free. ``volume``: the mount point of a file system that contains
-    nothing but this import's target, else None.
+    ``image_size`` bytes, or the import fails; without it the disk has what fits, as in a pod. ``limit``: the
+    largest disk for a file system, however much is free. ``overhead``: the fraction of a file system to leave
+    free. ``volume``: the mount point of a file system that contains nothing but this import's target, else
+    None.
     ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
 
@@ -50,6 +51,7 @@ class Request:
     scratch: str | None = None
     image_size: int | None = None
     exact_size: bool = False
+    limit: int | None = None
     overhead: Fraction = Fraction(0)
     preallocation: bool = False
     direct: bool = False

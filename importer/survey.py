@@ -185,6 +185,8 @@ def _room(wanted: request.Request) -> plan.Space:
     if found.kind == "block":
         return plan.Space(block=True, available=found.available, usable=found.available)
     available, size = found.available, wanted.disk_size
+    if wanted.limit is not None:
+        available = min(available, wanted.limit)
     if wanted.exact_size and size is not None:
         usable = units.usable_space(available, wanted.overhead)
         return plan.Space(block=False, available=min(available, size), usable=min(usable, size))

@@ -20,6 +20,7 @@ from cdi_worker.sources.ovirt import locations as ovirt
 
 if TYPE_CHECKING:
     from cdi_worker.commands import group
+    from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
 
@@ -43,108 +44,137 @@ OPENSTACK: Final = {
     "regionName": "region",
     "availability": "interface",
 }
+#: Makes the location of a disk from the login, the environment, and the populator's own arguments.
+Locate = Callable[..., base.Location]
+#: What Go's strconv.ParseBool reads as true, in small letters.
+TRUE: Final = frozenset({"1", "t", "true"})
 
 
-def _options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that both populators have. Go's flag package accepts one dash, too."""
-    more = (
-        click.option(
-            "--volume-path", "-volume-path", "target", required=True, help="Disk or device to fill."
-        ),
-        click.option("--owner-uid", "-owner-uid", default="", help="Label of the progress metric."),
-        click.option("--pvc-size", "-pvc-size", "size", type=click.IntRange(0), help="Bytes of the volume."),
-        click.option(
-            "--secret-name", "-secret-name", default="", help="Secret of the environment; for the log."
-        ),
-        click.option("--cr-name", "-cr-name", default="", hidden=True),
-        click.option("--cr-namespace", "-cr-namespace", default="", hidden=True),
-        click.option("--scratch-dir", default="", help="Scratch space, if there is any."),
-        click.option("--v", "-v", "verbosity", type=int, default=1, hidden=True),
-        click.option("--alsologtostderr", "--logtostderr", is_flag=True, expose_value=False, hidden=True),
-        click.option("--metrics-port", type=click.IntRange(0, 65535), default=contract.Paths().metrics_port),
-    )
-    for option in reversed(more):
-        command = option(command)
-    return command
+def _option(name: str, *more: str, **settings: Any) -> Callable[[Any], Any]:
+    """Return an option that may have one dash, as Go's flag package accepts it."""
+    return click.option(f"--{name}", f"-{name}", *more, **settings)
 
 
-@click.command("openstack-populator", hidden=True)
-@click.option("--endpoint", "-endpoint", required=True, help="URL of Keystone.")
-@click.option("--image-id", "-image-id", required=True, help="Id of the image in Glance.")
-@_options
-@click.pass_obj
-def openstack(obj: group.Context, /, endpoint: str, image_id: str, **settings: Any) -> int:
+#: The options that both populators have.
+COMMON: Final = (
+    _option("volume-path", "target", required=True, help="Disk or device to fill."),
+    _option("owner-uid", default="", help="Label of the progress metric."),
+    _option(
+        "pvc-size",
+        "size",
+        type=click.IntRange(0),
+        help="Bytes of the claim. A larger disk is refused, unless the target is a device that can hold it.",
+    ),
+    _option("secret-name", default="", help="Secret of the environment; for the log."),
+    _option("cr-name", default="", hidden=True),
+    _option("cr-namespace", default="", hidden=True),
+    click.option("--scratch-dir", default="", help="Scratch space, if there is any."),
+    _option("v", "verbosity", type=int, default=1, hidden=True),
+    click.option("--alsologtostderr", "--logtostderr", is_flag=True, expose_value=False, hidden=True),
+    click.option("--metrics-port", type=click.IntRange(0, 65535), default=contract.Paths().metrics_port),
+)
+
+
+def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locate], click.Command]:
+    """Return a decorator that makes the command of a populator from a function that locates the disk.
+
+    ``user``: the variable with the name of the user. ``own``: its own arguments, and their help.
+    """
+
+    def decorate(locate: Locate) -> click.Command:
+        def run(obj: group.Context, /, **settings: Any) -> int:
+            obj.set_up_logging(max(1, settings["verbosity"]))
+            env = contract.environment()
+            try:
+                with _access(env, user) as access:
+                    location = locate(access, env, **{each: settings[each] for each in own})
+                    _populate(
+                        name, _request(source, location, settings), settings["metrics_port"], obj.cancel
+                    )
+            except errors.Error as err:
+                log.error("failed: %s", err)  # noqa: TRY400  (one line for the reader of the pod's log)
+                log.debug("trace", exc_info=True)
+                # Kubernetes starts the pod again after any failure, whatever its status.
+                return 1
+            return 0
+
+        command = click.pass_obj(run)
+        mine = (_option(each.replace("_", "-"), required=True, help=text) for each, text in own.items())
+        for option in reversed((*mine, *COMMON)):
+            command = option(command)
+        return click.command(name, hidden=True, help=locate.__doc__)(command)
+
+    return decorate
+
+
+@_populator(
+    "openstack-populator", "glance", "username", endpoint="URL of Keystone.", image_id="Id of the image."
+)
+def openstack(access: base.Access, env: Mapping[str, str], endpoint: str, image_id: str) -> glance.Glance:
     """Fill a volume with an image of OpenStack, as Forklift's populator."""
-    env = contract.environment()
-    with _access(env) as access:
-        given = {field: value for name, field in OPENSTACK.items() if (value := env.get(name))}
-        location = glance.Glance(endpoint, access, image_id=image_id, **given)
-        return _populate(obj, "openstack-populator", "glance", location, settings)
+    given = {field: value for name, field in OPENSTACK.items() if (value := env.get(name))}
+    return glance.Glance(endpoint, access, image_id=image_id, **given)
 
 
-@click.command("ovirt-populator", hidden=True)
-@click.option("--engine-url", "-engine-url", required=True, help="URL of the engine.")
-@click.option("--disk-id", "-disk-id", required=True, help="Id of the disk.")
-@_options
-@click.pass_obj
-def engine(obj: group.Context, /, engine_url: str, disk_id: str, **settings: Any) -> int:
+@_populator("ovirt-populator", "imageio", "user", engine_url="URL of the engine.", disk_id="Id of the disk.")
+def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_id: str) -> ovirt.Imageio:
     """Fill a volume with a disk of oVirt, as Forklift's populator."""
-    env = contract.environment()
-    with _access(env, user="user") as access:
-        location = ovirt.Imageio(_api(engine_url), access, disk_id=disk_id)
-        return _populate(obj, "ovirt-populator", "imageio", location, settings)
+    # Forklift passes the URL without the path of the API.
+    if urllib.parse.urlsplit(engine_url).path in {"", "/"}:
+        engine_url = f"{engine_url.rstrip('/')}/ovirt-engine/api"
+    return ovirt.Imageio(engine_url, access, disk_id=disk_id)
 
 
-def _api(url: str) -> str:
-    """Return the URL of the engine's API; Forklift passes the engine's own."""
-    return f"{url.rstrip('/')}/ovirt-engine/api" if urllib.parse.urlsplit(url).path in {"", "/"} else url
-
-
-def _populate(
-    obj: group.Context, role: str, source: str, location: base.Location, settings: Mapping[str, Any]
-) -> int:
-    """Run the import; a failure is raised, and the pod is started again."""
-    obj.set_up_logging(max(1, settings["verbosity"]))
-    target = settings["target"]
-    log.info("populate target=%r size=%r secret=%r", target, settings["size"], settings["secret_name"])
-    wanted = request.Request(
+def _request(source: str, location: base.Location, settings: Mapping[str, Any]) -> request.Request:
+    target, size = settings["target"], settings["size"]
+    log.info("populate target=%r size=%r secret=%r", target, size, settings["secret_name"])
+    return request.Request(
         source=source,
         location=location,
         target=target,
         volume=None if Path(target).is_block_device() else str(Path(target).parent),
+        limit=size or None,
         scratch=settings["scratch_dir"] or None,
         owner_uid=settings["owner_uid"],
         existing="remove",
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
     )
-    try:
-        with metrics.exposed(role, wanted.owner_uid, settings["metrics_port"]) as meter:
-            execute.run(wanted, progress.Several(progress.Lines(sys.stderr), meter), obj.cancel)
-    except errors.Error as err:
-        log.error("failed: %s", err)  # noqa: TRY400  (one line for the reader of the pod's log)
-        log.debug("trace", exc_info=True)
-        # Kubernetes starts the pod again after any failure, whatever its status.
-        return 1
-    return 0
+
+
+def _populate(name: str, wanted: request.Request, port: int, cancel: cancelling.Cancel) -> None:
+    with metrics.exposed(name, wanted.owner_uid, port) as meter:
+        execute.run(wanted, progress.Several(progress.Lines(sys.stderr), meter), cancel)
 
 
 @contextlib.contextmanager
-def _access(env: Mapping[str, str], user: str = "username") -> Iterator[base.Access]:
+def _access(env: Mapping[str, str], user: str) -> Iterator[base.Access]:
     """Yield the access that the Secret in the environment describes."""
-    reading = contract.Reading(env)
-    insecure, proxies = env.get("insecureSkipVerify", "").lower() == "true", reading.proxies()
+    insecure = env.get("insecureSkipVerify", "").strip().lower() in TRUE
     with contextlib.ExitStack() as stack:
         files: tuple[str, ...] = ()
-        if text := env.get("cacert", "").strip():
-            # In memory: the pod's root file system may be read-only.
-            file = stack.enter_context(open(os.memfd_create("cacert"), "wb", buffering=0))
-            file.write(text.encode("utf-8", "surrogateescape") + b"\n")
-            files = (f"/proc/self/fd/{file.fileno()}",)
+        if (text := env.get("cacert", "").strip()) and not insecure:
+            files = (stack.enter_context(_certificates(text)),)
         yield base.Access(
             user=env.get(user, ""),
             password=env.get("password", ""),
             ca_files=files,
             insecure=insecure,
-            **proxies,
+            **contract.Reading(env).proxies(),
         )
+
+
+@contextlib.contextmanager
+def _certificates(text: str) -> Iterator[str]:
+    """Yield the path of a file in memory: the root file system of the pod may be read-only."""
+    # Imported when used: `--help` loads this module, too.
+    import ssl
+
+    with open(os.memfd_create("cacert"), "wb", buffering=0) as file:
+        file.write(text.encode("utf-8", "surrogateescape") + b"\n")
+        path = f"/proc/self/fd/{file.fileno()}"
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+        except ssl.SSLError as err:
+            raise errors.RequestError(f"cacert of the Secret: not a valid PEM certificate: {err}") from err
+        yield path

@@ -165,13 +165,13 @@ def _plugin(location: locations.Glance) -> Any:
     return generic.Password(location.endpoint, password=location.password, **user, **scope)
 
 
-def _domain(location: locations.Glance, number: str, name: str, prefix: str) -> dict[str, Any]:
+def _domain(location: locations.Glance, id_: str, name: str, prefix: str) -> dict[str, Any]:
     """Return the domain of the user or of the project: its own, else the common one, else the default."""
-    if not number and not name:
-        number, name = location.domain_id, location.domain_name
-    if not number and not name:
-        number = location.default_domain
-    return {f"{prefix}_id": number or None, f"{prefix}_name": name or None}
+    if not id_ and not name:
+        id_, name = location.domain_id, location.domain_name
+    if not id_ and not name:
+        id_ = location.default_domain
+    return {f"{prefix}_id": id_ or None, f"{prefix}_name": name or None}
 
 
 def _version_3(url: str) -> str:

@@ -45,6 +45,35 @@ class Metadata:
     checksum: str
 
 
+def parse(data: bytes, name: str) -> Metadata:
+    """Return the metadata in a response about the image ``name`` (Image API v2, "Show image").
+
+    Raises ``Unreachable`` if it is not about an image that can be read, and ``Unsupported``.
+    """
+    try:
+        found = json.loads(data)
+        status, size = found["status"], found["size"]
+        algorithm, value, md5 = (found.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
+        form, container = found.get("disk_format"), found.get("container_format")
+        is_known = form in FORMATS and container in {"bare", None}
+        if status == "active" and (not isinstance(size, int) or size < 0):
+            raise ValueError("size")
+        promised = _promised(algorithm, value, md5)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, errors.RequestError) as err:
+        reason = "the answer does not describe an image; check that this is an image service (Glance)"
+        raise errors.Unreachable(url=name, reason=reason) from err
+    if status != "active":
+        reason = f"the image is {wire.printable(str(status))}, not active"
+        raise errors.Unreachable(url=name, reason=reason)
+    if not is_known:
+        form, container = (wire.printable(str(each)) for each in (form, container))
+        reason = f"an image of disk format {form} in the container {container}; supported: bare, with "
+        raise errors.Unsupported(reason=reason + ", ".join(FORMATS))
+    if not promised:
+        log.warning("not verified: the image service states no checksum that is known here")
+    return Metadata(size, FORMATS[form], promised)
+
+
 def source(location: locations.Glance, cancel: base.Cancel) -> GlanceSource:
     """Return the source for ``IMPORTER_SOURCE=glance``."""
     return GlanceSource(location, cancel)
@@ -67,7 +96,7 @@ class GlanceSource(http.HttpSource):
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self.format = found.format
         self.checksum = found.checksum
-        self.identity = f"image {self._image.number} {found.checksum} size {found.size}"
+        self.identity = f"image {self._image.image_id} {found.checksum} size {found.size}"
         return self
 
 
@@ -76,7 +105,7 @@ class _Image(pinned.Resource):
 
     def __init__(self, location: locations.Glance, cancel: base.Cancel) -> None:
         super().__init__(location.endpoint, _without_login(location.access), cancel=cancel)
-        self.number = location.image_id
+        self.image_id = location.image_id
         self.name = f"{wire.safe_url(location.endpoint)} image {location.image_id}"
         self._keystone = keystone.Keystone(location, cancel)
         self._token = ""
@@ -86,8 +115,8 @@ class _Image(pinned.Resource):
     def describe(self) -> Metadata:
         """Log in, find the image and direct later requests to its bytes."""
         self._token = self._keystone.token()
-        number = urllib.parse.quote(self.number, safe="")
-        self.url = f"{self._keystone.image_service()}/v2/images/{number}"
+        quoted = urllib.parse.quote(self.image_id, safe="")
+        self.url = f"{self._keystone.image_service()}/v2/images/{quoted}"
         self.unpin()
         response = self.get(None)
         if response.status_code != 200:
@@ -97,11 +126,15 @@ class _Image(pinned.Resource):
                 data = session.body(response, LARGEST_METADATA)
         finally:
             self.drop(response)
-        found = self._parse(data)
+        found = parse(data, self.name)
         self.url += "/file"
         self.unpin()
         log.info(
-            "image id=%r format=%r size=%d checksum=%r", self.number, found.format, found.size, found.checksum
+            "image id=%r format=%r size=%d checksum=%r",
+            self.image_id,
+            found.format,
+            found.size,
+            found.checksum,
         )
         return found
 
@@ -143,29 +176,6 @@ class _Image(pinned.Resource):
             self._renewals += 1
             self._token = self._keystone.token()
             return True
-
-    def _parse(self, data: bytes) -> Metadata:
-        try:
-            found = json.loads(data)
-            status, size = found["status"], found["size"]
-            algorithm, value, md5 = (found.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
-            form, container = found.get("disk_format"), found.get("container_format")
-            if status == "active" and (not isinstance(size, int) or size < 0):
-                raise ValueError("size")
-            promised = _promised(algorithm, value, md5)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, errors.RequestError) as err:
-            reason = "the answer does not describe an image; check that this is an image service (Glance)"
-            raise errors.Unreachable(url=self.name, reason=reason) from err
-        if status != "active":
-            status = wire.printable(str(status))
-            raise errors.Unreachable(url=self.name, reason=f"the image is {status}, not active")
-        if form not in FORMATS or container not in {"bare", None}:
-            form, container = (wire.printable(str(each)) for each in (form, container))
-            reason = f"an image of disk format {form} in the container {container}; supported: bare, with "
-            raise errors.Unsupported(reason=reason + ", ".join(FORMATS))
-        if not promised:
-            log.warning("not verified: the image service states no checksum that is known here")
-        return Metadata(size, FORMATS[form], promised)
 
 
 class _Token(requests.auth.AuthBase):

@@ -63,14 +63,14 @@ def populate(name: Path, env: dict[str, str], *arguments: str) -> subprocess.Com
     )
 
 
-def openstack_arguments(cloud: openstack.Cloud, image: str, target: Path) -> list[str]:
+def openstack_arguments(cloud: openstack.Cloud, image: str, target: Path, size: int = 64 << 20) -> list[str]:
     return [
         f"--endpoint={cloud.public}",
         f"--image-id={image}",
         "--secret-name=cloud",
         f"--volume-path={target}",
         f"--owner-uid={UID}",
-        "--pvc-size=67108864",
+        f"--pvc-size={size}",
         "--metrics-port=0",
     ]
 
@@ -79,8 +79,9 @@ def openstack_arguments(cloud: openstack.Cloud, image: str, target: Path) -> lis
 def test_openstack_image_fills_a_device(
     cloud: openstack.Cloud, disks: disks.Disks, block: Path, program: Path, variant: str
 ) -> None:
+    """The device may be larger than the claim."""
     image = cloud.upload(disks.image(variant), variant)
-    arguments = openstack_arguments(cloud, image, block)
+    arguments = openstack_arguments(cloud, image, block, size=1 << 20)
     done = populate(program / "openstack-populator", secret(cloud), *arguments)
     assert done.returncode == 0, done.stderr
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
@@ -103,6 +104,49 @@ def test_openstack_populator_is_started_again_after_a_failure(
         assert done.returncode == 0, done.stderr
     oracle.same(target, disks.expected("qcow2"))
     assert [path.name for path in target.parent.iterdir()] == ["disk.img"]
+
+
+@pytest.mark.parametrize("variant", ["raw", "qcow2"])
+def test_disk_larger_than_the_claim_is_refused(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path, variant: str
+) -> None:
+    """The file system may have more free space than the claim asked for. Nothing is written."""
+    (tmp_path / "mnt").mkdir()
+    image = cloud.upload(disks.image(variant), variant)
+    size = disks.expected(variant).stat().st_size
+    arguments = openstack_arguments(cloud, image, tmp_path / "mnt" / "disk.img", size=size - 512)
+    failed = populate(program / "openstack-populator", secret(cloud), *arguments)
+    phrase = f"virtual image size {size} is larger than the reported available storage {size - 512}"
+    assert (failed.returncode, phrase in failed.stderr) == (1, True), failed.stderr
+    assert list((tmp_path / "mnt").iterdir()) == []
+    arguments = openstack_arguments(cloud, image, tmp_path / "mnt" / "disk.img", size=size)
+    assert populate(program / "openstack-populator", secret(cloud), *arguments).returncode == 0
+
+
+def test_disk_keeps_its_size(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path
+) -> None:
+    """The claim has room for the file system, too: the disk does not grow into it."""
+    (tmp_path / "mnt").mkdir()
+    target = tmp_path / "mnt" / "disk.img"
+    arguments = openstack_arguments(cloud, cloud.upload(disks.image("raw"), "raw"), target)
+    assert populate(program / "openstack-populator", secret(cloud), *arguments).returncode == 0
+    assert target.stat().st_size == disks.raw().stat().st_size
+
+
+@pytest.mark.parametrize("insecure", ["", "false", "1", "True\n"])
+def test_malformed_certificate_matters_only_if_it_is_used(
+    program: Path, tmp_path: Path, insecure: str
+) -> None:
+    """The forms of insecureSkipVerify are those of Go's ParseBool."""
+    port = processes.free_port()
+    arguments = [f"--endpoint=https://127.0.0.1:{port}", "--image-id=7", "--metrics-port=0"]
+    env = {"username": "a", "password": "b", "cacert": "no PEM", "insecureSkipVerify": insecure}
+    done = populate(
+        program / "openstack-populator", env, *arguments, f"--volume-path={tmp_path / 'disk.img'}"
+    )
+    expected = "refused" if insecure.strip() in {"1", "True"} else "cacert of the secret: not a valid"
+    assert (done.returncode, expected in done.stderr.lower()) == (1, True), done.stderr
 
 
 def test_missing_argument_is_reported(program: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,39 @@ def test_unsupported_container_is_refused(cloud: openstack.Cloud, stored: tuple[
     image = cloud.upload(stored[1], "vmdk", container="ova")
     with pytest.raises(errors.Unsupported, match="container ova"), opened(location(cloud, image)):
         pass
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": None},
+        {"size": "1"},
+        {"size": -1},
+        {"disk_format": []},
+        {"container_format": {}},
+        {"os_hash_value": 7},
+        {"os_hash_value": "7"},
+        {"checksum": "no MD5", "os_hash_algo": None},
+    ],
+)
+def test_malformed_metadata_is_refused(changes: dict[str, object]) -> None:
+    whole = {
+        "status": "active",
+        "size": 1,
+        "disk_format": "raw",
+        "container_format": "bare",
+        "os_hash_algo": "sha512",
+        "os_hash_value": "0" * 128,
+    }
+    assert source.parse(json.dumps(whole).encode(), "x").size == 1
+    with pytest.raises(errors.Unreachable, match="x: the answer does not describe an image"):
+        source.parse(json.dumps(whole | changes).encode(), "x")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"7", b'{"status": "active"}', b"\xff", b"[" * 100_000])
+def test_response_that_is_no_image_is_refused(data: bytes) -> None:
+    with pytest.raises(errors.Unreachable, match="does not describe an image"):
+        source.parse(data, "x")
 
 
 def test_another_server_is_recognised(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
