@@ -98,8 +98,12 @@ class Digests:
         while tags:
             number, index = divmod((start - self.start) // UNIT, self._per)
             count = min(len(tags) // TAG, self._per - index)
-            self._put(number, index, tags[: count * TAG])
-            tags = tags[count * TAG :]
+            now, tags = tags[: count * TAG], tags[count * TAG :]
+            if count == self._per and number not in self._open:
+                # Most writes: a whole granule at once.
+                self._whole.setdefault(number, self._digest(now))
+            else:
+                self._put(number, index, now)
             start += count * UNIT
 
     def add_zeros(self, start: int, end: int) -> None:
