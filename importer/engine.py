@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import cancelling, fetch, resume, seams
+from cdi_worker.images.engine import cancelling, fetch, seams
 from cdi_worker.sources import base
 
 
@@ -66,6 +66,9 @@ class Engine:
             return self.fetcher(source, cancel, advance).stream(start)
         if source.once:
             return _Once(source, advance)
+        # Imported when used: sources with ranges do not need it (start-up time).
+        from cdi_worker.images.engine import resume
+
         return resume.Resuming(
             self._opener(source),
             source.size,

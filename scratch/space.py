@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import shutil
 import stat
 from collections.abc import Iterator
 from typing import Self
@@ -86,6 +85,9 @@ def _is_ours(folder: pathlib.Path) -> bool:
 
 def _remove(folder: pathlib.Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
+        # Imported when used: it loads the archive formats that it supports.
+        import shutil
+
         shutil.rmtree(folder)
     else:
         folder.unlink(missing_ok=True)

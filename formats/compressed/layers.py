@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, readers
-from cdi_worker.formats.compressed import decompress
+
+if TYPE_CHECKING:
+    from cdi_worker.formats.compressed import decompress
 
 #: Limit of nested compressions, against decompression bombs.
 _DEPTH = 3
@@ -39,7 +42,7 @@ def look(head: bytes, *, whole: bool = False) -> Content:
     kind = detect.detect(head)
     while kind in detect.COMPRESSIONS:
         compressions = _deeper(compressions, kind)
-        plain = decompress.open(kind, readers.Bytes(head))
+        plain = _decompressed(kind, readers.Bytes(head))
         head = readers.Peek(plain, detect.HEAD).head if whole else readers.sample(plain, detect.HEAD)
         # Only the first bytes of an outer layer were decompressed.
         whole = whole and len(head) < detect.HEAD
@@ -61,12 +64,21 @@ def open(  # noqa: A001 - read as layers.open
         opened = top = readers.Peek(opened, detect.HEAD)
         while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
             compressions = _deeper(compressions, kind)
-            opened = decompress.open(kind, top, limit=limit, tool=tool)
+            opened = _decompressed(kind, top, limit=limit, tool=tool)
             opened = top = readers.Peek(opened, detect.HEAD)
     except BaseException:
         opened.close()
         raise
     return Content(compressions, kind, top.head), top
+
+
+def _decompressed(
+    kind: str, reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
+) -> readers.Reader:
+    # Imported when used: its four libraries take 8 ms.
+    from cdi_worker.formats.compressed import decompress
+
+    return decompress.open(kind, reader, limit=limit, tool=tool)
 
 
 def _deeper(compressions: tuple[str, ...], kind: str) -> tuple[str, ...]:
