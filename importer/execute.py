@@ -272,3 +272,4 @@ def load() -> None:
     """Import the modules of the most frequent routes, for servers that wait for a disk."""
     for route in (plan.Route.STREAM, plan.Route.PLACE, plan.Route.UNPACK):
         _ = ROUTES[route]
+    lazy.load("cdi_worker.formats.compressed.decompress")
