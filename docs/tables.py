@@ -2,7 +2,7 @@
 
 ``{commands}``: every command with its options. ``{variables} ROLE``: the environment of a role.
 ``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
-``{message} CLASS``: the message of an error. Each returns lines of Markdown (tests/docs/test_tables.py).
+Each returns lines of Markdown (tests/docs/test_tables.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 import cdi_worker
-from cdi_worker import errors, plan, request, sources, variables
+from cdi_worker import plan, request, sources, variables
 from cdi_worker.commands import group
 from cdi_worker.formats import detect
 from cdi_worker.kubernetes import populators
@@ -182,33 +182,11 @@ def strangers(_argument: str = "") -> list[str]:
     return table(("content", "message"), ((name, f"`{why}`") for name, why in detect.STRANGERS.items()))
 
 
-# -- errors ------------------------------------------------------------------------------------
-
-
-def message(name: str) -> list[str]:
-    """Return the message of an error class, its exit status, and whether a retry may help."""
-    found: type[errors.Error] = getattr(errors, name)
-    again = "the same command may succeed later" if found.retryable else "a retry alone does not help"
-    text = " ".join(inspect.getdoc(found).split())  # type: ignore[union-attr]
-    return [
-        "",
-        f"{text}",
-        "",
-        "```text",
-        found.template,
-        "```",
-        "",
-        f"Exit status {found.status}; {again}.",
-        "",
-    ]
-
-
 DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "commands": commands,
     "variables": environment,
     "matrix": matrix,
     "strangers": strangers,
-    "message": message,
 }
 
 

@@ -1,0 +1,228 @@
+"""Every command in the documentation runs as a reader would type it, with real servers at its addresses.
+
+An example of a new address needs a server here. What no test machine has (vCenter, an oVirt engine) is only
+parsed; tests in ``tests/sources`` run these commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cdi_worker.commands import group
+from tests.support import (
+    containers,
+    objectservers,
+    processes,
+    registries,
+    repository,
+    servers,
+    uploads,
+    worker,
+)
+from tests.support import disks as disks_module
+
+server = uploads.server
+#: Of the examples.
+PASSWORD = "secret"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A command line of a page."""
+
+    page: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.line}"
+
+
+def examples() -> Iterator[Example]:
+    """Yield the commands of every page, without prompts, comments and what they are piped to."""
+    root = repository.ROOT
+    seen = set()
+    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        text = page.read_text().replace("\\\n", " ")
+        for line in re.findall(
+            r"^(?:    |\$ )\$? ?((?:ssh .* \| )?(?:\w+=\S+ )*(?:\.venv/bin/)?cdi-worker .*)$",
+            text,
+            re.MULTILINE,
+        ):
+            command = " ".join(re.sub(r" +#.*| \| kubectl .*", "", line).split()).replace(".venv/bin/", "")
+            if command not in seen:
+                seen.add(command)
+                yield Example(str(page.relative_to(root)), command)
+
+
+EXAMPLES = list(examples())
+#: Parts of examples whose servers exist elsewhere only, or that leave something out.
+ELSEWHERE = re.compile(
+    r"…|vcenter\.|engine\.example|cloud\.example|--credentials-file|registry:5000|uploadproxy"
+)
+
+
+@pytest.fixture(scope="module")
+def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
+    """A web server with the files of the examples."""
+    root = tmp_path_factory.mktemp("www")
+    os.link(disks.image("qcow2"), root / "disk.qcow2")
+    for compression in ("gz", "xz"):
+        os.link(disks.wrapped("raw", compression), root / f"disk.raw.{compression}")
+    with servers.nginx(tmp_path_factory.mktemp("nginx"), root) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def private(web: servers.Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
+    """The same files for user ME only."""
+    settings = servers.Settings(password=("ME", PASSWORD))
+    with servers.nginx(tmp_path_factory.mktemp("private"), web.root, settings) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def registry(
+    disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[registries.Registry]:
+    """A registry with the image of the examples."""
+    with registries.registry(tmp_path_factory.mktemp("registry")) as served:
+        image = containers.image_of(disks.image("qcow2"))
+        served.push("team/fedora", image, "40")
+        served.push("containerdisks/fedora", image)
+        yield served
+
+
+@pytest.fixture
+def place(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path, certificates: uploads.Certificates
+) -> Path:
+    """The directory in which a reader runs an example, with the files that it names."""
+    (tmp_path / "disk.qcow2").write_bytes(disks.image("qcow2").read_bytes())
+    (tmp_path / "secret").write_text(PASSWORD)
+    (tmp_path / "token").write_text("token")
+    (tmp_path / "key.json").write_text("{}")
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "token").write_text("X-Token: secret")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "scratch").mkdir()
+    for name, file in {
+        "ca.pem": certificates.authority.certificate,
+        "engine.pem": certificates.authority.certificate,
+        "client.crt": certificates.client.certificate,
+        "client.key": certificates.client.key,
+    }.items():
+        (tmp_path / name).write_bytes(file.read_bytes())
+    containers.archive(tmp_path / "images/fedora.tar", {"v1": containers.image_of(disks.image("qcow2"))})
+    manifest = (repository.DATAVOLUMES / "http.yaml").read_text()
+    manifest = manifest.replace("http://images.invalid/cirros.img", web.url("disk.qcow2"))
+    (tmp_path / "dv.yaml").write_text(manifest)
+    return tmp_path
+
+
+def run(line: str, place: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command line by the shell, in ``place``."""
+    command = line.replace("cdi-worker", f"{sys.executable} -m cdi_worker", 1)
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=place,
+        env={**worker.ENVIRONMENT, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) > 30
+
+
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if not ELSEWHERE.search(each.line)], ids=str)
+def test_example_runs(
+    example: Example,
+    place: Path,
+    web: servers.Web,
+    private: servers.Web,
+    registry: registries.Registry,
+    disks: disks_module.Disks,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The command succeeds, and an imported disk has the right bytes."""
+    env: dict[str, str] = {}
+    line = re.sub(r"ssh host (?:(cat \S+)|'(.*)')", r"\1\2", example.line)
+    line = line.replace("/var/tmp", "scratch").replace("/dev/vdb", "vdb.img")
+    line = line.replace("https://example.org", f"http://127.0.0.1:{web.port}")
+    line = line.replace("https://mirror.example.com", f"http://127.0.0.1:{private.port}")
+    line = line.replace("https_proxy=http://proxy.example:3128", "https_proxy=http://127.0.0.1:9")
+    line = re.sub(r"docker://quay\.io/(\S+)", rf"docker://{registry.host}/\1 --insecure", line)
+    line = line.replace("oci-archive:/images", f"oci-archive:{place}/images")
+    line = line.replace("SHA256-OF-THE-FILE", disks_module.digest(disks.image("qcow2"), "sha256"))
+    if "s3://" in line or "--source s3" in line:
+        line, env = _s3(line, request.getfixturevalue("seaweed"), disks)
+    if "gs://" in line:
+        emulator: objectservers.Emulator = request.getfixturevalue("emulator")
+        emulator.put("images/disk.qcow2", disks.image("qcow2").read_bytes())
+        env["STORAGE_EMULATOR_HOST"] = emulator.host
+        line = line.replace("gs://bucket/", f"gs://{objectservers.BUCKET}/")
+    if "--force" in line:
+        (place / "disk.img").write_bytes(b"old")
+    if "manifest" in line and "--image" not in line:
+        line += " --image registry.example.org/cdi-worker:1"
+    done = run(line, place, env)
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    if " import " in line and "--dry-run" not in line:
+        target = place / ("vdb.img" if "vdb.img" in line else "disk.img")
+        processes.run("cmp", target, disks.image("raw"))
+
+
+def _s3(line: str, store: objectservers.Store, disks: disks_module.Disks) -> tuple[str, dict[str, str]]:
+    store.put("images/disk.qcow2", disks.image("qcow2").read_bytes())
+    store.put("disk.vmdk", disks.image("vmdk").read_bytes())
+    line = line.replace("s3://bucket/", f"--source s3 {store.url('')}")
+    line = line.replace("https://minio.example.com:9000/bucket/", store.url(""))
+    # The keys of the server, in place of the example's.
+    line = re.sub(r" --user \S+ --password-file \S+", "", line)
+    return line, {
+        "IMPORTER_ACCESS_KEY_ID": objectservers.ACCESS_KEY,
+        "IMPORTER_SECRET_KEY": objectservers.SECRET_KEY,
+    }
+
+
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if ELSEWHERE.search(each.line)], ids=str)
+def test_example_of_a_server_elsewhere_parses(
+    example: Example, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option exists, for this command, and takes such a value."""
+    monkeypatch.chdir(place)
+    line = example.line.replace("--checksum sha256:…", "").replace("/etc/certs", str(place))
+    line = line.replace("~/.docker/config.json", "key.json").replace("/scratch", "scratch")
+    words = [word for word in shlex.split(line) if word != "…"]
+    name, *arguments = words[words.index("cdi-worker") + 1 :]
+    command = group.COMMANDS[name]
+    needed = [param for param in command.params if isinstance(param, click.Argument) and param.required]
+    given = [word for word in arguments if "://" in word or word.startswith(("disk", "/dev"))]
+    arguments += ["https://host/disk", "disk.img"][len(given) :][: len(needed)] if "…" in example.line else []
+    command.make_context(name, arguments, obj=None)
+
+
+def test_upload_example_runs(
+    server: uploads.Server, place: Path, disk: Path, disks: disks_module.Disks
+) -> None:
+    """The command of docs/pods/upload.md."""
+    page = (repository.ROOT / "docs/pods/upload.md").read_text()
+    line, *_ = re.findall(r"^    (cdi-worker upload .* --cert .*)$", page, re.MULTILINE)
+    line = line.replace("https://host:8443", f"https://localhost:{server.port}")
+    line = line.replace("sha256:…", f"sha256:{disks_module.digest(place / 'disk.qcow2', 'sha256')}")
+    done = run(line, place, {})
+    assert done.returncode == 0, done.stderr
+    processes.run("cmp", disk, disks.image("raw"))
