@@ -21,6 +21,8 @@ POD_ANNOTATIONS = {
 #: The exit statuses that the worker reports (docs/reference/exit-status.md), after its own retries. Any other
 #: one is of a pod that was killed or stopped (130, 137, 143): another pod resumes.
 REPORTED = [*range(1, 9)]
+#: Times that a pod which was killed is replaced; each may leave its scratch (docs/pods/kubernetes.md).
+REPLACED = 6
 #: Strings that every version of YAML reads as a string without quotes.
 PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null|nan|inf)$)[A-Za-z/][A-Za-z0-9./_-]*", re.IGNORECASE
@@ -133,7 +135,7 @@ def _claim(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
 def _job(
     volume: datavolume.DataVolume, settings: datavolume_pod.Settings, role: str, template: Object
 ) -> Object:
-    spec: Object = {"backoffLimit": 6}
+    spec: Object = {"backoffLimit": REPLACED}
     if settings.ttl is not None:
         spec["ttlSecondsAfterFinished"] = settings.ttl
     if settings.suspend:

@@ -15,7 +15,10 @@ QEMU = 107
 RESOURCES = {"requests": {"cpu": "100m", "memory": "60M"}, "limits": {"cpu": "750m", "memory": "600M"}}
 
 #: Times that a failed import is repeated in its pod, for 8 minutes in all. Another pod of the Job would have
-#: another scratch claim, and the claim of this one would stay until the Job is deleted.
+#: another scratch claim, and the claim of this one would stay until the Job is deleted: a claim that an ended
+#: pod refers to cannot be deleted (kubernetes/kubernetes#120756). A killed pod is replaced nevertheless. To
+#: restart its container in place needs ``restartPolicyRules`` of Kubernetes 1.35, and such restarts are not
+#: counted: a pod that is always killed would never fail.
 RETRIES = 8
 
 PATHS = contract.Paths()

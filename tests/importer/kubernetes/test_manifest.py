@@ -150,6 +150,20 @@ def test_scratch_has_the_size_of_a_volume_for_the_disk(example: str, size: int) 
     assert requests == {"storage": str(size << 20)}
 
 
+def test_scratch_of_killed_pods_is_as_documented(tmp_path: Path) -> None:
+    path = tmp_path / "dv.yaml"
+    example = (repository.DATAVOLUMES / "http.yaml").read_text()
+    path.write_text(example.replace("storage: 64Mi", "storage: 10Gi"))
+    item = printed_objects(path)[1]
+    volume = next(item for item in job([item])["volumes"] if item["name"] == "scratch")
+    claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+    size = int(claim["resources"]["requests"]["storage"]) / (1 << 30)
+    pods = 1 + item["spec"]["backoffLimit"]
+    page = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
+    assert f"needs {size:.1f} GiB of scratch" in page
+    assert f"at most {pods} | at most {pods * size:.1f} GiB" in page
+
+
 def test_finished_job_is_deleted_on_request() -> None:
     """Its pods, and with them their scratch claims, are deleted with it."""
     assert "ttlSecondsAfterFinished" not in printed_objects("http")[1]["spec"]
