@@ -55,7 +55,12 @@ def test_component_replaces_only_worker_images() -> None:
                 set_field(operator, path.split("."), image)
     assert kubernetes_schemas.faults(operator) == []
     replaced_variables = {item["name"] for item in container["env"] if item["value"] == image}
-    assert replaced_variables == {"IMPORTER_IMAGE", "UPLOAD_SERVER_IMAGE", "CLONER_IMAGE"}
+    assert replaced_variables == {
+        "IMPORTER_IMAGE",
+        "UPLOAD_SERVER_IMAGE",
+        "CLONER_IMAGE",
+        "OVIRT_POPULATOR_IMAGE",
+    }
 
 
 def test_component_adds_no_objects_to_the_cluster() -> None:
