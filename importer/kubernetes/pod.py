@@ -278,6 +278,8 @@ def _add_vddk(pod: Pod) -> None:
     pod.before.append(pod.helper("vddk", source.init_image, volumeMounts=[volume]))
     library = "vmware-vix-disklib-distrib"
     pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
+    # There is no library for other machines; a cluster may have both kinds.
+    pod.more["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
     if source.extra_arguments:
         arguments = {"configMap": {"name": source.extra_arguments}}
         pod.mount("vddk-args", "/vddk-args", arguments, readOnly=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 #: Largest read in bytes, through vCenter and on ESXi directly. vCenter runs out of memory for larger ones
 #: (KB 1022543).
 LONGEST = {True: 2 << 20, False: 32 << 20}
+#: The machine that VMware builds VDDK for, and Debian nbdkit's plugin.
+MACHINE = "x86_64"
 #: Only the network transports: a pod is not a VM of that host and cannot access its storage.
 TRANSPORTS = "nbdssl:nbd"
 #: No log lines for reads. Without any debug flag nbdkit does not log VDDK's version and host.
@@ -35,14 +38,18 @@ class VddkSource(base.Source):
     """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 
     The vSphere session is closed before the transfer starts: sessions expire before a large disk is read.
+    ``machine``: the kernel's name of this machine's architecture.
     """
 
     format = "raw"
 
-    def __init__(self, location: locations.Vddk, cancel: base.Cancel) -> None:
+    def __init__(
+        self, location: locations.Vddk, cancel: base.Cancel, machine: str = os.uname().machine
+    ) -> None:
         self.name = f"{wire.safe_url(location.endpoint)} {location.backing_file}"
         self._location = location
         self._cancel = cancel
+        self._machine = machine
         self._vddk = vddk_disk.Log(self.name)
         self._areas: list[tuple[int, int]] | None = None
         self._names: dict[str, frozenset[str]] = {}
@@ -91,6 +98,11 @@ class VddkSource(base.Source):
         return self._vddk.info
 
     def _check_library(self) -> None:
+        if self._machine != MACHINE:
+            raise errors.RequestError(
+                f"the vddk source needs an x86-64 machine, this one is {self._machine}: VMware has no VDDK "
+                "library for it; run the import on an amd64 node"
+            )
         folder = Path(self._location.vddk_libdir)
         if not any(folder.glob("lib64/libvixDiskLib.so*")):
             raise errors.SourceError(

@@ -7,8 +7,11 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from cdi_worker import errors
-from cdi_worker.sources.vmware import disk
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources.vmware import disk, locations, source
 from tests.support import repository
 
 
@@ -36,6 +39,18 @@ def test_reads_failing_together_have_the_same_message() -> None:
     for _ in range(2):
         found = log.explained(errors.Transient(url="disk", reason="reset"))
         assert str(found) == "disk: reset (VDDK: VixDiskLib_Read: Unknown error)"
+
+
+def test_machine_without_vddk_library_is_refused(tmp_path: Path) -> None:
+    """Before anything is looked for: the library of another machine would not be loaded."""
+    location = locations.Vddk("https://localhost", uuid="u", backing_file="f", vddk_libdir=str(tmp_path))
+    made = source.VddkSource(location, cancelling.NEVER, machine="aarch64")
+    with pytest.raises(
+        errors.RequestError, match=r"this one is aarch64: VMware has no VDDK library.*amd64 node"
+    ):
+        made.__enter__()
+    with pytest.raises(errors.SourceError, match="VDDK library not found"):
+        source.VddkSource(location, cancelling.NEVER, machine="x86_64").__enter__()
 
 
 WITHOUT = """
