@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,17 +10,35 @@ import pytest
 
 from tests.support import processes, servers
 
+#: How a virtual machine is run on each kind of machine, and what makes its disk.
+MACHINES = {
+    "x86_64": (["qemu-system-x86_64"], ["syslinux"]),
+    "aarch64": (
+        [
+            "qemu-system-aarch64",
+            "-machine",
+            "virt",
+            "-cpu",
+            "max",
+            "-bios",
+            "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd",
+        ],
+        [],
+    ),
+}
+
 
 @pytest.mark.timeout(700)
 def test_imported_disk_boots_to_its_menu(tmp_path: Path) -> None:
-    processes.need("qemu-system-x86_64", "syslinux", "mcopy", "mkfs.vfat", "sfdisk")
+    machine, makers = MACHINES[os.uname().machine]
+    processes.need(machine[0], *makers, "mcopy", "mkfs.vfat", "sfdisk")
     image, disk, serial = tmp_path / "installer.qcow2", tmp_path / "disk.img", tmp_path / "serial.log"
     processes.run("tools/demo-disk", image)
     (tmp_path / "nginx").mkdir()
     with servers.nginx(tmp_path / "nginx", tmp_path) as server:
         processes.run(sys.executable, "-m", "cdi_worker", "import", server.url(image), disk)
 
-    machine = ["qemu-system-x86_64", "-accel", "tcg", "-m", "1024", "-display", "none", "-nodefaults"]
+    machine = [*machine, "-accel", "tcg", "-m", "1024", "-display", "none", "-nodefaults"]
     machine += ["-serial", f"file:{serial}", "-drive", f"file={disk},format=raw,if=virtio,snapshot=on"]
     with processes.running(machine, log=tmp_path / "qemu.log", ready=serial.exists):
         processes.wait_for(lambda: b"Select a language" in serial.read_bytes(), "the installer's menu", 600)
