@@ -237,6 +237,8 @@ def _run_plan(
     while True:
         made = found.plan(wanted)
         log.info("plan %s", made.describe())
+        if made.virtual_size is not None:
+            progress.disk(made.virtual_size)
         job = job_module.Job(
             wanted=wanted,
             claim=held,

@@ -36,16 +36,12 @@ class Metrics(progress.Meter):
         super().__init__()
         self.counter = counter
         self.owner_uid = owner_uid
-        self.bytes_read = 0
         self._failures: collections.Counter[str] = collections.Counter()
         self._counting = threading.Lock()
         self._written = 0
 
-    def read(self, count: int) -> None:
-        with self._counting:
-            self.bytes_read += count
-
     def retry(self, failure: errors.Error) -> None:
+        super().retry(failure)
         with self._counting:
             # The class of a library's exception is more specific: ReadTimeout, ConnectionResetError.
             self._failures[type(failure.__cause__ or failure).__name__] += 1
@@ -74,31 +70,48 @@ class Metrics(progress.Meter):
         """Yield the current values (docs/pods/metrics.md)."""
         from prometheus_client import core
 
-        def counter(name: str, text: str, value: float) -> core.CounterMetricFamily:
+        numbers = self.numbers()
+
+        def counter(name: str, text: str, value: float) -> core.Metric:
             family = core.CounterMetricFamily(name, text, labels=("ownerUID",))
             family.add_metric((self.owner_uid,), value)
             return family
 
         # CDI's controllers match the name, exactly this label, and the value with a regular expression.
-        yield counter(self.counter, "Percentage of the work that is done.", round(self.percent, 2))
-        yield counter("cdi_worker_read_bytes", "Bytes read from the source.", self.bytes_read)
+        yield counter(self.counter, "Percentage of the work that is done.", round(numbers.percent, 2))
+        yield counter("cdi_worker_read_bytes", "Bytes on the wire.", numbers.read)
         if (written := self.bytes_written) is not None:
             yield counter("cdi_worker_written_bytes", "Bytes written to storage.", written)
-        failures = self.failures
-        yield counter("cdi_worker_retries", "Retries after a failure.", sum(failures.values()))
+        yield counter("cdi_worker_retries", "Retries after a failure.", numbers.retries)
         kinds = core.CounterMetricFamily(
             "cdi_worker_errors",
             "Failures that were retried, by exception class.",
             labels=("ownerUID", "kind"),
         )
-        for kind, count in sorted(failures.items()):
+        for kind, count in sorted(self.failures.items()):
             kinds.add_metric((self.owner_uid, kind), count)
         yield kinds
         phase = core.GaugeMetricFamily(
             "cdi_worker_phase", "Current phase of the work.", labels=("ownerUID", "phase")
         )
-        phase.add_metric((self.owner_uid, "done" if self.finished else self.name or "start"), 1)
+        phase.add_metric((self.owner_uid, numbers.phase), 1)
         yield phase
+        for name, text, value in _gauges(numbers):
+            if value is not None:
+                gauge = core.GaugeMetricFamily(f"cdi_worker_{name}", text, labels=("ownerUID",))
+                gauge.add_metric((self.owner_uid,), value)
+                yield gauge
+
+
+def _gauges(numbers: progress.Numbers) -> Iterator[tuple[str, str, float | None]]:
+    """Yield name, text and value (None: unknown) of the gauges."""
+    yield "phase_bytes", "Bytes of the phase that are done, without holes.", numbers.done
+    yield "phase_total_bytes", "Bytes of the phase, without holes.", numbers.total
+    yield "disk_bytes", "Size of the disk.", numbers.size
+    yield "resumed_bytes", "Bytes of the disk that an earlier attempt has written.", numbers.resumed
+    yield "speed_bytes_per_second", "Speed in the last seconds.", round(numbers.speed)
+    left = None if numbers.left is None else round(numbers.left)
+    yield "remaining_seconds", "Estimated time to the end of the phase.", left
 
 
 @contextlib.contextmanager

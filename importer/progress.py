@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import json
 import threading
 import time
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from cdi_worker import errors, units
+
+if TYPE_CHECKING:
+    from rich import table
 
 #: The percentages at which a phase begins and ends. The last 0.1 is for the sync.
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}
 #: Seconds between two lines in a log.
 INTERVAL = 5.0
+#: A speed is the mean of this many seconds, and has a point for each ``STEP`` of them.
+WINDOW = 10.0
+STEP = 0.5
 
 
 class Progress(Protocol):
-    """Receives progress. Methods are called from several threads and must not raise."""
+    """Receives progress. Methods are called from several threads and must not raise.
+
+    The bytes of a phase are the bytes to be moved: holes are not moved.
+    """
 
     def phase(self, name: str, total: int | None) -> None:
-        """Begin a phase such as ``transfer`` or ``sync``, of ``total`` bytes (None: unknown)."""
+        """Begin a phase such as ``transfer`` or ``sync``, of at most ``total`` bytes (None: unknown)."""
 
     def advance(self, count: int) -> None:
-        """Count ``count`` more bytes of this phase."""
+        """Count ``count`` more bytes of this phase as moved."""
+
+    def skip(self, count: int) -> None:
+        """Take ``count`` bytes off the total of this phase: they need not be moved. May be negative."""
+
+    def keep(self, count: int) -> None:
+        """Count ``count`` bytes of this phase that an earlier attempt has moved."""
+
+    def resume(self, kept: int, total: int) -> None:
+        """Report that ``kept`` of ``total`` bytes are there from an earlier attempt. Precedes the phase."""
+
+    def disk(self, size: int) -> None:
+        """Report the size of the disk in bytes."""
 
     def read(self, count: int) -> None:
-        """Count ``count`` bytes read from the source, which may be fewer than the bytes of the phase."""
+        """Count ``count`` bytes on the wire, read from the source, or sent by an upload or clone."""
 
     def retry(self, failure: errors.Error) -> None:
         """Count ``failure``, after which the work is retried or falls back to another route."""
@@ -42,11 +65,83 @@ class NullProgress:
 
     def advance(self, count: int) -> None: ...
 
+    def skip(self, count: int) -> None: ...
+
+    def keep(self, count: int) -> None: ...
+
+    def resume(self, kept: int, total: int) -> None: ...
+
+    def disk(self, size: int) -> None: ...
+
     def read(self, count: int) -> None: ...
 
     def retry(self, failure: errors.Error) -> None: ...
 
     def done(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Numbers:
+    """What all reporters show. Sizes in bytes.
+
+    ``done`` of ``total``: of the phase, without holes. ``read``: on the wire. ``speed``: bytes per second on
+    the wire, or of the phase if it reads nothing from the wire. ``left``: seconds to the end of the phase.
+    ``resumed``: of the disk, from an earlier attempt. ``size``: of the disk.
+    """
+
+    phase: str
+    percent: float
+    done: int
+    total: int | None
+    read: int
+    speed: float
+    left: float | None
+    resumed: int
+    size: int | None
+    retries: int
+
+    def text(self) -> str:
+        """Return the bytes, the speed, the time left and the retries as text for people."""
+        parts = []
+        if self.total is not None:
+            parts.append(f"{units.format_size(self.done)} of {units.format_size(self.total)}")
+        elif self.done:
+            parts.append(units.format_size(self.done))
+        if parts:
+            parts.append(f"{units.format_size(self.speed)}/s")
+        if self.left is not None:
+            parts.append(f"{_duration(self.left)} left")
+        if self.retries:
+            parts.append(f"{self.retries} {'retry' if self.retries == 1 else 'retries'}")
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as ``0:12``, ``3:04`` or ``1:03:04``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class _Speed:
+    """The speed of a growing count over the last ``WINDOW`` seconds."""
+
+    def __init__(self, now: float, count: int = 0) -> None:
+        self._points = collections.deque([(now, count)])
+
+    def note(self, now: float, count: int) -> None:
+        """Add a point; cheap enough to call after every read."""
+        points = self._points
+        if now - points[-1][0] >= STEP:
+            points.append((now, count))
+            while points[1][0] <= now - WINDOW:
+                points.popleft()
+
+    def now(self, now: float, count: int) -> float:
+        self.note(now, count)
+        since, before = self._points[0]
+        # Less than a second shows the size of buffers, not a speed.
+        return (count - before) / max(1.0, now - since)
 
 
 class Meter(NullProgress):
@@ -57,27 +152,68 @@ class Meter(NullProgress):
     """
 
     def __init__(self) -> None:
+        now = time.monotonic()
         self.name = ""
         self.total: int | None = None
+        #: Bytes of the phase that are done: moved, or kept from an earlier attempt.
         self.count = 0
-        self.started = time.monotonic()
         self.percent = 0.0
         self.finished = False
+        self._kept = 0
+        self._read = 0
+        self._read_before = 0
+        self._resumed = 0
+        self._size: int | None = None
+        self._retries = 0
+        self._wire = _Speed(now)
+        self._moving = _Speed(now)
         self._lock = threading.Lock()
 
     def phase(self, name: str, total: int | None) -> None:
         with self._lock:
-            self.name, self.total, self.count = name, total, 0
-            self.started = time.monotonic()
+            self.name, self.total = name, total
+            self.count = self._kept = 0
+            self._read_before = self._read
+            self._moving = _Speed(time.monotonic())
         self.changed(new_phase=True)
 
     def advance(self, count: int) -> None:
         with self._lock:
             self.count += count
-            if self.total and self.name in SHARES:
-                start, end = SHARES[self.name]
-                self.percent = max(self.percent, start + (end - start) * min(1.0, self.count / self.total))
+            self._moving.note(time.monotonic(), self.count - self._kept)
+            self._update()
         self.changed(new_phase=False)
+
+    def skip(self, count: int) -> None:
+        with self._lock:
+            if self.total is not None:
+                self.total = max(0, self.total - count)
+            self._update()
+        self.changed(new_phase=False)
+
+    def keep(self, count: int) -> None:
+        with self._lock:
+            self.count += count
+            self._kept += count
+            self._update()
+        self.changed(new_phase=False)
+
+    def resume(self, kept: int, total: int) -> None:
+        with self._lock:
+            self._resumed = kept
+
+    def disk(self, size: int) -> None:
+        with self._lock:
+            self._size = size
+
+    def read(self, count: int) -> None:
+        with self._lock:
+            self._read += count
+            self._wire.note(time.monotonic(), self._read)
+
+    def retry(self, failure: errors.Error) -> None:
+        with self._lock:
+            self._retries += 1
 
     def done(self) -> None:
         self.percent, self.finished = 100.0, True
@@ -86,84 +222,163 @@ class Meter(NullProgress):
     def changed(self, *, new_phase: bool) -> None:
         """Report a change; overridden by the reporters."""
 
-    def rate(self) -> float:
-        """Return the bytes per second of this phase."""
-        return self.count / max(1e-6, time.monotonic() - self.started)
+    def numbers(self) -> Numbers:
+        """Return the current numbers."""
+        with self._lock:
+            now = time.monotonic()
+            wire, moving = self._wire.now(now, self._read), self._moving.now(now, self.count - self._kept)
+            total = self.total
+            left = None
+            if total is not None and moving and not self.finished:
+                left = max(0, total - self.count) / moving
+            return Numbers(
+                phase="done" if self.finished else self.name or "start",
+                percent=self.percent,
+                done=self.count if total is None else min(self.count, total),
+                total=total,
+                read=self._read,
+                speed=wire if self._read > self._read_before else moving,
+                left=left,
+                resumed=self._resumed,
+                size=self._size,
+                retries=self._retries,
+            )
+
+    def _update(self) -> None:
+        if self.total and self.name in SHARES:
+            start, end = SHARES[self.name]
+            self.percent = max(self.percent, start + (end - start) * min(1.0, self.count / self.total))
+
+
+def resumed(kept: int, total: int) -> str:
+    """Return the first line of an import that resumes an earlier attempt."""
+    return (
+        f"resumed: {units.format_size(kept)} of {units.format_size(total)} are kept from an earlier attempt"
+    )
 
 
 class Lines(Meter):
-    """Prints a line every ``interval`` seconds; with ``as_json`` a JSON object."""
+    """Prints a line every ``interval`` seconds of its ``with`` block; with ``as_json`` a JSON object."""
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, interval: float = INTERVAL) -> None:
         super().__init__()
         self._stream = stream
         self._json = as_json
         self._interval = interval
-        self._next = 0.0
-        self._print_lock = threading.Lock()
+        self._over = threading.Event()
+        self._printing = threading.Lock()
+        # A thread, because a transfer that has come to a halt calls nothing.
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
     def changed(self, *, new_phase: bool) -> None:
-        now = time.monotonic()
-        if not new_phase and now < self._next:
-            return
-        with self._print_lock:
-            self._next = now + self._interval
-            # A reader that has closed its end (``2>&1 | head``) does not end the import.
-            with contextlib.suppress(BrokenPipeError):
-                print(self._as_json() if self._json else self._as_text(), file=self._stream, flush=True)
+        # In a text, what a resumed run keeps comes first; a long wait for the server is shown by the thread.
+        if new_phase and (self._json or self.finished or self.name != "connect"):
+            self._print_numbers()
 
-    def _as_text(self) -> str:
-        if self.finished:
-            return "100.0% done"
-        of = f" of {units.format_size(self.total)}" if self.total else ""
-        return (
-            f"{self.percent:5.1f}% {self.name} {units.format_size(self.count)}{of}"
-            f" {units.format_size(self.rate())}/s"
-        )
+    def resume(self, kept: int, total: int) -> None:
+        super().resume(kept, total)
+        if self._json:
+            self._print_numbers()
+        else:
+            self._print(resumed(kept, total))
 
-    def _as_json(self) -> str:
-        return json.dumps(
-            {
-                "phase": "done" if self.finished else self.name,
-                "bytes": self.count,
-                "total": self.total,
-                "percent": round(self.percent, 1),
-                "bytesPerSecond": round(self.rate()),
-            }
-        )
+    def _run(self) -> None:
+        while not self._over.wait(self._interval):
+            if not self.finished:
+                self._print_numbers()
+
+    def _print_numbers(self) -> None:
+        numbers = self.numbers()
+        self._print(_as_json(numbers) if self._json else _as_text(numbers))
+
+    def _print(self, line: str) -> None:
+        # A reader that has closed its end (``2>&1 | head``) does not end the import.
+        with self._printing, contextlib.suppress(OSError):
+            print(line, file=self._stream, flush=True)
+
+
+def _as_text(numbers: Numbers) -> str:
+    if numbers.phase == "done":
+        return "100.0% done"
+    return " ".join(filter(None, (f"{numbers.percent:5.1f}%", numbers.phase, numbers.text())))
+
+
+def _as_json(numbers: Numbers) -> str:
+    return json.dumps(
+        {
+            "phase": numbers.phase,
+            "bytes": numbers.done,
+            "total": numbers.total,
+            "percent": round(numbers.percent, 1),
+            "read": numbers.read,
+            "bytesPerSecond": round(numbers.speed),
+            "secondsLeft": None if numbers.left is None else round(numbers.left),
+            "resumed": numbers.resumed,
+            "size": numbers.size,
+            "retries": numbers.retries,
+        }
+    )
 
 
 class Bar(Meter):
-    """A bar on a terminal, drawn by rich."""
+    """A bar on a terminal, drawn by rich: one line, for the current phase."""
 
     def __init__(self) -> None:
         super().__init__()
-        from rich import console, progress
+        from rich import console, live
 
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description:>9}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.DownloadColumn(binary_units=True),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=console.Console(stderr=True),
+        self._console = console.Console(stderr=True)
+        self._live = live.Live(
+            console=self._console, get_renderable=self._rendered, refresh_per_second=5, transient=True
         )
-        self._task: progress.TaskID | None = None
 
-    def changed(self, *, new_phase: bool) -> None:
-        if new_phase and not self.finished:
-            if self._task is None:
-                self._progress.start()
-            else:
-                self._progress.update(self._task, total=self._progress.tasks[self._task].completed)
-            self._task = self._progress.add_task(self.name, total=self.total)
-        elif self._task is not None and not self.finished:
-            self._progress.update(self._task, completed=self.count)
+    def phase(self, name: str, total: int | None) -> None:
+        super().phase(name, total)
+        self._live.start()
+
+    def resume(self, kept: int, total: int) -> None:
+        super().resume(kept, total)
+        self._console.print(resumed(kept, total), highlight=False)
 
     def close(self) -> None:
-        """Stop drawing and restore the terminal."""
-        self._progress.stop()
+        """Remove the bar and restore the terminal."""
+        self._live.stop()
+
+    def _rendered(self) -> table.Table:
+        from rich import progress_bar, table
+
+        numbers = self.numbers()
+        row = table.Table.grid(padding=(0, 1))
+        row.add_row(
+            f"{numbers.phase:>8}",
+            progress_bar.ProgressBar(
+                total=100,
+                completed=numbers.percent,
+                width=30,
+                pulse=numbers.total is None and numbers.percent == 0,
+            ),
+            f"{numbers.percent:5.1f}%",
+            numbers.text(),
+        )
+        return row
+
+
+class Moved(NullProgress):
+    """Passes on only what is moved: what is skipped and kept has been counted before."""
+
+    def __init__(self, to: Progress) -> None:
+        self._to = to
+
+    def advance(self, count: int) -> None:
+        self._to.advance(count)
 
 
 class Several:
@@ -179,6 +394,22 @@ class Several:
     def advance(self, count: int) -> None:
         for one in self._each:
             one.advance(count)
+
+    def skip(self, count: int) -> None:
+        for one in self._each:
+            one.skip(count)
+
+    def keep(self, count: int) -> None:
+        for one in self._each:
+            one.keep(count)
+
+    def resume(self, kept: int, total: int) -> None:
+        for one in self._each:
+            one.resume(kept, total)
+
+    def disk(self, size: int) -> None:
+        for one in self._each:
+            one.disk(size)
 
     def read(self, count: int) -> None:
         for one in self._each:

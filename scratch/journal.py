@@ -122,6 +122,11 @@ class Journal:
             self._slots = dataclasses.replace(self._slots, path=path)
 
     @property
+    def total(self) -> int:
+        """Number of bytes that the journal is about."""
+        return self._total
+
+    @property
     def covered(self) -> int:
         """Number of finished bytes."""
         with self._lock:

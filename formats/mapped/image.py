@@ -62,6 +62,11 @@ class Window:
         self._span = span
         self._loaded: dict[int, list[Piece]] = {}
 
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing after this window has data."""
+        return self._span[1] >= self._layout.virtual_size
+
     def tables(self) -> Iterator[Batch]:
         """Yield the batches to fetch; each piece in them is a table to ``load``."""
         return pieces.whole(sorted(self._tables), self._claims.size)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 from cdi_worker.formats.mapped import image as mapped
 from cdi_worker.formats.mapped.pieces import Batch, Inflate
@@ -26,17 +27,30 @@ _SHORT = 256 << 10
 _guest = attrgetter("guest")
 
 
+class Counted(Protocol):
+    """Counts bytes of the file that are not read. Thread-safe."""
+
+    def skip(self, count: int) -> None:
+        """Take ``count`` bytes, which are not read, off the size of the file.
+
+        Called when the last table is known. Negative: tables and data are so close that both are read twice.
+        """
+
+    def keep(self, count: int) -> None:
+        """Count bytes of data that are finished in the journal."""
+
+
 def from_ranges(
     image: mapped.Image,
     fetcher: fetch.Fetcher,
     target: journaled.Flushable,
     noted: journal.Journal,
-    advance: Callable[[int], object] = lambda _: None,
+    counted: Counted,
 ) -> None:
     """Place a whole image that can be read at random.
 
-    Ranges that are finished in the journal ``noted`` are neither fetched nor written. ``advance`` gets bytes
-    of the disk; several threads call it.
+    Ranges that are finished in the journal ``noted`` are neither fetched nor written. The bytes that
+    ``fetcher`` reads and those of ``counted`` are the whole file, except that it may read some twice.
     """
     disk = journaled.Journaled(target, noted)
     placer = Placer(image.inflate, disk)
@@ -44,25 +58,26 @@ def from_ranges(
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
         disk.checkpoint()
-        advance(size(batch))
 
+    unused = fetcher.size
     for window in image.windows():
         _each(fetcher, window.tables(), _loader(window), confirm=True)
         window.check()
+        unused -= sum(batch.length for batch in chain(window.tables(), window.data()))
+        if window.is_last:
+            counted.skip(unused)
+            unused = 0
         for offset, length in window.holes():
             disk.zero_missing(offset, length)
-            advance(length)
-        _each(fetcher, _missing(window.data(), noted, advance), place)
+        _each(fetcher, _missing(window.data(), noted, counted), place)
 
 
-def _missing(
-    batches: Iterable[Batch], noted: journal.Journal, advance: Callable[[int], object]
-) -> Iterator[Batch]:
+def _missing(batches: Iterable[Batch], noted: journal.Journal, counted: Counted) -> Iterator[Batch]:
     for batch in batches:
         if any(noted.missing(piece.guest, piece.guest + piece.size) for piece in batch.pieces):
             yield batch
         else:
-            advance(size(batch))
+            counted.keep(batch.length)
 
 
 def _each(
@@ -89,11 +104,6 @@ def _loader(window: mapped.Window) -> Callable[[Batch, memoryview], None]:
             window.load(table, data[start : start + table.length])
 
     return load
-
-
-def size(batch: Batch) -> int:
-    """Return the number of bytes of the disk in a batch."""
-    return sum(piece.size for piece in batch.pieces)
 
 
 class Placer:

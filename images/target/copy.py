@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from cdi_worker import errors
@@ -28,14 +28,13 @@ def copy_ordered(
     limit: int,
     scope: cancelling.Cancel,
     thin: bool = False,
-    advance: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Write all bytes of a reader, detecting zeros; return the number of bytes.
 
     The caller closes the reader. Everything else as in ``copy_runs``.
     """
     runs = ahead.pieces(reader, scope)
-    return copy_runs(runs, target, limit=limit, scope=scope, thin=thin, advance=advance)
+    return copy_runs(runs, target, limit=limit, scope=scope, thin=thin)
 
 
 def copy_runs(
@@ -45,7 +44,6 @@ def copy_runs(
     limit: int,
     scope: cancelling.Cancel,
     thin: bool = False,
-    advance: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Write extents (the length of a hole, or data) one after the other; return the number of bytes.
 
@@ -67,7 +65,6 @@ def copy_runs(
             if stored > limit:
                 raise errors.TooLarge(virtual_size=stored, available=limit)
             total += length
-            advance(length)
     return total
 
 

@@ -32,7 +32,8 @@ def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]
         with contextlib.closing(progress_module.Bar()) as bar:
             yield bar
     else:
-        yield progress_module.Lines(sys.stderr, as_json=style == "json")
+        with progress_module.Lines(sys.stderr, as_json=style == "json") as lines:
+            yield lines
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -143,8 +143,11 @@ def _request(source: str, location: base.Location, settings: Mapping[str, Any]) 
 
 
 def _populate(name: str, wanted: request.Request, port: int, cancel: cancelling.Cancel) -> None:
-    with metrics.exposed(name, wanted.owner_uid, port) as meter:
-        execute.run(wanted, progress.Several(progress.Lines(sys.stderr), meter), cancel)
+    with (
+        progress.Lines(sys.stderr) as lines,
+        metrics.exposed(name, wanted.owner_uid, port) as meter,
+    ):
+        execute.run(wanted, progress.Several(lines, meter), cancel)
 
 
 @contextlib.contextmanager

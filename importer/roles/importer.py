@@ -50,8 +50,11 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Run the import that the environment requests, and return the report."""
     wanted = read(env, paths)
-    with metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter:
-        result = execute.run(wanted, progress.Several(progress.Lines(sys.stderr), meter), cancel)
+    with (
+        progress.Lines(sys.stderr) as lines,
+        metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter,
+    ):
+        result = execute.run(wanted, progress.Several(lines, meter), cancel)
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,

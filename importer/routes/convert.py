@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdi_worker import errors, survey
@@ -27,7 +27,9 @@ def convert(job: Job) -> None:
     The export reads through the fetch engine, so that identity, credentials and retries are the same as on
     any other route; qemu's and nbdkit's own clients have none of these rules.
     """
-    fetcher = job.fetcher(job.count)
+    # Bytes of the file: qemu-img counts holes as work in formats whose map it does not use (VHDX).
+    job.progress.phase("transfer", job.source.size)
+    fetcher = job.fetcher(job.progress)
     # The fetcher returns to qemu-img the bytes that the survey has checked. The tables that are read here may
     # be too long to keep, and no file that qemu-img opens depends on them.
     found = _checked(job, fetcher.read, fetcher.size)
@@ -35,7 +37,8 @@ def convert(job: Job) -> None:
     # Closing the export sets the scope, which ends all its reads.
     with server.Export(fetcher.fill, fetcher.size, job.scope, parallel=parallel) as export:
         image = qemu_img.exported(export.socket, job.content.format, geometry=found.geometry)
-        _convert(job, image, _fitting_size(job, image), "transfer")
+        size = _fitting_size(job, image)
+        _convert(job, image, size, _follow(job))
 
 
 def spool(job: Job) -> None:
@@ -49,7 +52,8 @@ def spool(job: Job) -> None:
         image = qemu_img.local(path, job.content.format, geometry=found.geometry)
         fitting = _fitting_size(job, image)
         job.accept()
-        _convert(job, image, fitting, "convert")
+        job.progress.phase("convert", fitting)
+        _convert(job, image, fitting, _follow(job, job.progress.advance))
 
 
 def _checked(job: Job, read: views.Read, size: int) -> facts.Facts:
@@ -75,15 +79,15 @@ def scratch(job: Job) -> Iterator[space.Scratch]:
 def download(job: Job, path: str) -> int:
     """Download and decompress the source to ``path`` in scratch; return the number of bytes."""
     size = job.source.size
-    job.progress.phase("spool", size)
     if job.engine.seeks(job.source) and size and not job.content.compressions:
         with job.resumable(path, size, size, _REMOVED) as (out, noted):
-            job.transfer(out, noted, job.filling(size))
+            job.transfer(out, noted, job.filling(size), size, phase="spool")
             out.commit()
         # Fetched in any order, perhaps in several attempts.
         with open(path, "rb", buffering=0) as stream:
             job.verify(stream)
         return size
+    job.progress.phase("spool", size)
     available = survey.spare(job.wanted) or 0
     with target.open(path, None, _REMOVED) as out:
         try:
@@ -109,9 +113,8 @@ class _Watch(process.Watch):
         self._claim.guard()
 
 
-def _follow(job: Job) -> qemu_img.Follow:
-    watch = _Watch(job)
-    return qemu_img.Follow(job.progress.advance, job.scope, watch)
+def _follow(job: Job, advance: Callable[[int], None] = lambda _: None) -> qemu_img.Follow:
+    return qemu_img.Follow(advance, job.scope, _Watch(job))
 
 
 def _fitting_size(job: Job, image: qemu_img.Node) -> int:
@@ -122,9 +125,7 @@ def _fitting_size(job: Job, image: qemu_img.Node) -> int:
     return size
 
 
-def _convert(job: Job, image: qemu_img.Node, size: int, phase: str) -> None:
-    follow = _follow(job)
-    job.progress.phase(phase, size)
+def _convert(job: Job, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
     with job.open_target(size) as out:
         if out.withheld:
             out.write(0, memoryview(qemu_img.head(image, min(out.withheld, size), follow)))
@@ -183,5 +184,7 @@ def _commit(job: Job, path: str) -> None:
             # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.
             out.zero(job.source.previous_size, max(0, size - job.source.previous_size))
             out.flush()
-        qemu_img.commit(path, out.written_path, size, direct=direct, follow=_follow(job))
+        qemu_img.commit(
+            path, out.written_path, size, direct=direct, follow=_follow(job, job.progress.advance)
+        )
         job.commit(out, out.size or size)

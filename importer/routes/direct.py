@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Iterator
 
+from cdi_worker import progress
 from cdi_worker.formats import facts, vhd
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import copy, journaled
-from cdi_worker.routes import job as job_module
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 
 #: Bytes zeroed between two progress updates.
 ZERO_STEP = 64 << 20
+#: The most extents, and the seconds, for which data waits until the list of extents is known. VMware lists
+#: them as slowly as 32 GiB per request.
+LISTED = 64 << 10
+LISTING = 5.0
 
 
 def blank(job: Job) -> None:
@@ -49,38 +54,29 @@ def extents(job: Job) -> None:
 
 
 def _extents_ordered(job: Job) -> None:
-    job.progress.phase("transfer", None)
+    job.progress.phase("transfer", job.source.size)
     with job.open_target(None) as out:
         with job.runs() as runs:
-            size = copy.copy_runs(
-                runs,
-                out,
-                limit=job.limit,
-                scope=job.scope,
-                thin=job.thin,
-                advance=job.progress.advance,
-            )
+            size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)
         job.commit(out, size)
 
 
 def _extents_ranges(job: Job) -> None:
     size = _size(job)
-    job.progress.phase("transfer", size)
 
-    def fill(out: journaled.Flushable, noted: journal.Journal, advance: job_module.Advance) -> None:
+    def fill(out: journaled.Flushable, noted: journal.Journal, counted: progress.Progress) -> None:
         disk = journaled.Journaled(out, noted)
-        job.fetch_into(disk, data(disk, _before(size, job.source.extents() or ()), advance), advance)
+        job.fetch_into(disk, data(disk, _before(size, job.source.extents() or ()), counted), counted)
 
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.transfer(out, noted, fill)
+        job.transfer(out, noted, fill, size)
         job.commit(out, size)
 
 
 def _stream_ranges(job: Job) -> None:
     size = _size(job)
-    job.progress.phase("transfer", size)
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.transfer(out, noted, job.filling(size))
+        job.transfer(out, noted, job.filling(size), size)
         job.commit(out, size)
 
 
@@ -114,12 +110,29 @@ def _stream_ordered(job: Job) -> None:
 
 
 def data(
-    disk: journaled.Journaled, extents: Iterable[base.Extent], advance: job_module.Advance
+    disk: journaled.Journaled, extents: Iterable[base.Extent], counted: progress.Progress
 ) -> Iterator[fetch.Range]:
     """Yield the ranges of the data extents; zero the other extents on ``disk`` as they are met."""
-    for extent in extents:
+    for extent in _listed(extents, counted):
         if extent.zero:
             disk.zero_missing(extent.offset, extent.length)
-            advance(extent.length)
         else:
             yield fetch.Range(extent.offset, extent.length)
+
+
+def _listed(extents: Iterable[base.Extent], counted: progress.Progress) -> Iterator[base.Extent]:
+    """Yield ``extents``; take the zeros off the total, before anything is moved if they are listed soon."""
+    coming = iter(extents)
+    until = time.monotonic() + LISTING
+    first: list[base.Extent] = []
+    for extent in coming:
+        first.append(extent)
+        if extent.zero:
+            counted.skip(extent.length)
+        if len(first) >= LISTED or time.monotonic() > until:
+            break
+    yield from first
+    for extent in coming:
+        if extent.zero:
+            counted.skip(extent.length)
+        yield extent

@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from cdi_worker import engine, errors, plan, progress, request
+from cdi_worker import engine, errors, plan, request
+from cdi_worker import progress as progress_module
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
@@ -32,9 +33,8 @@ SHORTEST_LIMIT = 256 << 20
 EARLY: Final = 32 << 20
 _EARLY_PIECE: Final = 256 << 10
 
-Advance: TypeAlias = Callable[[int], object]
-#: Writes what is missing in the journal to a target, and calls ``Advance`` with the bytes of progress.
-Fill: TypeAlias = Callable[[journaled.Flushable, journal.Journal, Advance], None]
+#: Writes what is missing in the journal to a target, and counts the bytes.
+Fill: TypeAlias = Callable[[journaled.Flushable, journal.Journal, progress_module.Progress], None]
 
 
 @dataclasses.dataclass
@@ -57,7 +57,7 @@ class Job:
     plan: plan.Plan
     limit: int
     thin: bool
-    progress: progress.Progress
+    progress: progress_module.Progress
     reads: cancelling.Reads
     scope: cancelling.Cancel = cancelling.NEVER
     accepted: Callable[[], object] = lambda: None
@@ -112,9 +112,18 @@ class Job:
             self.read += count
         self.progress.read(count)
 
-    def fetcher(self, advance: Callable[[int], None]) -> fetch.Fetcher:
-        """Return a fetcher, which reads the source's ranges in parallel."""
-        return self.engine.fetcher(self.source, self.scope, advance)
+    def fetcher(self, counted: progress_module.Progress | None = None) -> fetch.Fetcher:
+        """Return a fetcher, which reads the source's ranges in parallel.
+
+        ``counted`` advances by what it reads; None: the progress of the phase is counted in other bytes.
+        """
+
+        def arrived(count: int) -> None:
+            self.count(count)
+            if counted is not None:
+                counted.advance(count)
+
+        return self.engine.fetcher(self.source, self.scope, arrived)
 
     def open_target(self, size: int | None) -> target.Target:
         """Open the target for a new disk of ``size`` bytes, None if unknown; nothing is resumed."""
@@ -148,14 +157,17 @@ class Job:
                         out.keep()
                 raise
 
-    def transfer(self, out: target.Target, noted: journal.Journal, fill: Fill) -> None:
+    def transfer(
+        self, out: target.Target, noted: journal.Journal, fill: Fill, total: int, *, phase: str = "transfer"
+    ) -> None:
         """Fetch with ``fill`` what is missing, while what an earlier attempt wrote is read back.
 
         What differs is fetched again. If the identity of the source is weak, a sample is fetched again first,
-        and nothing is resumed if that differs.
+        and nothing is resumed if that differs. ``total``: the most bytes that the ``phase`` may move.
         """
         if not noted.covered:
-            fill(out, noted, self.progress.advance)
+            self.progress.phase(phase, total)
+            fill(out, noted, self.progress)
             return
         # Imported when used: only a resumed import needs it (start-up time).
         from cdi_worker.images import readback
@@ -163,34 +175,36 @@ class Job:
         if self.source.weak:
             self._compare_sample(readback.Comparing(out, noted), noted, fill)
         self.resumed = noted.covered
+        if self.resumed:
+            self.progress.resume(self.resumed, noted.total)
+        self.progress.phase(phase, total)
         with readback.ReadBack(out, noted, self.scope) as reading:
-            fill(out, noted, self.progress.advance)
+            fill(out, noted, self.progress)
             self.refetched = reading.wait()
         self.resumed -= self.refetched
         if self.refetched:
             log.warning("storage differs from what the last attempt wrote refetched=%d", self.refetched)
-            fill(out, noted, lambda _: None)
+            self.progress.phase(phase, self.refetched)
+            fill(out, noted, progress_module.Moved(self.progress))
 
     def filling(self, size: int) -> Fill:
         """Return a ``Fill`` that fetches the first ``size`` bytes of the source, in any order."""
 
-        def fill(out: journaled.Flushable, noted: journal.Journal, advance: Advance) -> None:
-            self.fetch_into(journaled.Journaled(out, noted), [fetch.Range(0, size)], advance)
+        def fill(out: journaled.Flushable, noted: journal.Journal, counted: progress_module.Progress) -> None:
+            self.fetch_into(journaled.Journaled(out, noted), [fetch.Range(0, size)], counted)
 
         return fill
 
-    def fetch_into(self, disk: journaled.Journaled, ranges: Iterable[fetch.Range], advance: Advance) -> None:
+    def fetch_into(
+        self, disk: journaled.Journaled, ranges: Iterable[fetch.Range], counted: progress_module.Progress
+    ) -> None:
         """Fetch the unfinished parts of ``ranges``, in any order, to the same offsets of ``disk``."""
 
         def place(offset: int, data: memoryview) -> None:
             copy.write(disk, offset, data)
             disk.checkpoint()
 
-        def arrived(count: int) -> None:
-            self.count(count)
-            advance(count)
-
-        fetcher = self.fetcher(arrived)
+        fetcher = self.fetcher(counted)
 
         def parts() -> Iterator[fetch.Range]:
             begun = 0
@@ -201,7 +215,7 @@ class Job:
                     for piece in _split(start, end, fetcher.step, max(0, EARLY - begun)):
                         begun += piece.length
                         yield piece
-                advance(left)
+                counted.keep(left)
 
         fetcher.each(parts(), place)
 
@@ -210,7 +224,7 @@ class Job:
         with comparing as stored:
             try:
                 with self.attempt():
-                    fill(stored, noted.sample(), lambda _: None)
+                    fill(stored, noted.sample(), progress_module.NullProgress())
             except errors.SourceChanged as err:
                 if not stored.differs:
                     raise
@@ -255,6 +269,7 @@ class Job:
         self.accept()
         self.progress.phase("sync", None)
         self.size = max(size, self.plan.grow_to)
+        self.progress.disk(self.size)
         if self.wanted.stage.current:
             self._note_checkpoint(opened)
         opened.commit(self.plan.grow_to)
@@ -339,7 +354,7 @@ class Job:
         decode = self.source.runs()
         if decode is None:
             raise errors.SourceError(reason=f"{self.source.name}: the stream does not mark holes")
-        with self.served(self.count) as served:
+        with self.served(self.arrived) as served:
             yield iter(decode(served, ahead.buffers))
 
     def _read_again(self) -> None:

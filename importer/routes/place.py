@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 
-from cdi_worker import errors
+from cdi_worker import errors, progress
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.place import ranges, stream
@@ -46,15 +45,14 @@ def place_mapped(job: Job) -> None:
 
 def _place_ranges(job: Job) -> None:
     size = job.plan.virtual_size or 0
-    job.progress.phase("transfer", size)
 
-    def fill(out: journaled.Flushable, noted: journal.Journal, advance: Callable[[int], object]) -> None:
-        fetcher = job.fetcher(job.count)
+    def fill(out: journaled.Flushable, noted: journal.Journal, counted: progress.Progress) -> None:
+        fetcher = job.fetcher(counted)
         found = image.read_image(_layout(job), fetcher.read, fetcher.size)
-        ranges.from_ranges(found, fetcher, out, noted, advance)
+        ranges.from_ranges(found, fetcher, out, noted, counted)
 
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
-        job.transfer(out, noted, fill)
+        job.transfer(out, noted, fill, job.source.size or 0)
         job.commit(out, size)
 
 

@@ -30,7 +30,7 @@ def update(job: Job) -> None:
     with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
         begin(job, out)
         disk = journaled.Journaled(out, journal.Journal(None, "", size))
-        job.fetch_into(disk, direct.data(disk, changed, job.progress.advance), job.progress.advance)
+        job.fetch_into(disk, direct.data(disk, changed, job.progress), job.progress)
         job.commit(out, out.size or size)
 
 

@@ -128,7 +128,7 @@ class Device(sender.Stream):
                 count = sum(map(len, records))
                 self._pays.sent(count, time.perf_counter() - started)
                 sent += count
-            self._report(part.offset + part.length)
+            self._report(part)
         if zeros:
             yield encoder.zeros(zeros)
         yield encoder.end()
@@ -139,9 +139,11 @@ class Device(sender.Stream):
         self._pays.encoded(len(data), sum(map(len, record)), time.perf_counter() - started)
         return record
 
-    def _report(self, end: int) -> None:
+    def _report(self, part: volume.Part) -> None:
+        end = part.offset + part.length
         if end > self._reported:
-            self._reporter.advance(end - self._reported)
+            count = self._reporter.skip if isinstance(part, volume.Hole) else self._reporter.advance
+            count(end - self._reported)
             self._reported = end
 
 

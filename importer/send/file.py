@@ -95,6 +95,14 @@ class File(upload_sender.Stream):
             raise errors.TransferFailed(url=self.path, offset=0, reason=errors.words(err)) from err
         return f"{self._file} {digest.hexdigest()}"
 
+    def begin(self, kept: int = 0) -> None:
+        """Begin the transfer of a file of which the server has ``kept`` bytes."""
+        if kept:
+            self._reporter.resume(kept, self.length)
+        self._reporter.phase("transfer", self.length)
+        self._reporter.keep(kept)
+        self._reported = kept
+
     def chunks(self, offset: int) -> Generator[memoryview, None, None]:
         """Yield the file from ``offset`` on, each piece in the same buffer.
 
@@ -144,8 +152,8 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
     client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)
     promised = checksum.parse(settings.checksum) if settings.checksum else None
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
+    reporter.phase("connect", None)
     with File(settings.path, reporter) as file:
-        reporter.phase("transfer", file.length)
         sender = upload_sender.Sender(
             client,
             f"{client.path}-resumable",
@@ -155,14 +163,17 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
             fingerprint=f"{file.fingerprint} {(settings.checksum or '').lower()}".rstrip(),
             headers=more,
             retried=reporter.retry,
+            sent=reporter.read,
         )
         offset = sender.left_over(file.length)
         if offset is not None or sender.begin(file.length):
+            file.begin(offset or 0)
             sender.send(file, offset or 0)
         else:
+            file.begin()
             log.info("not resumable: the server accepts one request only url=%r", client.url)
             pieces = file.chunks(0) if promised is None else _verified(file, promised)
-            body = upload_client.Body(pieces, file.length)
+            body = upload_client.Body(upload_sender.counted(pieces, reporter.read), file.length)
             answer = client.ask("POST", client.path, more, body)
             if not answer.is_good:
                 raise errors.UploadFailed(url=client.url, reason=answer.reason())

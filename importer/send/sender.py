@@ -7,7 +7,7 @@ import base64
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -40,8 +40,8 @@ class Sender:
     """Sends one stream to ``path``, the tus collection; fails after ``patience`` seconds without progress.
 
     ``headers`` are sent with the request that creates the upload. ``retried`` is called with each failure
-    that is retried. ``fingerprint`` identifies the bytes for a later run; without it no run resumes the
-    upload.
+    that is retried, ``sent`` with the bytes sent. ``fingerprint`` identifies the bytes for a later run;
+    without it no run resumes the upload.
     """
 
     client: upload_client.Client
@@ -50,6 +50,7 @@ class Sender:
     patience: float
     headers: upload_client.Headers
     retried: Callable[[errors.Error], object]
+    sent: Callable[[int], object]
     fingerprint: str = ""
 
     def begin(self, length: int | None) -> bool:
@@ -100,7 +101,7 @@ class Sender:
         try:
             # A failed request leaves the generator open, and with it perhaps a running tar.
             with contextlib.closing(stream.chunks(offset)) as pieces:
-                body = upload_client.Body(pieces, length)
+                body = upload_client.Body(counted(pieces, self.sent), length)
                 answer = self.client.ask("PATCH", self.path, headers, body)
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)
@@ -125,6 +126,15 @@ class Sender:
     @property
     def _metadata(self) -> str:
         return f"{FINGERPRINT} {base64.b64encode(self.fingerprint.encode()).decode()}"
+
+
+def counted(
+    pieces: Iterable[bytes | memoryview], sent: Callable[[int], object]
+) -> Iterator[bytes | memoryview]:
+    """Yield ``pieces``; call ``sent`` with the length of each when the next is requested."""
+    for piece in pieces:
+        yield piece
+        sent(len(piece))
 
 
 def _offset(answer: upload_client.Answer) -> int | None:

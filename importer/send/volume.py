@@ -72,8 +72,11 @@ def read(env: Mapping[str, str]) -> Settings:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
-    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter:
-        send(settings, progress.Several(progress.Lines(sys.stderr), meter), cancel)
+    with (
+        progress.Lines(sys.stderr) as lines,
+        metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter,
+    ):
+        send(settings, progress.Several(lines, meter), cancel)
     return report.cloned(preallocated=settings.preallocation)
 
 
@@ -95,7 +98,7 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
 def send_frames(settings: Settings, client: upload_client.Client, reporter: progress.Progress) -> None:
     """Send the volume in CDI's clone format, in one request."""
     with plain(settings, reporter) as pieces:
-        body = upload_client.Body(snappy.frames(pieces))
+        body = upload_client.Body(upload_sender.counted(snappy.frames(pieces), reporter.read))
         answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
     if not answer.is_good:
         raise errors.UploadFailed(url=client.url, reason=answer.reason())
@@ -113,6 +116,7 @@ def send_extents(
         settings.no_progress,
         headers=chosen,
         retried=reporter.retry,
+        sent=reporter.read,
     )
     if not sender.begin(None):
         raise errors.UploadFailed(url=client.url, reason="the server refused the clone format it offered")
@@ -151,7 +155,7 @@ def _device(device: volume.Volume, reporter: progress.Progress) -> Iterator[memo
         for start in range(0, piece.length, len(zeros)):
             part = zeros[: piece.length - start]
             yield part
-            reporter.advance(len(part))
+            reporter.skip(len(part))
 
 
 def _archive(tar: gnu_tar.Reader, reporter: progress.Progress) -> Iterator[memoryview]:

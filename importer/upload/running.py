@@ -85,8 +85,7 @@ class Running:
         self.work.add_done_callback(self._ended)
 
     def _import(self, size: int | None, cancel: cancelling.Cancel) -> execute.Result:
-        reporter = progress.Lines(sys.stderr)
-        with cancelling.Reads(cancel) as reads:
+        with progress.Lines(sys.stderr) as reporter, cancelling.Reads(cancel) as reads:
             source = self.order.source(self.body, size, reads)
             return execute.run_source(source, self.order.wanted, reporter, reads, accepted=self._accepted.set)
 

@@ -13,8 +13,8 @@ import pytest
 
 from cdi_worker import contract, report
 from cdi_worker.formats.compressed import snappy
-from tests.importer.test_metrics import UID, scrape
-from tests.support import clones, devices, oracle, processes, uploads, worker
+from tests.importer.test_metrics import UID
+from tests.support import clones, devices, meters, oracle, processes, uploads, worker
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -115,7 +115,7 @@ def test_clone_reports_progress(
             ) as process:
                 processes.wait_for(lambda: processes.is_listening(pod.metrics_port), "the metrics port")
                 name = f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}}'
-                (found,) = re.findall(re.escape(name) + r" ([0-9.]+)\n", scrape(pod.metrics_port))
+                (found,) = re.findall(re.escape(name) + r" ([0-9.]+)\n", meters.scrape(pod.metrics_port))
                 assert 0 <= float(found) < 100
                 assert process.wait(30) == 0
             assert json.loads(server.result().message)["message"] == "Clone Complete"

@@ -11,42 +11,21 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from prometheus_client import parser
 
 from cdi_worker import errors, metrics, metrics_server, progress
-from tests.support import misbehave, processes, repository, worker
+from tests.support import meters, misbehave, processes, repository, worker
 
 MiB = 1 << 20
 UID = "6a1f8a3e-77d7-4f0c-9a2b-0f7c1d1f4a11"
 LABELS = {"ownerUID": UID}
 #: The pattern by which CDI's controllers find the value (pkg/util/prometheus).
 CONTROLLER = re.compile(r'kubevirt_cdi_import_progress_total\{ownerUID="' + UID + r'"\} (\d{1,3}\.?\d*)')
-
-
-def scrape(port: int, path: str = "/metrics", accept: str = "text/plain") -> str:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=processes.PATIENCE, context=context) as answer:
-        return str(answer.read().decode())
-
-
-def samples(page: str) -> dict[tuple[str, str], float]:
-    """Return the values of a page by name and the label besides the owner's."""
-    found = {}
-    for family in parser.text_string_to_metric_families(page):
-        for sample in family.samples:
-            rest = {key: value for key, value in sample.labels.items() if key != "ownerUID"}
-            assert sample.labels["ownerUID"] == UID
-            found[sample.name, "".join(rest.values())] = sample.value
-    return found
 
 
 @pytest.fixture
@@ -70,7 +49,7 @@ def test_page_shows_progress_of_a_running_import(pod: worker.Pod, server: misbeh
     with importing(pod, server.serve("/disk.img", page)) as process:
         while process.poll() is None:
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                text = scrape(pod.metrics_port)
+                text = meters.scrape(pod.metrics_port)
                 found = CONTROLLER.search(text)
                 assert found, text
                 values.append(float(found[1]))
@@ -80,7 +59,7 @@ def test_page_shows_progress_of_a_running_import(pod: worker.Pod, server: misbeh
     assert values == sorted(values)
     assert 0 < values[-1] <= 100
     assert len(set(values)) > 3
-    numbers = samples(text)
+    numbers = meters.samples(text)
     assert 0 < numbers["cdi_worker_read_bytes_total", ""] <= 8 * MiB
     assert numbers["cdi_worker_written_bytes_total", ""] > 0
     assert numbers["cdi_worker_retries_total", ""] == 0
@@ -91,9 +70,10 @@ def test_failures_are_counted_by_kind(pod: worker.Pod, server: misbehave.Server)
     page = misbehave.Page(os.urandom(2 * MiB), status=503)
     with importing(pod, server.serve("/disk.img", page)):
         processes.wait_for(
-            lambda: samples(scrape(pod.metrics_port))["cdi_worker_retries_total", ""] >= 2, "two retries"
+            lambda: meters.samples(meters.scrape(pod.metrics_port))["cdi_worker_retries_total", ""] >= 2,
+            "two retries",
         )
-        numbers = samples(scrape(pod.metrics_port))
+        numbers = meters.samples(meters.scrape(pod.metrics_port))
     kinds = {key[1]: value for key, value in numbers.items() if key[0] == "cdi_worker_errors_total"}
     assert sum(kinds.values()) == numbers["cdi_worker_retries_total", ""]
     assert [key[1] for key in numbers if key[0] == "cdi_worker_phase"] == ["connect"]
@@ -190,22 +170,22 @@ def test_100_percent_is_shown_only_when_done(exposed_page: tuple[metrics.Metrics
     name = "kubevirt_cdi_clone_progress_total"
     running.phase("transfer", 1000)
     running.advance(500)
-    assert 49 < samples(scrape(port))[name, ""] < 51
+    assert 49 < meters.samples(meters.scrape(port))[name, ""] < 51
     running.advance(500)
     running.phase("sync", None)
-    assert 99 < samples(scrape(port))[name, ""] < 100
+    assert 99 < meters.samples(meters.scrape(port))[name, ""] < 100
     running.phase("transfer", 1000)  # another route after all
     running.advance(100)
-    assert 99 < samples(scrape(port))[name, ""] < 100
+    assert 99 < meters.samples(meters.scrape(port))[name, ""] < 100
     running.done()
-    assert samples(scrape(port))[name, ""] == 100
+    assert meters.samples(meters.scrape(port))[name, ""] == 100
 
 
 def test_percentage_is_written_without_exponent(exposed_page: tuple[metrics.Metrics, int]) -> None:
     running, port = exposed_page
     running.phase("transfer", 10**15)
     running.advance(1)
-    assert f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}} 0.0\n' in scrape(port)
+    assert f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}} 0.0\n' in meters.scrape(port)
 
 
 def test_failures_of_libraries_are_distinguished(exposed_page: tuple[metrics.Metrics, int]) -> None:
@@ -214,7 +194,7 @@ def test_failures_of_libraries_are_distinguished(exposed_page: tuple[metrics.Met
     reset.__cause__ = ConnectionResetError()
     for failure in (reset, reset, errors.Transient(url="x", reason="503")):
         running.retry(failure)
-    numbers = samples(scrape(port))
+    numbers = meters.samples(meters.scrape(port))
     assert numbers["cdi_worker_errors_total", "ConnectionResetError"] == 2
     assert numbers["cdi_worker_errors_total", "Transient"] == 1
     assert numbers["cdi_worker_retries_total", ""] == 3
@@ -230,19 +210,21 @@ def test_key_is_generated_quickly(exposed_page: tuple[metrics.Metrics, int]) -> 
 
 def test_other_path_is_not_found(exposed_page: tuple[metrics.Metrics, int]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
-        scrape(exposed_page[1], "/")
+        meters.scrape(exposed_page[1], "/")
     caught.value.close()
 
 
 def test_open_metrics_format_is_served_on_request(exposed_page: tuple[metrics.Metrics, int]) -> None:
-    assert scrape(exposed_page[1], accept="application/openmetrics-text;version=1.0.0").endswith("# EOF\n")
+    assert meters.scrape(exposed_page[1], accept="application/openmetrics-text;version=1.0.0").endswith(
+        "# EOF\n"
+    )
 
 
 def test_silent_clients_do_not_block_others(exposed_page: tuple[metrics.Metrics, int]) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", exposed_page[1]))))
-        assert UID in scrape(exposed_page[1])
+        assert UID in meters.scrape(exposed_page[1])
 
 
 def test_bytes_written_by_programs_are_counted(tmp_path: Path) -> None:

@@ -69,6 +69,22 @@ class Bytes:
         """Do nothing: reads never block."""
 
 
+class Counts:
+    """Bytes of a file that were not read."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self.kept = 0
+
+    def skip(self, count: int) -> None:
+        """Count bytes that are not read."""
+        self.skipped += count
+
+    def keep(self, count: int) -> None:
+        """Count bytes that were finished before."""
+        self.kept += count
+
+
 def fetcher(file: Bytes) -> fetch.Fetcher:
     """Return a fetcher of two connections for ``file``."""
     return fetch.Fetcher(file, file.size, fetch.Options(connections=2), scope=cancelling.Cancel())
@@ -113,7 +129,7 @@ def read_disk(data: bytes, form: str = "qcow2") -> bytes:
     source = fetcher(Bytes(data))
     found = image_of(data, form)
     target = Dirty(found.layout.virtual_size)
-    ranges.from_ranges(found, source, target, unjournalled())
+    ranges.from_ranges(found, source, target, unjournalled(), Counts())
     assert all(target.covered), "left out"
     return bytes(target.data)
 

@@ -70,7 +70,9 @@ def test_table_of_the_largest_cluster_size_is_read(tmp_path: Path) -> None:
     processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
     source = placing.fetcher(placing.Bytes(file.read_bytes()))
     target = RecordingDisk()
-    ranges.from_ranges(placing.image_of(file.read_bytes()), source, target, placing.unjournalled())
+    ranges.from_ranges(
+        placing.image_of(file.read_bytes()), source, target, placing.unjournalled(), placing.Counts()
+    )
     found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
     gib = 1024
     expected = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
@@ -102,7 +104,7 @@ class Location(NamedTuple):
 def place(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
     laid_out = layout.read_layout(source.read(0, 64 << 10))
     found = image.read_image(laid_out, source.read, source.size)
-    ranges.from_ranges(found, source, target, notes)
+    ranges.from_ranges(found, source, target, notes, placing.Counts())
 
 
 def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path) -> None:
@@ -141,11 +143,18 @@ def test_resume_repeats_the_withheld_start(large: tuple[bytes, bytes], tmp_path:
     assert again.fetched < 5 * MiB
 
 
-def test_progress_ends_at_virtual_size(disks: disks_module.Disks) -> None:
-    steps: list[int] = []
-    data = disks.image("qcow2-zstd", "ragged").read_bytes()
-    found = placing.image_of(data)
+@pytest.mark.parametrize("form", ["qcow2-zstd", "qcow2-512", "vmdk"])
+@pytest.mark.parametrize("done", [False, True], ids=["new", "resumed"])
+def test_each_byte_of_the_file_is_read_skipped_or_kept(
+    disks: disks_module.Disks, form: str, done: bool
+) -> None:
+    data = disks.image(form, "ragged").read_bytes()
+    found = placing.image_of(data, form.partition("-")[0])
     size = found.layout.virtual_size
-    source = placing.fetcher(placing.Bytes(data))
-    ranges.from_ranges(found, source, placing.Dirty(size), placing.unjournalled(), steps.append)
-    assert sum(steps) == size
+    file, counts, notes = FailsAfter(data, 1000), placing.Counts(), placing.unjournalled()
+    if done:
+        notes.zeroed(0, size)
+    ranges.from_ranges(found, placing.fetcher(file), placing.Dirty(size), notes, counts)
+    assert (counts.kept > 0) == done
+    # The directory was read before; parts of the tables are read twice.
+    assert abs(file.fetched + counts.skipped + counts.kept - len(data)) < 16 << 10

@@ -62,18 +62,11 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
     source, expected = tmp_path / "source", tmp_path / "expected"
     source.write_bytes(disk_like(size))
     processes.run("qemu-img", "convert", "-f", "raw", "-O", "raw", source, expected)
-    steps: list[int] = []
 
     def copy_to(path: Path) -> None:
         with target.open(path, None) as disk:
-            copied = copy.copy_ordered(
-                Bytes(source.read_bytes()),
-                disk,
-                limit=16 * MiB,
-                scope=cancelling.Cancel(),
-                advance=steps.append,
-            )
-            assert copied == size == sum(steps)
+            reader = Bytes(source.read_bytes())
+            assert copy.copy_ordered(reader, disk, limit=16 * MiB, scope=cancelling.Cancel()) == size
             disk.commit()
 
     if kind == "file":

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.importer.test_metrics import scrape
-from tests.support import devices, disks, openstack, oracle, ovirt_disks, processes, worker
+from tests.support import devices, disks, meters, openstack, oracle, ovirt_disks, processes, worker
 
 #: The first test starts the services.
 pytestmark = pytest.mark.timeout(openstack.START * 2)
@@ -198,4 +197,4 @@ def test_progress_has_cdi_s_name(name: str, tmp_path: Path, program: Path) -> No
         with processes.running(
             command, log=tmp_path / "log", ready=lambda: processes.is_listening(port), env=env
         ):
-            assert f'{metric}{{ownerUID="{UID}"}} 0.0' in scrape(port)
+            assert f'{metric}{{ownerUID="{UID}"}} 0.0' in meters.scrape(port)
