@@ -11,7 +11,7 @@ from cdi_worker.formats.tar import archive
 from cdi_worker.images import target
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
-from cdi_worker.images.target import copy
+from cdi_worker.images.target import copy, file
 from cdi_worker.routes.job import Job
 from cdi_worker.sources import base
 
@@ -51,7 +51,7 @@ def extract_disk(job: Job) -> None:
         with job.plain() as packed:
             entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
             for entry in entries:
-                if out is None and entry.kind == "file" and DISK in "/".join(entry.path):
+                if out is None and _is_disk(entry):
                     log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
                     out = stack.enter_context(job.open_target(units.whole_sectors(entry.size)))
                     runs = _runs(entries, entry)
@@ -59,6 +59,12 @@ def extract_disk(job: Job) -> None:
         if out is None:
             raise errors.Unsupported(reason=f"the cloned file system contains no file named {DISK}")
         job.commit(out, size)
+
+
+def _is_disk(entry: archive.Entry) -> bool:
+    """Return whether an entry is the disk, and not what a killed import has left of one."""
+    path = "/".join(entry.path)
+    return entry.kind == "file" and DISK in path and not file.is_reserved(path)
 
 
 def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[base.Run]:

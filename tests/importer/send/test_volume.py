@@ -115,10 +115,17 @@ def test_too_small_volume_is_refused(
         oracle.unusable(point / "disk.img")
 
 
+@pytest.mark.parametrize("incomplete", [[], ["disk.img.part", "disk.img.lock"], ["disk.img.changing"]])
 def test_file_system_without_disk_is_refused_by_a_device(
-    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    folder: Path,
+    block: Path,
+    incomplete: list[str],
 ) -> None:
     (folder / "disk.img").unlink()
+    for name in incomplete:
+        (folder / name).write_bytes(b"x" * 4096)
     with (
         uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server,
         pytest.raises(errors.UploadFailed, match="no file named"),
