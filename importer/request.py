@@ -122,5 +122,5 @@ def _source_faults(made: Request) -> Iterator[str]:
     if made.is_archive and not kind.archives:
         yield f"source {made.source!r} does not support content type archive"
     yield from location.faults()
-    if location.reads(made.target):
+    if any(map(location.reads, target.used(made.target))):
         yield "source and target are the same file"

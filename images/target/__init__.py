@@ -17,6 +17,7 @@ from cdi_worker.images.target.open import (
     open,  # noqa: A004 - target.open() is what it is
     take,
     take_folder,
+    used,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "open",
     "take",
     "take_folder",
+    "used",
 ]

@@ -76,6 +76,12 @@ def followed(path: str | os.PathLike[str]) -> str:
         raise errors.target_error(path, err, "open") from err
 
 
+def used(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return a target and the names that a run with this target uses, and removes what is there."""
+    path = os.fspath(path)
+    return path, file.part(path), file.changing(path), file.lock_file(path)
+
+
 def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
     """Claim a target, so that no other run writes to it; nothing on it is changed yet.
 

@@ -7,7 +7,6 @@ import os
 import select
 import stat
 import sys
-import urllib.parse
 from collections.abc import Iterator
 from typing import Self
 
@@ -22,17 +21,9 @@ STDIN = 0
 
 def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
     """Return the source for a path, a ``file://`` URL, or ``-`` for standard input."""
-    endpoint = location.endpoint
-    if endpoint == locations.STDIN:
+    if location.endpoint == locations.STDIN:
         return StandardInput(cancel)
-    if endpoint.startswith("file:"):
-        parts = urllib.parse.urlsplit(endpoint)
-        if parts.netloc not in {"", "localhost"}:
-            raise errors.RequestError(f"{endpoint}: a file URL must not have a host")
-        endpoint = urllib.parse.unquote(parts.path)
-        if "\0" in endpoint:
-            raise errors.RequestError("the path contains a NUL byte")
-    return LocalSource(endpoint, cancel)
+    return LocalSource(locations.path_of(location.endpoint), cancel)
 
 
 class LocalSource(base.Source):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+from cdi_worker import errors
 from cdi_worker.sources import base
 
 #: The address of standard input; a file with this name is ``./-``.
@@ -19,11 +22,26 @@ class Local(base.Location):
 
     def reads(self, path: str) -> bool:
         try:
-            if self.endpoint == STDIN:
-                return os.path.samestat(os.fstat(0), Path(path).stat())
-            return Path(self.endpoint.removeprefix("file://")).samefile(path)
+            ours = os.fstat(0) if self.endpoint == STDIN else Path(path_of(self.endpoint)).stat()
+            other = Path(path).stat()
         except OSError:
             return False
+        if stat.S_ISBLK(ours.st_mode) and stat.S_ISBLK(other.st_mode):
+            return ours.st_rdev == other.st_rdev
+        return os.path.samestat(ours, other)
+
+
+def path_of(endpoint: str) -> str:
+    """Return the path of a path or a ``file://`` URL. Raises ``errors.RequestError``."""
+    if not endpoint.startswith("file:"):
+        return endpoint
+    parts = urllib.parse.urlsplit(endpoint)
+    if parts.netloc not in {"", "localhost"}:
+        raise errors.RequestError(f"{endpoint}: a file URL must not have a host")
+    path = urllib.parse.unquote(parts.path)
+    if "\0" in path:
+        raise errors.RequestError("the path contains a NUL byte")
+    return path
 
 
 class Nowhere(base.Location):

@@ -57,6 +57,28 @@ def test_link_is_followed(url: str, tmp_path: Path, exists: bool) -> None:
     assert (tmp_path / "images/disk.img").read_bytes() == DATA
 
 
+SAME = "source and target are the same file"
+
+
+@pytest.mark.parametrize("suffix", ["part", "changing"])
+def test_incomplete_disk_is_not_the_source_of_its_own_completion(tmp_path: Path, suffix: str) -> None:
+    """Browsers call a download that is not complete like an incomplete disk; a run removes that."""
+    source = tmp_path / f"disk.img.{suffix}"
+    source.write_bytes(DATA)
+    done = worker.run("import", source, tmp_path / "disk.img", "--force")
+    assert (done.status, SAME in done.errors) == (2, True)
+    assert source.read_bytes() == DATA
+
+
+def test_device_is_not_copied_to_itself(tmp_path: Path) -> None:
+    with devices.loop(tmp_path, 2 * MIB) as device:
+        os.mknod(tmp_path / "again", 0o600 | stat.S_IFBLK, device.stat().st_rdev)
+        for source in (device, f"file://localhost{device}", f"file://{device}?x", tmp_path / "again"):
+            done = worker.run("import", source, device, "--force")
+            assert (done.status, SAME in done.errors) == (2, True), source
+        assert device.read_bytes() == devices.DIRT * 2 * MIB
+
+
 def test_link_to_itself_is_an_error(url: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("link")
     for arguments in (["import", url], ["import", url, "--content-type=archive"]):
