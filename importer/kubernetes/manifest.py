@@ -43,12 +43,12 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
             made.append(_job(volume, settings, "bind", _binding(volume, settings)))
         return made
     if volume.source.kind == "upload":
-        return [*made, _job(volume, settings, "upload", template(volume, settings)), _service(volume)]
+        return [*made, _job(volume, settings, "upload", _template(volume, settings)), _service(volume)]
     name = "importer"
     if stages := len(volume.checkpoints):
         # The template of a Job cannot change, so later checkpoints get another Job.
         name = f"importer-{stages}"
-    return [*made, _job(volume, settings, name, template(volume, settings))]
+    return [*made, _job(volume, settings, name, _template(volume, settings))]
 
 
 def companions(
@@ -163,7 +163,7 @@ def _binding(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -
     return _pod(pod, pod.container("bind", args=["--version"]))
 
 
-def template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
+def _template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
     """Return the template of the pod that imports into the claim."""
     pod = datavolume_pod.Pod(volume, settings)
     datavolume_pod.add_target(pod)

@@ -88,9 +88,8 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
             try:
                 with _access(env, user) as access:
                     location = locate(access, env, **{each: settings[each] for each in own})
-                    _populate(
-                        name, _request(source, location, settings), settings["metrics_port"], obj.cancel
-                    )
+                    wanted = _request(source, location, settings)
+                    _populate(name, wanted, settings["metrics_port"], obj.cancel)
             except errors.Error as err:
                 log.error("failed: %s", err)  # noqa: TRY400  (one line for the reader of the pod's log)
                 log.debug("trace", exc_info=True)

@@ -87,6 +87,40 @@ def test_openstack_image_fills_a_device(
     assert openstack.PASSWORD not in done.stderr
 
 
+@pytest.mark.parametrize("method", ["user id", "token", "credential by id", "credential by name"])
+def test_every_login_of_a_secret(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path, method: str
+) -> None:
+    """Each without what the others need, and over the internal endpoint."""
+    credential = cloud.application_credential(method)
+    project = {"projectName": openstack.PROJECT, "projectDomainID": "default"}
+    own = {
+        "user id": {"userID": credential["user_id"], "password": openstack.PASSWORD, **project},
+        "token": {"authType": "token", "token": cloud.token(), **project},
+        "credential by id": {
+            "authType": "applicationcredential",
+            "applicationCredentialID": credential["id"],
+            "applicationCredentialSecret": credential["secret"],
+        },
+        "credential by name": {
+            "authType": "applicationcredential",
+            "applicationCredentialName": method,
+            "applicationCredentialSecret": credential["secret"],
+            "username": openstack.USER,
+            "defaultDomain": "default",
+        },
+    }[method]
+    env = {**own, "availability": "internal", "insecureSkipVerify": "true"}
+    (tmp_path / "mnt").mkdir()
+    target = tmp_path / "mnt" / "disk.img"
+    arguments = openstack_arguments(cloud, cloud.upload(disks.image("raw"), "raw"), target)
+    done = populate(program / "openstack-populator", env, *arguments)
+    assert done.returncode == 0, done.stderr
+    oracle.same(target, disks.raw())
+    secrets = {"password", "token", "applicationCredentialSecret"} & own.keys()
+    assert not [name for name in secrets if own[name] in done.stderr]
+
+
 def test_openstack_populator_is_started_again_after_a_failure(
     cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path
 ) -> None:
