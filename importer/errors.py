@@ -1,7 +1,7 @@
 """The exceptions of the project.
 
 Every layer raises only these to its callers; exceptions of libraries and of the operating system are
-translated where the call is made. This module imports no other module of the project.
+translated where the call is made. Of the project, this module imports only ``version``, when it is needed.
 """
 
 from __future__ import annotations
@@ -67,10 +67,16 @@ class RequestError(Error):
 
 
 class MissingExtra(Error):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed. ``install``: the command that installs it."""
 
-    template = "{what} needs the Python package {package}: pip install 'cdi-worker[{extra}]'"
+    template = "{what} needs the Python package {package}: {install}"
     status = 2
+
+    def __init__(self, *, what: str, package: str, extra: str, install: str = "") -> None:
+        # Takes 15 ms, which only a failure pays.
+        from cdi_worker import version
+
+        super().__init__(what=what, package=package, extra=extra, install=install or version.install(extra))
 
 
 @contextlib.contextmanager

@@ -1,17 +1,61 @@
-"""The version of the distribution that is installed."""
+"""The installed distribution: its version, where it came from, and how an extra is added to it."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from importlib import metadata
-from typing import Final
+from typing import Any, Final
+
+NAME: Final = "cdi-worker"
+#: Extras with packages that pip compiles, and the Debian packages that this needs.
+COMPILED: Final = {"imageio": "gcc libxml2-dev python3-dev"}
 
 
 def _installed() -> str:
     try:
-        return metadata.version("cdi-worker")
+        return metadata.version(NAME)
     except metadata.PackageNotFoundError:
         # A checkout can be run without an installation.
         return "unknown (not installed)"
 
 
 VERSION: Final = _installed()
+
+
+def image() -> str | None:
+    """Return the container image of this release, None for a version that was not released with one."""
+    try:
+        links = metadata.metadata(NAME).get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return None
+    named = dict(link.split(", ", 1) for link in links)
+    return named["Image"].removeprefix("docker://") if "Image" in named else None
+
+
+def install(extra: str) -> str:
+    """Return the command that adds ``extra`` to this installation, from where it came.
+
+    The name alone would ask the package index, where another project may have it.
+    """
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    # A checkout on the path may have metadata of its own, without an origin.
+    found = [each.read_text("direct_url.json") for each in metadata.distributions(name=NAME)]
+    if not found:
+        return f"{pip} '{NAME}[{extra}] @ file://DIRECTORY', where DIRECTORY is the checkout"
+    text = next((origin for origin in found if origin), None)
+    if text is None:
+        return _after_compiler(extra, f"{pip} '{NAME}[{extra}]=={VERSION}'")
+    origin: dict[str, Any] = json.loads(text)
+    url = origin["url"]
+    if origin.get("dir_info", {}).get("editable"):
+        return _after_compiler(extra, f"{pip} --editable '{url.removeprefix('file://')}[{extra}]'")
+    if source := origin.get("vcs_info"):
+        url = f"{source['vcs']}+{url}@{source['commit_id']}"
+    return _after_compiler(extra, f"{pip} '{NAME}[{extra}] @ {url}'")
+
+
+def _after_compiler(extra: str, command: str) -> str:
+    needed = COMPILED.get(extra)
+    return f"apt-get install {needed} && {command}" if needed else command

@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 #: Sources whose need for scratch depends on their data.
 UNKNOWN_SCRATCH = frozenset({"http", "s3", "gcs", "registry"})
+NO_IMAGE = (
+    "the Job needs a container image, and this version was released without one; "
+    "build one (make image), push it, and name it: --image registry.example.org/cdi-worker:VERSION"
+)
 FOLDER = click.Path(exists=True, file_okay=False)
 
 _overhead = click.option(
@@ -43,7 +47,7 @@ _after = click.option("--after", default="", help="Checkpoint that an earlier ru
 
 @click.command()
 @click.argument("manifest")
-@click.option("--image", default="cdi-worker", show_default=True, help="Container image of the worker.")
+@click.option("--image", help="Container image of the worker [default: that of this release].")
 @_overhead
 @click.option(
     "--scratch/--no-scratch",
@@ -72,6 +76,7 @@ def manifest(
     overhead: Fraction,
     scratch: bool | None,
     *,
+    image: str | None,
     contact: bool,
     secrets: str | None,
     **given: Any,
@@ -82,6 +87,7 @@ def manifest(
 
     Secrets and ConfigMaps in the same file are printed, too.
     """
+    from cdi_worker import version
     from cdi_worker.kubernetes import datavolume, documents, pod
     from cdi_worker.kubernetes import manifest as datavolume_manifest
 
@@ -90,8 +96,10 @@ def manifest(
     volume = datavolume.parse(datavolume.find(found), faults)
     if faults:
         raise errors.RequestError(*faults)
-    settings = pod.Settings(overhead=overhead, scratch=scratch, **given)
+    settings = pod.Settings(image=image or version.image() or "", overhead=overhead, scratch=scratch, **given)
     made = datavolume_manifest.objects(volume, settings)
+    if not settings.image and any(each["kind"] == "Job" for each in made):
+        raise errors.RequestError(NO_IMAGE)
     if contact and scratch is None and volume.source.kind in UNKNOWN_SCRATCH and not volume.is_archive:
         with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
             needed = _needs_scratch(execute.inspect(stages[0], obj.cancel))

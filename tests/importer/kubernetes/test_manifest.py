@@ -167,7 +167,7 @@ def test_scratch_of_killed_pods_is_as_documented(tmp_path: Path) -> None:
 def test_finished_job_is_deleted_on_request() -> None:
     """Its pods, and with them their scratch claims, are deleted with it."""
     assert "ttlSecondsAfterFinished" not in printed_objects("http")[1]["spec"]
-    done = worker.run("manifest", repository.DATAVOLUMES / "http.yaml", "--ttl=600")
+    done = worker.run("manifest", repository.DATAVOLUMES / "http.yaml", "--ttl=600", "--image=x")
     claim, item = yaml.safe_load_all(done.output)
     assert item["spec"]["ttlSecondsAfterFinished"] == 600
     assert kubernetes_schemas.faults(item) == kubernetes_schemas.faults(claim) == []
@@ -177,7 +177,9 @@ def test_failed_import_leaves_one_pod() -> None:
     """The worker retries in its pod; each pod of a Job has a scratch claim that stays until the Job goes."""
     item = printed_objects("http")[1]
     (rule,) = item["spec"]["podFailurePolicy"]["rules"]
-    reported = {kind.status for kind in _all_errors(errors.Error)} - {errors.Cancelled.status}
+    # The target of a pod is never standard output.
+    others = {errors.Cancelled.status, errors.OutputClosed.status}
+    reported = {kind.status for kind in _all_errors(errors.Error)} - others
     assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "In")
     assert set(rule["onExitCodes"]["values"]) == reported
     assert "--retries=8" in item["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -221,7 +223,7 @@ def test_secrets_and_config_maps_of_the_file_are_printed(tmp_path: Path) -> None
     path.write_text(example.replace("metadata:\n", "metadata:\n  namespace: images\n", 1) + machine)
     given = [document for document in documents.read(str(path)) if document.kind in {"Secret", "ConfigMap"}]
     assert given
-    done = worker.run("manifest", path)
+    done = worker.run("manifest", path, "--image=x")
     assert done.status == 0, done.errors
     printed = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.output)}
     for document in given:
@@ -319,7 +321,7 @@ def test_contacting_the_source_decides_about_scratch(
     path = tmp_path / "dv.yaml"
     with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx")) as web:
         path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image(variant))))
-        done = worker.run("manifest", path, "--contact")
+        done = worker.run("manifest", path, "--contact", "--image=x")
     assert done.status == 0, done.errors
     volumes = {volume["name"] for volume in job(list(yaml.safe_load_all(done.output)))["volumes"]}
     assert ("scratch" in volumes) == has_scratch
@@ -346,9 +348,8 @@ def test_missing_library_is_named(tmp_path: Path) -> None:
     path = f"{tmp_path}:{repository.ROOT}"
     done = worker.run("manifest", EXAMPLES[0], env={"PYTHONPATH": path})
     assert done.status == 2
-    assert done.error_message == (
-        "reading manifests needs the Python package PyYAML: pip install 'cdi-worker[kubernetes]'"
-    )
+    assert done.error_message.startswith("reading manifests needs the Python package PyYAML: ")
+    assert done.error_message.endswith("[kubernetes]'")
 
 
 def test_unsupported_features_are_reported(tmp_path: Path) -> None:

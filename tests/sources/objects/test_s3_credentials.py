@@ -144,4 +144,5 @@ with s3.source(location, cancelling.Cancel()) as source:
 
 def test_missing_boto3_is_named() -> None:
     done = processes.script(f"import sys; sys.modules['boto3'] = None\n{READ}", "s3://b/k")
-    assert "s3 source needs the Python package boto3: pip install 'cdi-worker[s3]'" in done.stderr
+    assert "s3 source needs the Python package boto3: " in done.stderr
+    assert "[s3]'" in done.stderr
