@@ -64,11 +64,11 @@ soak: setup ## run N=500 imports and N upload servers in a row, and look for wha
 simulate: setup ## run imports in simulated worlds with faults: SEEDS=10000
 	@.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(SIMULATE_ARGS)
 
-image: ## build the container image with buildah, podman or docker: IMAGE=name IMAGE_OPTIONS=...
-	@tools/image $(IMAGE_OPTIONS)
+image: ## build the container image with buildah, podman or docker: IMAGE=name PLATFORMS=linux/amd64,linux/arm64 IMAGE_OPTIONS=...
+	@$(if $(PLATFORMS),tools/emulated $(PLATFORMS)) tools/image $(IMAGE_OPTIONS)
 
-test-image: setup ## build the image on a base made here, run every role in containers (as root)
-	@tools/test-image $(PYTEST_ARGS)
+test-image: setup ## build the image on a base made here, run every role in containers (as root): PLATFORM=linux/arm64
+	@$(if $(PLATFORM),tools/setup emulation && tools/emulated $(PLATFORM)) tools/test-image $(PYTEST_ARGS)
 
 lock: ## update requirements.lock, the image's Python packages
 	@tools/lock

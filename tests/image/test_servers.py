@@ -17,6 +17,7 @@ from tests.support import disks as disks_module
 UPLOADED = '{"preallocationApplied":false,"message":"Upload Complete"}'
 
 
+@pytest.mark.every_platform
 def test_node_pull_imports_disk(
     container: pods.Pod, image: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
@@ -78,7 +79,7 @@ def upload_server(
         yield running, port
 
 
-@pytest.fixture(params=["file", "device"])
+@pytest.fixture(params=[pytest.param("file", marks=pytest.mark.every_platform), "device"])
 def target(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Iterator[pods.Pod]:
     """Return an upload server's pod with a volume of either mode."""
     if request.param == "file":

@@ -15,6 +15,8 @@ from tests.support import devices, oracle, processes, worker
 #: The limits of a controller's pod (contract, Roles), and the privileges a strict cluster removes.
 LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
 RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--read-only-tmpfs=false")
+#: Seconds until a container listens, also in an emulated image on a busy machine.
+START = 60.0
 #: For podman inside a container: the host's network reaches servers on its loopback.
 HERE = (
     "--runtime=runc",
@@ -90,7 +92,9 @@ class Pod(worker.Volumes):
         """Run the container beside the block; it is ready when it listens on the port."""
         command = self.command(*arguments, entrypoint=entrypoint, **(env or {}))
         output = self.directory / "output"
-        with processes.running(command, log=output, ready=lambda: processes.is_listening(port)) as started:
+        with processes.running(
+            command, log=output, ready=lambda: processes.is_listening(port), patience=START
+        ) as started:
             yield started
 
 

@@ -129,12 +129,16 @@ def running(
     log: Path,
     ready: Callable[[], object],
     env: Mapping[str, str] | None = None,
+    patience: float = PATIENCE,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program beside the block: ``ready`` when the block begins, stopped by pid after it."""
+    """Run a program beside the block: ``ready`` when the block begins, stopped by pid after it.
+
+    ``patience``: seconds that the start may take.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
     try:
-        wait_for(lambda: process.poll() is not None or ready(), f"{argv[0]} to be ready")
+        wait_for(lambda: process.poll() is not None or ready(), f"{argv[0]} to be ready", patience)
         if process.poll() is not None:
             raise AssertionError(f"{argv} ended with {process.returncode}: {log.read_text()[-2000:]}")
         yield process
