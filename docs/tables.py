@@ -15,7 +15,7 @@ import click
 
 import cdi_worker
 from cdi_worker import plan, request, sources, variables
-from cdi_worker.commands import group
+from cdi_worker.commands import group, late
 from cdi_worker.formats import detect
 from cdi_worker.kubernetes import populators
 
@@ -50,14 +50,15 @@ def _command(command: click.Command, context: click.Context, heading: str) -> It
     yield from ("", heading, "", "```text", command.get_usage(context).removeprefix("Usage: "), "```", "")
     yield from inspect.cleandoc(command.help or "").partition("\f")[0].splitlines()
     yield ""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for param in command.get_params(context):
-        if isinstance(param, click.Option) and (record := param.get_help_record(context)):
-            kinds = ", ".join(getattr(param, "kinds", ()))
-            option, text = record
-            sections.setdefault(kinds, []).append((f"`{option}`", text.replace("<", "&lt;")))
-    for kinds, options in sections.items():
-        yield from table((f"option of {kinds}" if kinds else "option", "meaning"), options)
+    if not isinstance(command, late.Command):
+        return
+    if command.example:
+        yield from ("```sh", *command.example.strip().splitlines(), "```", "")
+    for title, example, options in command.sections(context):
+        cells = ((f"`{option}`", text.replace("<", "&lt;")) for option, text in options)
+        yield from table((title, "meaning"), cells)
+        if example:
+            yield from ("```sh", example, "```", "")
 
 
 # -- environment -------------------------------------------------------------------------------

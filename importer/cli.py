@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -14,8 +15,8 @@ from typing import NoReturn
 
 import click
 
-from cdi_worker import errors
-from cdi_worker.commands import group
+from cdi_worker import contract, errors
+from cdi_worker.commands import context, group
 from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,12 @@ def _arguments() -> list[str]:
 
 
 def set_up_logging(verbosity: int) -> None:
-    """Log to standard error: warnings, from level 1 on info, from level 4 on debug (klog's levels)."""
-    level = logging.WARNING if verbosity < 1 else logging.INFO if verbosity < 4 else logging.DEBUG
+    """Log to standard error: warnings, from level 1 on info, from level 4 on debug (klog's levels).
+
+    Below 0 only errors.
+    """
+    levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.INFO}
+    level = levels.get(max(-1, verbosity), logging.DEBUG)
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
     )
@@ -85,31 +90,34 @@ def set_up_logging(verbosity: int) -> None:
 
 
 def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
+    obj = context.Context(cancel, set_up_logging, contract.environment())
     try:
         outcome = group.cli.main(
-            [_long(argument) for argument in argv],
-            prog_name="cdi-worker",
-            standalone_mode=False,
-            obj=group.Context(cancel, set_up_logging),
+            _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj
         )
     except click.ClickException as err:
         with contextlib.suppress(BrokenPipeError):
             err.show()
+        _say_json(errors.RequestError(err.format_message()), argv, obj)
         return err.exit_code
     except (click.Abort, KeyboardInterrupt):
+        _say_json(errors.Cancelled(), argv, obj)
         return errors.Cancelled.status
     except errors.OutputClosed as err:
         # As quiet as a program that SIGPIPE ends.
         return err.status
     except errors.Error as err:
         _say(str(err))
+        _say_json(err, argv, obj)
         log.debug("trace", exc_info=True)
         return err.status
     except Exception as err:
         # A defect. The traceback is for the person who reports it.
         log.debug("trace", exc_info=True)
-        _say(f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4")
-        return 1
+        what = f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4"
+        _say(what)
+        _say_json(errors.Error(reason=what), argv, obj)
+        return errors.Error.status
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -117,6 +125,36 @@ def _say(message: str) -> None:
     """Print a line for people. A closed standard error (``2>&1 | head``) does not change the outcome."""
     with contextlib.suppress(BrokenPipeError):
         print(f"cdi-worker: {errors.one_line(message)}", file=sys.stderr, flush=True)
+
+
+def _say_json(error: errors.Error, argv: list[str], obj: context.Context) -> None:
+    """Print a failure as JSON if that was asked for, on standard output unless that is the disk.
+
+    A wrong command line may be refused before ``obj`` knows of either.
+    """
+    if not obj.as_json and "--json" not in argv:
+        return
+    is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
+    stream = sys.stderr if is_disk else sys.stdout
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps({"error": error.as_fields()}), file=stream, flush=True)
+
+
+def _arguments_of_click(argv: list[str]) -> list[str]:
+    """Return the arguments with long options for Go's flags, and a level for ``-v`` and ``-vv``."""
+    found: list[str] = []
+    ended = False
+    for argument in argv:
+        ended = ended or argument == "--"
+        if ended:
+            found.append(argument)
+        elif found and found[-1] == "--v=1" and re.fullmatch("[0-9]", argument):
+            found[-1] = f"--v={argument}"
+        elif re.fullmatch("-v+", argument):
+            found.append(f"--v={len(argument) - 1}")
+        else:
+            found.append(_long(argument))
+    return found
 
 
 def _long(argument: str) -> str:

@@ -31,6 +31,15 @@ WAIT = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Tuning:
+    """What an administrator may set for all pods. ``stall``: seconds without data; ``direct``: O_DIRECT."""
+
+    connections: int = 6
+    stall: float = 180.0
+    direct: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Paths:
     """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
 
@@ -44,6 +53,7 @@ class Paths:
     extra_headers: str = "/extraheaders"
     metrics_port: int = 8443
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tuning: Tuning = Tuning()
 
     def mounted(self, field: fields.Field) -> str | None:
         """Return the path of a source's mount, None for a file that does not exist."""

@@ -33,6 +33,13 @@ class Error(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.fields)
 
+    def as_fields(self) -> dict[str, object]:
+        """Return the error for JSON: its class as ``kind``, its message, and its fields."""
+        plain = (str, int, float, bool, type(None))
+        fields = {name: each if isinstance(each, plain) else str(each) for name, each in self.fields.items()}
+        fixed = {"message": str(self), "status": self.status, "retryable": self.retryable}
+        return {**fields, "kind": type(self).__name__, **fixed}
+
 
 def one_line(text: str) -> str:
     """Return ``text`` as one printable line.
@@ -61,6 +68,9 @@ class RequestError(Error):
     def __init__(self, *faults: str) -> None:
         self.faults = faults
         super().__init__(reason="; ".join(faults))
+
+    def as_fields(self) -> dict[str, object]:
+        return {"faults": list(self.faults), **super().as_fields()}
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), self.faults
@@ -98,7 +108,7 @@ class MissingTool(Error):
 class PluginFailed(Error):
     """The code of a third-party source raised an exception that is not ours."""
 
-    template = "source {source!r} ({package}): {kind}: {reason}; report this to the author of {package}"
+    template = "source {source!r} ({package}): {exception}: {reason}; report this to the author of {package}"
 
 
 # -- sources ---------------------------------------------------------------------------------

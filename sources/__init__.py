@@ -66,7 +66,7 @@ def foreign(used: kind.Kind) -> Iterator[None]:
         if package == "cdi_worker" or package not in names:
             raise
         raise errors.PluginFailed(
-            source=used.name, package=package, kind=type(err).__name__, reason=err
+            source=used.name, package=package, exception=type(err).__name__, reason=err
         ) from err
 
 

@@ -14,7 +14,7 @@ class Kind(NamedTuple):
 
     ``source``, ``location``: references (see ``lazy``) to a callable ``(location, Cancel) -> Source`` and to
     the location's dataclass. ``schemes``: its URL schemes; ``""`` stands for a path. ``archives``: whether it
-    supports content type ``archive``.
+    supports content type ``archive``. ``example``: a command line with its options.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     location: str = "cdi_worker.sources.base:Location"
     schemes: tuple[str, ...] = ()
     archives: bool = False
+    example: str = ""
 
     @property
     def location_type(self) -> type[base.Location]:

@@ -16,84 +16,80 @@ from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
 if TYPE_CHECKING:
-    from cdi_worker.commands import group
+    from cdi_worker.commands import context
 
 log = logging.getLogger(__name__)
 
-#: The first character keeps click from re-wrapping the lines.
-IMPORT_EXAMPLES = """\b
-Examples:
-  cdi-worker import https://example.org/disk.qcow2 disk.img
-  cdi-worker import s3://bucket/disk.vmdk /dev/vdb
-  cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
-  ssh host cat disk.qcow2 | cdi-worker import - disk.img
-  cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
+IMPORT_EXAMPLES = """\
+cdi-worker import https://example.org/disk.qcow2 disk.img
+cdi-worker import s3://bucket/disk.vmdk /dev/vdb
+cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
+ssh host cat disk.qcow2 | cdi-worker import - disk.img
+cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
 """
-UPLOAD_EXAMPLES = """\b
-Examples:
-  cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
-  cdi-worker upload disk.qcow2 https://host:8443 --cert client.crt --key client.key --ca-file ca.pem
+UPLOAD_EXAMPLES = """\
+cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
+cdi-worker upload disk.qcow2 https://host:8443 --cert client.crt --key client.key --ca-file ca.pem
 """
 #: CDI's default overhead of a file system.
 DEFAULT_OVERHEAD = Fraction("0.06")
 
-progress_option = click.option(
-    "--progress",
-    "style",
-    type=click.Choice(output.STYLES),
-    default="auto",
-    show_default=True,
-    help="How to show progress; auto: a bar on a terminal, else lines.",
+
+@click.command(
+    "import",
+    cls=late.SourceCommand,
+    example=IMPORT_EXAMPLES,
+    short_help="Write the disk at a URL or path to a file or device.",
 )
-
-
-@click.command("import", cls=late.Command, epilog=IMPORT_EXAMPLES)
 @click.argument("source")
 @click.argument("target", type=options.TARGET)
 @options.import_options
-@click.option("--dry-run", is_flag=True, help="Contact the source and print the plan; write nothing.")
-@click.option(
-    "--sha256", "digest", is_flag=True, help="Read the disk back after the import and print its SHA-256."
-)
-@progress_option
 @click.pass_obj
-def import_(obj: group.Context, /, source: str, target: str, **given: Any) -> int:
+def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> int:
     """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory or block device).
 
     A SOURCE of - is standard input, a TARGET of - is standard output, which gets the raw disk and nothing
     else.
     """
-    to_stdout = target == images_target.STDOUT
-    if to_stdout and given["digest"]:
+    obj.to_stdout = target == images_target.STDOUT and not given["dry_run"]
+    if obj.to_stdout and given["digest"]:
         raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
     wanted = options.make_request(source, target, given, contract.environment())
     if given["dry_run"]:
-        return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
+        return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
     if source == locations.STDIN and not given["kind"]:
         log.warning("standard input can be read only once: an interrupted import starts over")
-    with output.progress(given["style"], as_json=given["as_json"]) as reporter:
+    with output.progress(given["style"], obj) as reporter:
         result = execute.run(wanted, reporter, obj.cancel)
-    output.result(result, as_json=given["as_json"], digest=given["digest"], err=to_stdout)
+    output.result(result, obj, digest=given["digest"])
     return 0
 
 
-@click.command(cls=late.Command)
+@click.command(
+    cls=late.SourceCommand,
+    example="cdi-worker inspect https://example.org/disk.qcow2",
+    short_help="Show format, sizes and route of a disk.",
+)
 @click.argument("source")
-@options.read_options
+@options.inspect_options
 @click.pass_obj
-def inspect(obj: group.Context, /, source: str, **given: Any) -> int:
+def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
     """Show format, sizes and planned route of SOURCE (a URL or path), reading less than 1 MiB of it."""
     if given["overhead"] is None:
         given["overhead"] = DEFAULT_OVERHEAD
     wanted = options.make_request(source, "", given, contract.environment())
-    return output.inspection(execute.inspect(wanted, obj.cancel), wanted, as_json=given["as_json"])
+    return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
 
 
-@click.command(cls=late.Command)
+@click.command(
+    cls=late.RegistryCommand,
+    example="cdi-worker digest docker://quay.io/containerdisks/fedora:latest",
+    short_help="Print the digest of a container image.",
+)
 @click.argument("source")
-@options.source_options
+@options.digest_options
 @click.pass_obj
-def digest(obj: group.Context, /, source: str, **given: Any) -> int:
+def digest(obj: context.Context, /, source: str, **given: Any) -> int:
     """Print the manifest digest of the image at SOURCE (docker://…), to detect a changed tag."""
     from cdi_worker.sources.registry import source as registry
 
@@ -101,18 +97,20 @@ def digest(obj: group.Context, /, source: str, **given: Any) -> int:
     found = retry.patiently(
         lambda: registry.digest(location, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
     )
-    output.say(found)
+    output.value(obj, "digest", found, source=location.endpoint)
     return 0
 
 
-@click.command()
+@click.command(
+    cls=late.Command,
+    example="cdi-worker blank disk.img 10Gi",
+    short_help="Create an empty disk.",
+)
 @click.argument("target", type=options.TARGET)
 @click.argument("size", type=options.SIZE)
 @options.blank_options
 @click.pass_obj
-def blank(
-    obj: group.Context, /, target: str, size: int, *, preallocate: bool, as_json: bool, **given: Any
-) -> int:
+def blank(obj: context.Context, /, target: str, size: int, *, preallocate: bool, **given: Any) -> int:
     """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate.
 
     SIZE is rounded up to whole sectors of 512 bytes.
@@ -128,24 +126,27 @@ def blank(
         existing="replace" if given["force"] else "refuse",
         wait=given["wait"],
     )
-    output.result(execute.run(wanted, cancel=obj.cancel), as_json=as_json, digest=False)
+    output.result(execute.run(wanted, cancel=obj.cancel), obj, digest=False)
     return 0
 
 
-@click.command(epilog=UPLOAD_EXAMPLES)
+@click.command(
+    cls=late.Command,
+    example=UPLOAD_EXAMPLES,
+    short_help="Send an image to an upload server.",
+)
 @click.argument("file", type=options.TARGET)
 @click.argument("url")
 @options.upload_options
-@progress_option
 @click.pass_obj
 def upload(
-    obj: group.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
+    obj: context.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
 ) -> int:
     """Upload the image FILE to the upload server or CDI upload proxy at URL."""
     from cdi_worker.send import file as upload_file
 
     settings = upload_file.Settings(file, url, token=options.read_secret(token_file), **given)
-    with output.progress(style, as_json=False) as reporter:
+    with output.progress(style, obj) as reporter:
         done = upload_file.send(settings, reporter, obj.cancel)
-    output.uploaded(done)
+    output.uploaded(done, obj)
     return 0

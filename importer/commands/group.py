@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 import click
 
 from cdi_worker import contract, lazy
-from cdi_worker.commands import late
-from cdi_worker.images.engine import cancelling
+from cdi_worker.commands import context, late
 from cdi_worker.roles import run
 
 POD = contract.Paths()
+TUNING = contract.Tuning()
+EPILOG = """Every option can also be set by a variable (--stall-timeout: CDI_WORKER_STALL_TIMEOUT) or in a
+configuration file (stall-timeout = 60); "cdi-worker config" prints what is in force."""
 #: Helper programs that CDI's controllers start from the image by name.
 PROGRAMS = frozenset(
     {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}
@@ -25,6 +24,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "digest": "cdi_worker.commands.disk:digest",
         "blank": "cdi_worker.commands.disk:blank",
         "upload": "cdi_worker.commands.disk:upload",
+        "config": "cdi_worker.commands.inforce:config",
         "manifest": "cdi_worker.kubernetes.commands:manifest",
         "run": "cdi_worker.kubernetes.commands:run",
         "cdi-source-update-poller": "cdi_worker.kubernetes.cron:poll",
@@ -35,19 +35,14 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
 )
 
 
-@dataclasses.dataclass
-class Context:
-    """The object that ``cli`` passes to every command."""
-
-    cancel: cancelling.Cancel
-    set_up_logging: Callable[[int], None]
+Context = context.Context
 
 
 class _Group(late.PodGroup):
     """The sub-commands, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return COMMANDS.get(cmd_name)
@@ -62,63 +57,93 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
     context.exit()
 
 
-@click.group(
-    cls=_Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
-@click.option(
+#: The section of the help with what only pods need.
+ROLE = "Options of a pod's role (without a command)"
+
+
+@click.group(cls=_Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...", epilog=EPILOG)
+@late.option(
+    late.GENERAL,
     "--version",
+    here=True,
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_print_version,
     help="Show the version and exit.",
 )
-@click.option("--v", "-v", "verbosity", type=int, default=0, help="Log level: 1 info, 4 debug.")
 @click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
 @click.option("--stderrthreshold", hidden=True)
-@click.option("--data-dir", default=POD.data, show_default=True, help="File-system volume of the pod.")
-@click.option("--block-device", default=POD.block, show_default=True, help="Block volume of the pod.")
-@click.option("--scratch-dir", default=POD.scratch, show_default=True, help="Scratch volume of the pod.")
-@click.option(
+@late.option(ROLE, "--data-dir", default=POD.data, show_default=True, help="File-system volume of the pod.")
+@late.option(ROLE, "--block-device", default=POD.block, show_default=True, help="Block volume of the pod.")
+@late.option(ROLE, "--scratch-dir", default=POD.scratch, show_default=True, help="Scratch volume of the pod.")
+@late.option(
+    ROLE,
     "--termination-log",
     default=POD.termination_log,
     show_default=True,
     help="File for the termination message.",
 )
-@click.option(
+@late.option(
+    ROLE,
     "--extra-headers-dir",
     default=POD.extra_headers,
     show_default=True,
     help="Folder of secret HTTP headers.",
 )
-@click.option(
+@late.option(
+    ROLE,
     "--metrics-port",
     type=click.IntRange(0, 65535),
     default=POD.metrics_port,
     show_default=True,
     help="Port of /metrics in a pod's role; 0: no metrics.",
 )
-@click.option(
+@late.option(
+    ROLE,
     "--strict-exit-status",
     is_flag=True,
     help="Give a pod's role the exit statuses of commands, for Jobs, which do not read the message.",
 )
-@click.option(
+@late.option(
+    ROLE,
     "--retries",
     type=click.IntRange(0),
     default=0,
     show_default=True,
     help="How often a pod's role repeats a failed import before it exits, for Jobs.",
 )
+@late.option(
+    ROLE,
+    "--connections",
+    type=click.IntRange(1, 64),
+    default=TUNING.connections,
+    show_default=True,
+    metavar="NUMBER",
+    help="Parallel connections of the importer.",
+)
+@late.option(
+    ROLE,
+    "--stall-timeout",
+    "stall",
+    type=click.FloatRange(min=1),
+    default=TUNING.stall,
+    show_default=True,
+    metavar="SECONDS",
+    help="Fail after so long without data from the source.",
+)
+@late.option(ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE.")
 @click.pass_context
 def cli(
     ctx: click.Context,
     /,
-    verbosity: int,
     metrics_port: int,
     *,
     strict_exit_status: bool,
     retries: int,
+    connections: int,
+    stall: float,
+    direct: bool,
     **paths: str,
 ) -> int | None:
     """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
@@ -127,9 +152,11 @@ def cli(
     CDI's controllers set it.
     """
     if ctx.invoked_subcommand is not None:
-        ctx.obj.set_up_logging(verbosity)
+        ctx.obj.log()
         return None
-    ctx.obj.set_up_logging(max(1, verbosity))
+    ctx.obj.log(1)
+    for fault in ctx.obj.faults:
+        raise fault
     where = contract.Paths(
         data=paths["data_dir"],
         block=paths["block_device"],
@@ -138,6 +165,7 @@ def cli(
         extra_headers=paths["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
+        tuning=contract.Tuning(connections, stall, direct),
     )
     env = contract.environment()
     role = contract.role(env)

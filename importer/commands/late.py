@@ -1,56 +1,335 @@
-"""Commands with the options that sources declare (``sources.fields``).
+"""Commands whose options also come from the environment and a file, and from the sources.
 
-These options are created when one of them is given or help is printed: start-up time is part of every import,
-and most command lines have none of them.
+An option is taken from the command line, else from ``CDI_WORKER_`` and its name, else from the configuration
+file (``commands.config``), else it has its default.
+
+Options that sources declare (``sources.fields``) are created when one of them is given or help is printed:
+start-up time is part of every import, and most command lines have none of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from cdi_worker import errors
+from cdi_worker import contract, errors
+from cdi_worker.commands import config
+from cdi_worker.commands import context as shared
 
 if TYPE_CHECKING:
     from cdi_worker.sources import fields, kind
 
+    _ParamType = click.ParamType[Any]
+else:
+    # Not generic in older versions of click.
+    _ParamType = click.ParamType
+
 FILE = click.Path(exists=True, dir_okay=False)
+#: The prefix of the variables that set options.
+PREFIX = "CDI_WORKER"
+#: Set by Kubernetes in every pod beside a Service with the name ``cdi-worker``.
+_OF_SERVICE = re.compile(rf"{PREFIX}_(SERVICE|PORT)(_|$)")
+GENERAL = "General options"
 
 
-def typed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a click type that parses with ``parse``; help shows it as ``name``."""
+class Typed(_ParamType):
+    """A type that parses with ``parse``; help shows it as ``name``."""
 
-    def convert(value: str) -> Any:
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
         try:
-            return parse(value)
+            return self._parse(value)
         except (errors.RequestError, ValueError) as err:
-            raise click.BadParameter(str(err)) from err
+            raise click.BadParameter(str(err), ctx, param) from err
 
-    convert.__name__ = name
-    return convert
+
+class TypedLines(Typed):
+    """A type whose values contain blanks: in a variable, each is a line."""
+
+    envvar_list_splitter = "\n"
 
 
 def given(context: click.Context) -> Mapping[str, Any]:
-    """Return the values of the late options on the command line, by option."""
+    """Return the values of the options of sources that were given, by option."""
     found: Mapping[str, Any] = context.meta.get(_key(context), {})
     return found
 
 
-class LateOption(click.Option):
-    """An option that sources declare. ``kinds``: the names of these sources."""
+class Option(click.Option):
+    """An option. ``group``: its section in the help. ``here``: only on the command line."""
+
+    def __init__(
+        self, declarations: list[str], group: str = GENERAL, *, here: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(declarations, allow_from_autoenv=not here, **settings)
+        self.group = group
+        self.here = here
+        if not here and self.variable != f"{PREFIX}_{(self.name or '').upper()}":
+            self.envvar = self.variable
+
+    @property
+    def key(self) -> str:
+        """The option without its dashes: its key in the configuration file."""
+        return max(self.opts, key=lambda option: option.startswith("--")).lstrip("-")
+
+    @property
+    def variable(self) -> str:
+        """The variable that sets it."""
+        return f"{PREFIX}_{self.key.replace('-', '_').upper()}"
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert the value; a fault names the variable or the file that it comes from."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as err:
+            place = origin(ctx, self)
+            if not place:
+                raise
+            fault = click.BadParameter(f"{err.message.rstrip('.')} (from {place})", ctx, self)
+            obj = ctx.find_object(shared.Context)
+            if obj is None or not isinstance(ctx.command, PodGroup):
+                raise fault from err
+            # A command may follow, which does not read this option.
+            obj.faults.append(fault)
+            return super().process_value(ctx, self.default)
+
+
+def origin(ctx: click.Context, option: Option) -> str:
+    """Return the variable or the file that sets ``option``; empty for the command line and the default."""
+    found = ctx.get_parameter_source(option.name or "")
+    if found is click.core.ParameterSource.ENVIRONMENT:
+        return option.variable
+    obj = ctx.find_object(shared.Context)
+    if found is click.core.ParameterSource.DEFAULT_MAP and obj is not None and obj.config is not None:
+        return obj.config.path
+    return ""
+
+
+def option(
+    group: str, *declarations: str, **settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator like ``click.option`` for an option in the section ``group`` of the help."""
+    return click.option(*declarations, cls=Option, group=group, **settings)
+
+
+class LateOption(Option):
+    """An option that sources declare. ``kinds``: these sources, with an example of their use."""
 
     def __init__(self, option: str, **settings: Any) -> None:
         super().__init__([option], expose_value=False, callback=_keep, **settings)
         self.option = option
-        self.kinds: list[str] = []
+        self.kinds: dict[str, str] = {}
+
+
+class _Unknown(Exception):
+    """A variable or the file sets an option that may be one of a source."""
+
+
+# -- options of every command ------------------------------------------------------------------
+
+
+def _set_config(context: click.Context, _option: click.Parameter, path: str | None) -> None:
+    obj = context.find_object(shared.Context)
+    if obj is None:
+        return
+    if path or obj.config is None:
+        obj.config = config.read(path or "", obj.env)
+    command = context.command
+    if not isinstance(command, Command):
+        return
+    context.default_map, unknown = command.configured(obj.config)
+    if unknown and not command.is_complete:
+        raise _Unknown
+    root = context.find_root().command
+    if isinstance(root, PodGroup):
+        names = {"", *root.list_commands(context)}
+        # The keys of other commands are checked when these run: loading all commands takes time.
+        if not {*obj.config.sections} <= names or (unknown and command is not root):
+            root.check_keys(obj.config)
+
+
+def _set_verbosity(context: click.Context, _option: click.Parameter, level: int | None) -> None:
+    obj = context.find_object(shared.Context)
+    if obj is not None and level is not None and not context.resilient_parsing:
+        obj.log(level)
+
+
+def _set_quiet(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    obj = context.find_object(shared.Context)
+    if obj is not None and wanted and not context.resilient_parsing:
+        obj.quiet = True
+        obj.log()
+
+
+def _set_json(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    obj = context.find_object(shared.Context)
+    if obj is not None and wanted:
+        obj.as_json = True
+
+
+def _common() -> list[Option]:
+    return [
+        Option(
+            ["--verbosity", "--v", "-v"],
+            type=int,
+            metavar="[LEVEL]",
+            expose_value=False,
+            callback=_set_verbosity,
+            help="Log level: 1 info, 4 debug; -v alone is 1.",
+        ),
+        Option(
+            ["--quiet", "-q"],
+            is_flag=True,
+            expose_value=False,
+            callback=_set_quiet,
+            help="Print errors only: no progress, no summary, no warnings.",
+        ),
+        Option(
+            ["--config"],
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_set_config,
+            help="Configuration file (TOML) [default: cdi-worker/config.toml in ~/.config or /etc/xdg].",
+        ),
+    ]
+
+
+def _json() -> Option:
+    return Option(
+        ["--json", "as_json"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_json,
+        help="Print the result, or the error, as JSON on standard output.",
+    )
 
 
 class Command(click.Command):
-    """A command about a source. ``shown``: the groups of sources whose options the help shows."""
+    """A command whose options can be set in the environment and in a file. ``example``: for its help."""
 
-    shown: tuple[str, ...] = ("own", "installed")
+    #: The sources whose options it has: none, or by the groups of ``cdi_worker.sources``.
+    searches: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *arguments: Any, example: str = "", **settings: Any) -> None:
+        own = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"], "max_content_width": 100}
+        settings["context_settings"] = {**own, **settings.get("context_settings", {})}
+        super().__init__(*arguments, **settings)
+        self.example = example
+        self.params += [*_common(), *([] if isinstance(self, click.Group) else [_json()])]
+
+    def configured(self, found: config.Config) -> tuple[dict[str, Any], set[str]]:
+        """Return the values of a configuration file by parameter, and the keys without one."""
+        values = found.values(self.name or "")
+        made = {}
+        for each in self.options:
+            if not each.here and each.key in values:
+                made[each.name or ""] = values.pop(each.key)
+        return made, {*values}
+
+    @property
+    def options(self) -> list[Option]:
+        """The options, with those of sources that were added so far."""
+        return [param for param in self.params if isinstance(param, Option)]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the options of all sources were added."""
+        return True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._is_in_environment():
+            self.complete()
+        while True:
+            try:
+                return super().parse_args(ctx, list(args))
+            except (click.NoSuchOption, _Unknown):
+                if self.is_complete:
+                    raise
+                self.extend()
+                ctx.params.clear()
+
+    def _is_in_environment(self) -> bool:
+        """Return whether a variable may set an option of a source."""
+        if self.is_complete:
+            return False
+        known = {each.variable for each in self.options}
+        names = (name for name in contract.environment() if name.startswith(f"{PREFIX}_"))
+        return any(name not in known and not _OF_SERVICE.match(name) for name in names)
+
+    def extend(self) -> None:
+        """Add the options of the next group of sources."""
+
+    def complete(self) -> None:
+        """Add the options of all sources."""
+        while not self.is_complete:
+            self.extend()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.complete()
+        for title, example, records in self.sections(ctx):
+            with formatter.section(title):
+                formatter.write_dl(records)
+                if example:
+                    formatter.write_paragraph()
+                    formatter.write_text(f"Example: {example}")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.example:
+            with formatter.section("Examples" if "\n" in self.example else "Example"):
+                for line in self.example.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+        super().format_epilog(ctx, formatter)
+
+    def sections(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
+        """Return the sections of the help: title, example, and the options with their texts."""
+        found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
+        order = sorted(self.get_params(ctx), key=_place)
+        for param in order:
+            if not isinstance(param, click.Option) or not (record := param.get_help_record(ctx)):
+                continue
+            title, example = getattr(param, "group", GENERAL), ""
+            if isinstance(param, LateOption) and param.kinds:
+                title = f"Options of {', '.join(param.kinds)}"
+                example = next(iter(param.kinds.values())) if len(param.kinds) == 1 else ""
+            found.setdefault(title, (example, []))[1].append(record)
+        return [(title, example, records) for title, (example, records) in found.items()]
+
+
+def _place(param: click.Parameter) -> int:
+    """Return the place of an option in the help: general options after the command's own, sources last."""
+    if isinstance(param, LateOption):
+        return 2
+    return 1 if getattr(param, "group", GENERAL) == GENERAL else 0
+
+
+class SourceCommand(Command):
+    """A command about a source: it has the options of all sources."""
+
+    searches: ClassVar[tuple[str, ...]] = ("own", "installed")
+    #: Whether the options of a source are shown with its example.
+    has_examples: ClassVar[bool] = True
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._searched = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._searched == len(self.searches)
+
+    def offers(self, _kind: kind.Kind) -> bool:
+        """Return whether this command has the options of a source."""
+        return True
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         """Return the option of a field, None if this command has none for it."""
@@ -58,51 +337,44 @@ class Command(click.Command):
             return None
         if field.flag:
             return LateOption(field.option, is_flag=True, help=field.help)
-        form = FILE if field.file else field.parse if field.parse is str else typed("text", field.parse)
+        form = FILE if field.file else field.parse if field.parse is str else Typed("text", field.parse)
         shown = default if isinstance(default, str) and default else None
         return LateOption(field.option, type=form, default=shown, show_default=True, help=field.help)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for search in ("own", "installed"):
-            try:
-                return super().parse_args(ctx, list(args))
-            except click.NoSuchOption:
-                self._extend(search)
-        return super().parse_args(ctx, args)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for search in self.shown:
-            self._extend(search)
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                title = f"Options of {', '.join(param.kinds)}" if isinstance(param, LateOption) else "Options"
-                sections.setdefault(title, []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-        if isinstance(self, click.Group):
-            self.format_commands(ctx, formatter)
-
-    def _extend(self, search: str) -> None:
-        """Add the options of our own sources, or of all installed ones."""
+    def extend(self) -> None:
         from cdi_worker import sources
 
-        found: Iterable[kind.Kind] = getattr(sources, search)()
+        found: Iterable[kind.Kind] = getattr(sources, self.searches[self._searched])()
+        self._searched += 1
         known = {name: param for param in self.params for name in param.opts}
-        for each in found:
+        for each in filter(self.offers, found):
             for field, default in each.table.values():
                 option = known.get(field.option) or self.offer(field, default)
                 if isinstance(option, LateOption):
                     if field.option not in known:
                         known[field.option] = option
                         self.params.append(option)
-                    if each.name not in option.kinds:
-                        option.kinds.append(each.name)
+                    option.kinds.setdefault(each.name, each.example if self.has_examples else "")
 
 
-class MountCommand(Command):
+class RegistryCommand(SourceCommand):
+    """A command about a container image."""
+
+    searches = ("own",)
+    has_examples = False
+
+    def offers(self, kind: kind.Kind) -> bool:
+        return kind.name == "registry"
+
+    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+        # The digest is that of the index, for all architectures.
+        return super().offer(field, default) if field.option == "--auth-file" else None
+
+
+class MountCommand(SourceCommand):
     """A command with options for the mounts of sources; their defaults are the paths in a pod."""
+
+    has_examples = False
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         if not field.mount or field.key:
@@ -110,16 +382,50 @@ class MountCommand(Command):
         return LateOption(field.option, default=field.mount, show_default=True, help=field.help)
 
 
-class PodGroup(Command, click.Group):
+class PodGroup(SourceCommand, click.Group):
     """The top-level command, which runs a pod's role; it has options for the mounts of sources."""
 
     # Searching for plug-ins takes longer than everything else in this help.
-    shown = ("own",)
+    searches = ("own",)
+    has_examples = False
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         if not field.mount:
             return None
         return LateOption(field.option, default=field.mount, show_default=True, help=field.help)
+
+    def check_keys(self, found: config.Config) -> None:
+        """Raise ``errors.RequestError`` if the configuration file has keys that no command has."""
+        known: dict[str, set[str]] = {"": {each.key for each in self.options if not each.here}}
+        context = click.Context(self)
+        for name in self.list_commands(context):
+            command = self.get_command(context, name)
+            if isinstance(command, Command):
+                command.complete()
+                known[name] = {each.key for each in command.options if not each.here}
+        known[""] |= {key for keys in known.values() for key in keys}
+        faults = []
+        for section, values in found.sections.items():
+            if section not in known:
+                faults.append(f"[{section}] is not a command")
+                continue
+            keys = {key.replace("_", "-") for key in values}
+            faults += [_stranger(key, section, known[section]) for key in sorted(keys - known[section])]
+        if faults:
+            raise errors.RequestError(*(f"{found.path}: {fault}" for fault in faults))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+
+def _stranger(key: str, section: str, known: set[str]) -> str:
+    # Imported when used: only a faulty file needs it (start-up time).
+    import difflib
+
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{key!r} is not an option{f' of {section}' if section else ''}{hint}"
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cdi_worker import contract, errors, request, sources, units
-from cdi_worker.commands import late
+from cdi_worker.commands import late, output
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base, fields
@@ -19,116 +19,189 @@ from cdi_worker.sources import base, fields
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-SIZE = late.typed("size", units.parse_quantity)
-FRACTION = late.typed("fraction", contract.parse_overhead)
-HEADER = late.typed("header", contract.parse_header)
+SIZE = late.Typed("size", units.parse_quantity)
+FRACTION = late.Typed("fraction", contract.parse_overhead)
+HEADER = late.TypedLines("header", contract.parse_header)
 #: Whether it can be written is found out when it is opened (exit status 6).
 TARGET = click.Path(readable=False)
+FOLDER = click.Path(exists=True, file_okay=False)
+
+#: The sections of the help.
+SOURCE, ACCESS, TRANSFER = "Source", "Credentials and TLS", "Transfer"
+DISK, WRITING, OUTPUT = "Disk", "Writing", "Output"
 
 
 def stall_option(what: str) -> Decorator:
     """Return the option for the seconds to wait without ``what``."""
-    return click.option(
+    return late.option(
+        TRANSFER,
         "--stall-timeout",
         "stall",
         type=click.FloatRange(min=1),
         default=180.0,
         show_default=True,
-        help=f"Fail after this many seconds without {what}.",
+        metavar="SECONDS",
+        help=f"Fail after so long without {what}.",
     )
 
 
-force_option = click.option(
-    "--force", is_flag=True, help="Replace an existing file, or what a device holds, with the complete disk."
+direct_option = late.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
+force_option = late.option(
+    WRITING,
+    "--force",
+    is_flag=True,
+    help="Replace an existing file, or what a device holds, with the complete disk.",
 )
-wait_option = click.option(
+wait_option = late.option(
+    WRITING,
     "--wait",
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
     help="Wait so long for another run that writes to TARGET.",
 )
+scratch_option = late.option(
+    WRITING, "--scratch", type=FOLDER, help="Folder for images that cannot be streamed."
+)
+connections_option = late.option(
+    TRANSFER,
+    "--connections",
+    type=click.IntRange(1, 64),
+    default=6,
+    show_default=True,
+    metavar="NUMBER",
+    help="Parallel connections.",
+)
+insecure_option = late.option(ACCESS, "--insecure", is_flag=True, help="Do not verify TLS certificates.")
+progress_option = late.option(
+    OUTPUT,
+    "--progress",
+    "style",
+    type=click.Choice(output.STYLES),
+    default="auto",
+    show_default=True,
+    help="How to show progress; auto: a bar on a terminal, else lines.",
+)
 
-
-_SOURCE: tuple[Decorator, ...] = (
-    click.option("--source", "kind", help="Kind of source (http, s3, vddk, …) [default: from the URL]."),
-    click.option("--user", default="", help="User or access key."),
-    click.option(
+_LOGIN: tuple[Decorator, ...] = (
+    late.option(ACCESS, "--user", default="", help="User or access key."),
+    late.option(
+        ACCESS,
         "--password-file",
         type=late.FILE,
         help="File with the password or secret key [default: IMPORTER_SECRET_KEY].",
     ),
-    click.option(
-        "--session-token-file",
-        type=late.FILE,
-        help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
-    ),
-    click.option(
-        "--header", "headers", type=HEADER, multiple=True, help="HTTP header 'Name: value'; may be repeated."
-    ),
-    click.option("--header-dir", help="Folder of secret HTTP headers, one per file."),
-    click.option(
+)
+_TRUST: tuple[Decorator, ...] = (
+    late.option(
+        ACCESS,
         "--ca-file",
         "ca_files",
         type=late.FILE,
         multiple=True,
         help="PEM file with more CA certificates to trust; may be repeated.",
     ),
-    click.option("--ca-dir", help="Folder of PEM files with CA certificates to trust."),
-    click.option("--insecure", is_flag=True, help="Do not verify TLS certificates."),
-    click.option(
-        "--connections",
-        type=click.IntRange(1, 64),
-        default=6,
-        show_default=True,
-        help="Parallel connections.",
+    late.option(
+        ACCESS,
+        "--ca-dir",
+        metavar="DIRECTORY",
+        help="Folder of PEM files with CA certificates to trust.",
     ),
-    stall_option("data"),
+    insecure_option,
 )
-_DISK: tuple[Decorator, ...] = (
-    click.option(
-        "--size",
-        type=SIZE,
-        help="Size of the disk, such as 10Gi, rounded up to 512 bytes; a smaller image is grown.",
+_SOURCE: tuple[Decorator, ...] = (
+    late.option(
+        SOURCE, "--source", "kind", help="Kind of source (http, s3, vddk, …) [default: from the URL]."
     ),
-    click.option(
-        "--overhead", type=FRACTION, help="Fraction of the file system to leave free, such as 0.06."
-    ),
-    click.option(
+    late.option(
+        SOURCE,
         "--content-type",
         type=click.Choice(request.CONTENT_TYPES),
         default="kubevirt",
         show_default=True,
         help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",
     ),
-    click.option(
-        "--scratch",
-        type=click.Path(exists=True, file_okay=False),
-        help="Folder for images that cannot be streamed.",
+    late.option(
+        SOURCE,
+        "--checksum",
+        help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512).",
     ),
-    click.option(
-        "--checksum", help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512)."
+    *_LOGIN,
+    late.option(
+        ACCESS,
+        "--session-token-file",
+        type=late.FILE,
+        help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
+    ),
+    late.option(
+        ACCESS,
+        "--header",
+        "headers",
+        type=HEADER,
+        multiple=True,
+        help="HTTP header 'Name: value'; may be repeated.",
+    ),
+    late.option(
+        ACCESS, "--header-dir", metavar="DIRECTORY", help="Folder of secret HTTP headers, one per file."
+    ),
+    *_TRUST,
+    connections_option,
+    stall_option("data"),
+)
+_OVERHEAD: tuple[Decorator, ...] = (
+    late.option(
+        DISK,
+        "--overhead",
+        type=FRACTION,
+        help="Fraction of the file system to leave free, such as 0.06.",
     ),
 )
 _WRITING: tuple[Decorator, ...] = (
-    click.option("--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."),
-    click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT)."),
+    late.option(WRITING, "--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."),
+    direct_option,
     force_option,
     wait_option,
 )
-_OUTPUT: tuple[Decorator, ...] = (click.option("--json", "as_json", is_flag=True, help="Print JSON."),)
+_IMPORT: tuple[Decorator, ...] = (
+    late.option(
+        DISK,
+        "--size",
+        type=SIZE,
+        help="Size of the disk, such as 10Gi, rounded up to 512 bytes; a smaller image is grown.",
+    ),
+    *_OVERHEAD,
+    scratch_option,
+    *_WRITING,
+    late.option(
+        OUTPUT,
+        "--dry-run",
+        is_flag=True,
+        here=True,
+        help="Contact the source and print the plan; write nothing.",
+    ),
+    late.option(
+        OUTPUT,
+        "--sha256",
+        "digest",
+        is_flag=True,
+        help="Read the disk back after the import and print its SHA-256.",
+    ),
+    progress_option,
+)
 _UPLOAD: tuple[Decorator, ...] = (
-    click.option("--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
-    click.option("--ca-file", type=late.FILE, help="PEM file with the CA certificates to trust."),
-    click.option("--cert", "certificate", type=late.FILE, help="Client certificate (PEM)."),
-    click.option(
+    late.option(SOURCE, "--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."),
+    late.option(ACCESS, "--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
+    late.option(ACCESS, "--cert", "certificate", type=late.FILE, help="Client certificate (PEM)."),
+    late.option(
+        ACCESS,
         "--key",
         type=late.FILE,
         help="Key of the client certificate (PEM) [default: the file of --cert].",
     ),
-    click.option("--insecure", is_flag=True, help="Do not verify TLS certificates."),
-    click.option("--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."),
+    late.option(ACCESS, "--ca-file", type=late.FILE, help="PEM file with the CA certificates to trust."),
+    insecure_option,
     stall_option("progress"),
+    progress_option,
 )
 
 
@@ -137,24 +210,24 @@ def upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _add(command, _UPLOAD)
 
 
-def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that contacts a source."""
-    return _add(command, _SOURCE)
+def digest_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that reads a registry."""
+    return _add(command, (*_LOGIN, *_TRUST))
 
 
-def read_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def inspect_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that inspects a source."""
-    return _add(command, _SOURCE + _DISK + _OUTPUT)
+    return _add(command, (*_SOURCE, *_OVERHEAD))
 
 
 def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that imports a disk."""
-    return _add(command, _SOURCE + _DISK + _WRITING + _OUTPUT)
+    return _add(command, (*_SOURCE, *_IMPORT))
 
 
 def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that writes a disk without a source."""
-    return _add(command, _WRITING + _OUTPUT)
+    return _add(command, _WRITING)
 
 
 def _add(command: Callable[..., Any], options: tuple[Decorator, ...]) -> Callable[..., Any]:
@@ -176,8 +249,8 @@ def make_request(
         location=make_location(kind, address, given, env),
         target=target,
         content_type=given["content_type"],
-        scratch=given["scratch"],
-        image_size=given["size"],
+        scratch=given.get("scratch"),
+        image_size=given.get("size"),
         exact_size=True,
         overhead=given["overhead"] or Fraction(0),
         preallocation=given.get("preallocate", False),
@@ -214,12 +287,12 @@ def make_location(
     access = base.Access(
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
         password=read_secret(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
-        session_token=read_secret(given["session_token_file"]) or env.get("IMPORTER_SESSION_TOKEN", ""),
-        headers=given["headers"] + contract.header_files(given["header_dir"] or ""),
+        session_token=read_secret(given.get("session_token_file")) or env.get("IMPORTER_SESSION_TOKEN", ""),
+        headers=given.get("headers", ()) + contract.header_files(given.get("header_dir") or ""),
         ca_files=given["ca_files"] + contract.certificate_files(given["ca_dir"] or ""),
         insecure=given["insecure"],
-        connections=given["connections"],
-        patience=given["stall"],
+        connections=given.get("connections", 6),
+        patience=given.get("stall", 180.0),
         **reading.proxies(),
     )
 

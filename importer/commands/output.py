@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import sys
@@ -16,17 +17,18 @@ from cdi_worker import errors, execute, request, units
 from cdi_worker import progress as progress_module
 
 if TYPE_CHECKING:
+    from cdi_worker.commands import context
     from cdi_worker.send import file
 
 STYLES = ("auto", "bar", "lines", "json", "none")
 
 
 @contextlib.contextmanager
-def progress(style: str, *, as_json: bool) -> Iterator[progress_module.Progress]:
+def progress(style: str, obj: context.Context) -> Iterator[progress_module.Progress]:
     """Yield a progress that reports on standard error in ``style``, one of ``STYLES``."""
     if style == "auto":
-        style = "bar" if sys.stderr.isatty() and not as_json else "none" if as_json else "lines"
-    if style == "none":
+        style = "none" if obj.as_json else "bar" if sys.stderr.isatty() else "lines"
+    if style == "none" or obj.quiet:
         yield progress_module.NullProgress()
     elif style == "bar":
         with contextlib.closing(progress_module.Bar()) as bar:
@@ -45,11 +47,17 @@ def say(text: str, *, err: bool = False) -> None:
         click.echo(text, err=err)
 
 
-def result(done: execute.Result, *, as_json: bool, digest: bool, err: bool = False) -> None:
-    """Print the result of an import; with ``digest``, read the disk back and print its SHA-256.
+def silent(_text: str) -> None:
+    """Print nothing."""
 
-    ``err``: on standard error, because standard output is the disk.
-    """
+
+def value(obj: context.Context, name: str, text: str, **more: str) -> None:
+    """Print a result that is one value: alone, or as the field ``name``."""
+    say(json.dumps({**more, name: text}) if obj.as_json else text)
+
+
+def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
+    """Print the result of an import; with ``digest``, read the disk back and print its SHA-256."""
     fields: dict[str, object] = {
         "source": done.source,
         "target": done.target,
@@ -66,8 +74,9 @@ def result(done: execute.Result, *, as_json: bool, digest: bool, err: bool = Fal
     }
     if digest:
         fields["sha256"] = sha256(done.target, done.size)
-    if as_json:
-        say(json.dumps(fields), err=err)
+    if obj.as_json:
+        say(json.dumps(fields), err=obj.to_stdout)
+    if obj.as_json or (obj.quiet and not digest):
         return
     rate = done.size / max(done.seconds, 1e-3)
     _table(
@@ -81,12 +90,17 @@ def result(done: execute.Result, *, as_json: bool, digest: bool, err: bool = Fal
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
         },
-        err=err,
+        err=obj.to_stdout,
     )
 
 
-def uploaded(done: file.Sent) -> None:
+def uploaded(done: file.Sent, obj: context.Context) -> None:
     """Print the result of an upload."""
+    if obj.as_json:
+        fields = dataclasses.asdict(done)
+        say(json.dumps({**fields, "seconds": round(done.seconds, 3)}))
+    if obj.as_json or obj.quiet:
+        return
     resumed = f", of which the server had {_size(done.resumed)}" if done.resumed else ""
     _table(
         {
@@ -106,14 +120,14 @@ def _read(done: execute.Result) -> str:
     return text
 
 
-def inspection(found: execute.Inspection, wanted: request.Request, *, as_json: bool) -> int:
+def inspection(found: execute.Inspection, wanted: request.Request, obj: context.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
     offer, content = found.survey.offer, found.survey.content
     obstacle = None if found.obstacle is None else str(found.obstacle)
     status = 0 if found.obstacle is None else found.obstacle.status
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
-    if as_json:
+    if obj.as_json:
         say(json.dumps(_as_fields(found, float(wanted.overhead))))
         return status
     volume = f"{_size(found.volume_size)} with {float(wanted.overhead):.1%} for the file system"
@@ -152,6 +166,7 @@ def _as_fields(found: execute.Inspection, overhead: float) -> dict[str, object]:
         "reason": None if found.plan is None else found.plan.reason,
         "scratch": found.plan is not None and found.plan.scratch,
         "obstacle": None if found.obstacle is None else str(found.obstacle),
+        **({} if found.obstacle is None else {"error": found.obstacle.as_fields()}),
         **found.details,
     }
 

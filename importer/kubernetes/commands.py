@@ -17,7 +17,7 @@ from cdi_worker.images.tools import process
 
 if TYPE_CHECKING:
     from cdi_worker import request
-    from cdi_worker.commands import group
+    from cdi_worker.commands import context
     from cdi_worker.kubernetes import datavolume, documents
 
 log = logging.getLogger(__name__)
@@ -28,49 +28,63 @@ NO_IMAGE = (
     "the Job needs a container image, and this version was released without one; "
     "build one (make image), push it, and name it: --image registry.example.org/cdi-worker:VERSION"
 )
-FOLDER = click.Path(exists=True, file_okay=False)
+#: A section of the help.
+JOB = "Job"
 
-_overhead = click.option(
+_overhead = late.option(
+    options.DISK,
     "--overhead",
     type=options.FRACTION,
     default="0.06",
     show_default=True,
     help="Fraction of a file system to leave free.",
 )
-_secrets = click.option(
+_secrets = late.option(
+    options.SOURCE,
     "--secrets",
-    type=FOLDER,
+    type=options.FOLDER,
     help="Folder of Secrets and ConfigMaps: a sub-folder for each, a file for each key.",
 )
-_after = click.option("--after", default="", help="Checkpoint that an earlier run has copied to the volume.")
+_after = late.option(
+    options.SOURCE, "--after", default="", help="Checkpoint that an earlier run has copied to the volume."
+)
 
 
-@click.command()
+@click.command(
+    cls=late.Command,
+    example="cdi-worker manifest dv.yaml | kubectl apply -f -",
+    short_help="Print a DataVolume as Kubernetes objects.",
+)
 @click.argument("manifest")
-@click.option("--image", help="Container image of the worker [default: that of this release].")
+@late.option(JOB, "--image", help="Container image of the worker [default: that of this release].")
 @_overhead
-@click.option(
+@late.option(
+    JOB,
     "--scratch/--no-scratch",
     "scratch",
+    here=True,
     default=None,
     help="Whether the pod gets scratch space [default: if it may be needed].",
 )
-@click.option("--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
-@click.option("--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch.")
-@click.option(
+@late.option(JOB, "--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
+@late.option(
+    JOB, "--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch."
+)
+@late.option(
+    JOB,
     "--ttl",
     type=click.IntRange(0),
     help="Seconds after which a finished Job is deleted, with its pods and their scratch space "
     "[default: kept].",
 )
 @_after
-@click.option(
-    "--contact", is_flag=True, help="Contact the source to find out whether it needs scratch space."
+@late.option(
+    JOB, "--contact", is_flag=True, help="Contact the source to find out whether it needs scratch space."
 )
 @_secrets
 @click.pass_obj
 def manifest(
-    obj: group.Context,
+    obj: context.Context,
     /,
     manifest: str,
     overhead: Fraction,
@@ -82,8 +96,6 @@ def manifest(
     **given: Any,
 ) -> None:
     """Print the DataVolume in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
-
-    cdi-worker manifest dv.yaml | kubectl apply -f -
 
     Secrets and ConfigMaps in the same file are printed, too.
     """
@@ -108,7 +120,9 @@ def manifest(
     for warning in warnings:
         log.warning("%s", warning)
     # First, so that no pod waits for them.
-    output.say(datavolume_manifest.dump([*beside, *made]).rstrip("\n"))
+    all_made = [*beside, *made]
+    text = datavolume_manifest.as_list(all_made) if obj.as_json else datavolume_manifest.dump(all_made)
+    output.say(text.rstrip("\n"))
 
 
 def _needs_scratch(inspection: execute.Inspection) -> bool:
@@ -117,26 +131,39 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
     return inspection.plan.scratch or inspection.plan.spill
 
 
-@click.command(cls=late.MountCommand)
+@click.command(
+    cls=late.MountCommand,
+    example="cdi-worker run dv.yaml --target disk.img",
+    short_help="Import a DataVolume on this machine.",
+)
 @click.argument("manifest")
-@click.option("--target", default="", type=click.Path(), help="File, directory or block device to write.")
-@click.option("--from", "origin", default="", help="File to upload, or volume to clone.")
+@late.option(
+    options.WRITING,
+    "--target",
+    default="",
+    type=options.TARGET,
+    help="File, directory or block device to write.",
+)
+@late.option(options.SOURCE, "--from", "origin", default="", help="File to upload, or volume to clone.")
 @_secrets
-@click.option("--scratch", type=FOLDER, help="Folder for images that cannot be streamed.")
-@_overhead
 @_after
-@click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
+@_overhead
+@options.scratch_option
+@options.direct_option
 @options.force_option
 @options.wait_option
-@click.option("--connections", type=click.IntRange(1, 64), default=6, show_default=True)
+@options.connections_option
 @options.stall_option("a byte")
-@click.option(
-    "--dry-run", is_flag=True, help="Check the request, contact the source and print the plan; write nothing."
+@late.option(
+    options.OUTPUT,
+    "--dry-run",
+    is_flag=True,
+    here=True,
+    help="Check the request, contact the source and print the plan; write nothing.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--progress", "style", type=click.Choice(output.STYLES), default="auto", show_default=True)
+@options.progress_option
 @click.pass_obj
-def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
+def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
     """Import the DataVolume in MANIFEST (a YAML file, - for standard input) on this machine.
 
     Prints the phases and conditions that the DataVolume would have in a cluster.
@@ -144,15 +171,16 @@ def run(obj: group.Context, /, manifest: str, secrets: str | None, style: str, *
     from cdi_worker.kubernetes import documents
     from cdi_worker.kubernetes import run as datavolume_run
 
-    dry, as_json = given.pop("dry_run"), given.pop("as_json")
+    dry = given.pop("dry_run")
     if not dry and not given["target"]:
         raise errors.RequestError("no target given: name a file, directory or device with --target")
     given["mounts"] = late.given(click.get_current_context())
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
-            return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], as_json=as_json)
-        status = datavolume_run.Status(volume.name, volume.source.kind, output.say, as_json=as_json)
-        with output.progress(style, as_json=as_json) as reporter:
+            return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)
+        write = output.silent if obj.quiet and not obj.as_json else output.say
+        status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)
+        with output.progress(style, obj) as reporter:
             datavolume_run.run(volume, stages, status, reporter, obj.cancel)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -74,6 +75,11 @@ def companions(
             )
         made.append({**document.content, "metadata": metadata})
     return made, warnings
+
+
+def as_list(made: Iterable[Object]) -> str:
+    """Return objects as one JSON object, a List, which kubectl reads too."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(made)})
 
 
 def dump(made: Iterable[Object]) -> str:

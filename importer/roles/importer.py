@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi_worker import contract, errors, execute, metrics, plan, progress, report, request, sources
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base, fields
 
 
@@ -35,12 +35,14 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         image_size=reading.quantity("IMPORTER_IMAGE_SIZE"),
         overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
         preallocation=reading.boolean("PREALLOCATION"),
-        direct=env.get("CACHE_MODE") == "TRYNONE",
+        direct=env.get("CACHE_MODE") == "TRYNONE" or paths.tuning.direct,
         checksum=env.get("IMPORTER_CHECKSUM") or None,
         owner_uid=env.get("OWNER_UID", ""),
         existing="remove",
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
+        connect_patience=min(request.CONNECT_PATIENCE, paths.tuning.stall),
+        fetch=fetch.Options(connections=paths.tuning.connections, no_progress=paths.tuning.stall),
     )
     if reading.faults:
         request.check(made, reading.faults)
@@ -81,6 +83,8 @@ def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contrac
         headers=reading.headers() + secret_headers,
         ca_files=certificates,
         insecure=env.get("INSECURE_TLS") == "true",
+        connections=paths.tuning.connections,
+        patience=paths.tuning.stall,
         **reading.proxies(),
     )
 

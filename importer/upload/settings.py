@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 
 from cdi_worker import contract, errors, request
+from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 from cdi_worker.upload import tls as upload_tls
 
@@ -58,6 +59,8 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
             image_size=reading.quantity("UPLOAD_IMAGE_SIZE"),
             overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
             preallocation=reading.boolean("PREALLOCATION"),
+            direct=paths.tuning.direct,
+            fetch=fetch.Options(no_progress=paths.tuning.stall),
             existing="remove",
             permissions=contract.FILE_MODE,
             wait=contract.WAIT,

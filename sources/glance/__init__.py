@@ -4,4 +4,11 @@ from __future__ import annotations
 
 from cdi_worker.sources import kind
 
-KINDS = (kind.Kind("glance", source=f"{__name__}.source:source", location=f"{__name__}.locations:Glance"),)
+KINDS = (
+    kind.Kind(
+        "glance",
+        source=f"{__name__}.source:source",
+        location=f"{__name__}.locations:Glance",
+        example="cdi-worker import --source glance --image-id 7b1c0a2e https://cloud.example.org disk.img",
+    ),
+)

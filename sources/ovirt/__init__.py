@@ -4,4 +4,11 @@ from __future__ import annotations
 
 from cdi_worker.sources import kind
 
-KINDS = (kind.Kind("imageio", source=f"{__name__}.source:source", location=f"{__name__}.locations:Imageio"),)
+KINDS = (
+    kind.Kind(
+        "imageio",
+        source=f"{__name__}.source:source",
+        location=f"{__name__}.locations:Imageio",
+        example="cdi-worker import --source imageio --disk-id 6f3a https://HOST/ovirt-engine/api disk.img",
+    ),
+)

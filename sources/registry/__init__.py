@@ -10,5 +10,6 @@ KINDS = (
         source=f"{__name__}.source:source",
         location=f"{__name__}.locations:Registry",
         schemes=("docker", "oci-archive"),
+        example="cdi-worker import --architecture arm64 docker://quay.io/org/disk:latest disk.img",
     ),
 )

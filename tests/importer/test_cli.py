@@ -198,7 +198,7 @@ def test_help_of_every_command_is_for_people() -> None:
 
 def test_help_lists_only_options_as_options() -> None:
     lines = worker.run("import", "--help").output.splitlines()
-    first = lines[lines.index("Options:") + 1]
+    first = lines[lines.index("Source:") + 1]
     assert first.startswith("  --source ")
 
 

@@ -61,7 +61,7 @@ def test_variable_of_the_plugin_is_used(site: Path, tmp_path: Path) -> None:
 
 
 def test_help_shows_the_options_of_each_source(site: Path) -> None:
-    for command in ("import", "inspect", "digest"):
+    for command in ("import", "inspect"):
         text = run(site, command, "--help").output
         _, _, options = text.partition("Options of pattern:")
         assert options.split()[0] == "--pattern-byte", text

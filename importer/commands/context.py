@@ -1,0 +1,36 @@
+"""What all commands of one process share: cancelling, logging, the form of the output, the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import click
+
+from cdi_worker.commands import config
+from cdi_worker.images.engine import cancelling
+
+
+@dataclasses.dataclass
+class Context:
+    """The object that ``cli`` passes to every command.
+
+    ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
+    standard output is the disk. ``config``: None until the top-level command has read it. ``faults``: of
+    options that only a pod's role reads.
+    """
+
+    cancel: cancelling.Cancel
+    set_up_logging: Callable[[int], None]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    verbosity: int = 0
+    quiet: bool = False
+    as_json: bool = False
+    to_stdout: bool = False
+    config: config.Config | None = None
+    faults: list[click.ClickException] = dataclasses.field(default_factory=list)
+
+    def log(self, verbosity: int = 0) -> None:
+        """Set up logging for the largest ``verbosity`` so far."""
+        self.verbosity = max(self.verbosity, verbosity)
+        self.set_up_logging(self.verbosity or (-1 if self.quiet else 0))

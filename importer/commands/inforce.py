@@ -1,0 +1,108 @@
+"""The command ``config``: the options in force, and where each comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from cdi_worker import errors
+from cdi_worker.commands import context as shared
+from cdi_worker.commands import late, output
+
+#: The name of the options of a pod's role, which belong to no command.
+ROLE = "(role)"
+#: Options whose values may be secret.
+SECRET = frozenset({"header"})
+
+
+class Row(NamedTuple):
+    """An option in force. ``origin``: a variable, a file, or ``default``."""
+
+    command: str
+    option: str
+    value: Any
+    origin: str
+
+
+@click.command(
+    cls=late.Command,
+    example="CDI_WORKER_CONNECTIONS=8 cdi-worker config import",
+    short_help="Show the options in force, and where they come from.",
+)
+@click.argument("command", required=False)
+@click.pass_context
+def config(ctx: click.Context, /, command: str | None) -> None:
+    """Show the options in force for COMMAND, or for all commands, and where each comes from.
+
+    An option on the command line is used first, then its variable, the configuration file, and its default.
+    """
+    obj = ctx.find_object(shared.Context)
+    root = ctx.find_root()
+    group = root.command
+    if obj is None or obj.config is None or not isinstance(group, late.PodGroup):
+        raise AssertionError(command)
+    group.check_keys(obj.config)
+    names = [name for name in group.list_commands(root) if name != "config"]
+    if command is not None and command not in names:
+        raise errors.RequestError(f"{command!r} is not a command; commands: {', '.join(names)}")
+    found = [row for name in names if command in {None, name} for row in rows(root, name)]
+    if command is None:
+        found = [*_rows(root, group, ROLE), *found]
+    _print(obj, found)
+
+
+def rows(root: click.Context, name: str) -> Iterator[Row]:
+    """Yield the options of a command, with those of sources."""
+    group = root.command
+    made = group.get_command(root, name) if isinstance(group, click.Group) else None
+    if isinstance(made, late.Command) and not made.hidden:
+        made.complete()
+        with click.Context(made, info_name=name, parent=root, **made.context_settings) as context:
+            yield from _rows(context, made, name)
+
+
+def _rows(context: click.Context, command: late.Command, name: str) -> Iterator[Row]:
+    obj = context.find_object(shared.Context)
+    command.complete()
+    if obj is not None and obj.config is not None:
+        context.default_map, _ = command.configured(obj.config)
+    for option in command.options:
+        if option.here or option.hidden:
+            continue
+        value, source = option.consume_value(context, {})
+        context.set_parameter_source(option.name or "", source)
+        if source is click.core.ParameterSource.DEFAULT:
+            value = option.get_default(context)
+        shown = _plain(value)
+        if option.key in SECRET and shown:
+            shown = "***"
+        yield Row(name, option.key, shown, late.origin(context, option) or "default")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; None for an option that is not set."""
+    if isinstance(value, tuple | list):
+        return [str(each) for each in value]
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _print(obj: shared.Context, found: list[Row]) -> None:
+    path = obj.config.path if obj.config is not None else ""
+    if obj.as_json:
+        commands: dict[str, dict[str, Any]] = {}
+        for row in found:
+            commands.setdefault(row.command, {})[row.option] = {"value": row.value, "from": row.origin}
+        output.say(json.dumps({"file": path or None, "options": commands}))
+        return
+    output.say(f"configuration file: {path or 'none'}")
+    widths = [max((len(str(row[column])) for row in found), default=0) for column in (1, 2)]
+    last = ""
+    for row in found:
+        if row.command != last:
+            output.say(f"\n{row.command}")
+            last = row.command
+        shown = "" if row.value in (None, "", []) else str(row.value)
+        output.say(f"  {row.option:<{widths[0]}}  {shown:<{min(widths[1], 40)}}  {row.origin}".rstrip())

@@ -1,0 +1,146 @@
+"""Options from the environment and from a configuration file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdi_worker.commands import group, late
+from tests.support import disks as disks_module
+from tests.support import misbehave, worker
+
+REQUEST, SOURCE = 2, 3
+
+
+def in_force(*arguments: str, env: dict[str, str] | None = None) -> dict[str, tuple[object, str]]:
+    """Return the options in force for ``import``, with where each comes from."""
+    done = worker.run("config", "import", "--json", *arguments, env=env)
+    assert done.status == 0, done.errors
+    found = json.loads(done.output)["options"]["import"]
+    return {option: (each["value"], each["from"]) for option, each in found.items()}
+
+
+def test_every_option_has_a_variable_with_its_name() -> None:
+    for name in group.COMMANDS:
+        command = group.COMMANDS[name]
+        if not isinstance(command, late.Command):
+            continue
+        command.complete()
+        for option in command.options:
+            assert option.variable == f"CDI_WORKER_{option.key.upper().replace('-', '_')}"
+        assert {"connections", "stall-timeout"} & {each.key for each in command.options} or name != "import"
+
+
+def test_command_line_is_before_variable_before_file_before_default(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("connections = 3\nstall-timeout = 60\n[import]\nwait = 9\n[blank]\nwait = 1\n")
+    env = {"CDI_WORKER_CONNECTIONS": "4", "CDI_WORKER_CONFIG": str(path)}
+    found = in_force(env=env)
+    assert found["connections"] == ("4", "CDI_WORKER_CONNECTIONS")
+    assert found["stall-timeout"] == ("60", str(path))
+    assert found["wait"] == ("9", str(path))
+    assert found["direct"] == (False, "default")
+    del env["CDI_WORKER_CONNECTIONS"]
+    assert in_force(env=env)["connections"] == ("3", str(path))
+
+
+def test_option_wins_over_variable_and_file(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    """A wrong value is refused where it is used, with the place that it comes from."""
+    path = tmp_path / "config.toml"
+    path.write_text("connections = 99\n")
+    url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
+    done = worker.run("import", url, tmp_path / "disk.img", "--config", path)
+    assert (done.status, f"(from {path})" in done.errors) == (REQUEST, True), done.errors
+    env = {"CDI_WORKER_CONNECTIONS": "98"}
+    done = worker.run("import", url, tmp_path / "disk.img", "--config", path, env=env)
+    assert (done.status, "(from CDI_WORKER_CONNECTIONS)" in done.errors) == (REQUEST, True), done.errors
+    done = worker.run("import", url, tmp_path / "disk.img", "--config", path, "--connections=2", env=env)
+    assert done.status == 0, done.errors
+
+
+@pytest.mark.parametrize("place", ["home", "config_home", "config_dirs"])
+def test_file_is_found_in_the_xdg_directories(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / (".config" if place == "home" else place) / "cdi-worker"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("quiet = true\n")
+    env = {
+        "home": {"HOME": str(tmp_path)},
+        "config_home": {"XDG_CONFIG_HOME": str(tmp_path / place)},
+        "config_dirs": {"XDG_CONFIG_DIRS": f"/nowhere:{tmp_path / place}", "HOME": "/nowhere"},
+    }[place]
+    assert in_force(env=env)["quiet"] == (True, str(folder / "config.toml"))
+    done = worker.run("blank", tmp_path / "disk.img", "1Mi", env=env)
+    assert (done.status, done.output, done.errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("conections = 3\n", "'conections' is not an option; did you mean 'connections'?"),
+        ("[import]\ntoken-file = 'x'\n", "'token-file' is not an option of import"),
+        ("[imports]\nwait = 3\n", "[imports] is not a command"),
+        ("wait = \n", "Invalid value (at line 1"),
+        ("\udcff", "codec can't decode"),
+    ],
+)
+def test_faulty_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text, errors="surrogateescape")
+    for arguments in (("config",), ("import", tmp_path, tmp_path / "disk.img")):
+        done = worker.run(*arguments, "--config", path)
+        assert (done.status, message in done.error_message) == (REQUEST, True), done.errors
+        assert str(path) in done.error_message
+    assert worker.run("config", "--config", tmp_path / "missing").status == REQUEST
+
+
+def test_file_may_hold_options_of_other_commands_and_of_sources(
+    disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'region = "eu-west-1"\ntoken-file = "{path}"\nfrom = "x"\ndata-dir = "{tmp_path}"\n')
+    done = worker.run("import", disks.raw(), tmp_path / "disk.img", "--config", path)
+    assert done.status == 0, done.errors
+    env = {"CDI_WORKER_CONFIG": str(path)}
+    assert in_force(env=env)["region"] == ("eu-west-1", str(path))
+    env["CDI_WORKER_REGION"] = "eu-north-1"
+    assert in_force(env=env)["region"] == ("eu-north-1", "CDI_WORKER_REGION")
+
+
+def test_several_values_in_a_variable_are_lines(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
+    env = {"CDI_WORKER_HEADER": "X-One: a b\nX-Two: c", "CDI_WORKER_JSON": "true"}
+    done = worker.run("import", url, tmp_path / "disk.img", env=env)
+    assert done.status == 0, done.errors
+    assert json.loads(done.output)["source"] == url
+    sent = server.requests[0].headers
+    assert (sent["x-one"], sent["x-two"]) == ("a b", "c")
+    shown = worker.run("config", "import", env={"CDI_WORKER_HEADER": "X-One: hush"}).output
+    assert ("hush" in shown, "***" in shown) == (False, True)
+
+
+def test_administrator_sets_options_of_all_pods(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    pod = worker.Pod(tmp_path)
+    url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
+    env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url}
+    # A Service with the name cdi-worker adds such variables to every pod of its namespace.
+    env |= {"CDI_WORKER_SERVICE_HOST": "10.0.0.1", "CDI_WORKER_PORT": "tcp://10.0.0.1:443"}
+    assert pod.run(**env, CDI_WORKER_CONNECTIONS="2", CDI_WORKER_DIRECT="true").status == 0
+    assert pod.disk.read_bytes() == disks.raw().read_bytes()
+    assert pod.run(**env, CDI_WORKER_CONNECTIONS="200").status == REQUEST
+    stalled = server.serve("/stalled", misbehave.Page(disks.raw().read_bytes(), cut=MIB, stall=60))
+    done = pod.run(**{**env, "IMPORTER_ENDPOINT": stalled}, CDI_WORKER_STALL_TIMEOUT="2")
+    assert done.status == 1
+    (tmp_path / "config.toml").write_text("connections = 200\n")
+    done = pod.run(**env, CDI_WORKER_CONFIG=str(tmp_path / "config.toml"))
+    assert (done.status, "config.toml" in done.errors) == (REQUEST, True)
+
+
+MIB = 1 << 20
