@@ -113,9 +113,7 @@ def examine(
         # reported first.
         facts.check_size(form, len(detected.head))
     if detect.is_luks(detected.head):
-        log.warning(
-            "the disk begins with a LUKS header and is imported as it is: only the guest can decrypt it"
-        )
+        log.warning("the disk begins with a LUKS header, imported as it is: only the guest can decrypt it")
     if detected.compressions:
         read = None
     elif form in {"raw", "iso"} and read is not None and _is_fixed_vhd(read, source.size or 0):
