@@ -86,7 +86,12 @@ class Engine:
             return ranges
         if source not in self._seams:
             self._seams[source] = seams.Seams(
-                ranges, source.size or 0, name=source.name, head=source.head, known=source.known
+                ranges,
+                source.size or 0,
+                name=source.name,
+                head=source.head,
+                known=source.known,
+                pace=source.pace,
             )
         return self._seams[source]
 

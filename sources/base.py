@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
 
 Reader: TypeAlias = readers.Reader
@@ -184,6 +184,11 @@ class Source:
     def known(self) -> remembered.Remembered:
         """The bytes of ``ranges`` read so far, starting with the head. Use it after the source is opened."""
         return remembered.Remembered(self.head)
+
+    @cached_property
+    def pace(self) -> pace.Pace:
+        """The times of the answers so far."""
+        return pace.Pace()
 
     def __enter__(self) -> Self:
         return self

@@ -1,12 +1,14 @@
 """The fetch engine: fetch ranges of a random-access source in parallel; deliver them in order or on arrival.
 
 Retries, back-off and the no-progress limit are implemented here, not in the sources. Memory is bounded: one
-buffer per connection for delivery on arrival, a fixed ring of buffers for delivery in order.
+buffer per connection for delivery on arrival, a fixed ring of buffers for delivery in order. A request may be
+longer than a buffer, which is delivered and filled again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -14,12 +16,16 @@ from typing import NamedTuple
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
 from cdi_worker.images import directio
-from cdi_worker.images.engine import cancelling, crew, retry, seams
+from cdi_worker.images.engine import cancelling, crew, pace, retry, seams
 
 MIB = 1 << 20
 #: Bytes delivered at once for a ``Continuing`` source: they stay in the CPU cache. With six plain
 #: connections, 2 GiB took 0.8 s and 0.9 s of CPU in such pieces, 1.2 s and 1.4 s in pieces of 4 MiB.
 PIECE = 1 * MIB
+#: A request takes so many times as long as the server needs to begin its answer, if all connections have
+#: one. It is never shorter than that time, even if there is then none for some connections: such servers work
+#: for each request, and on several at once no faster.
+_WORTH = 4
 #: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
 
@@ -39,8 +45,8 @@ Deliver = Callable[[int, memoryview], None]
 class Options:
     """Options of the fetch engine. Sizes in bytes, times in seconds.
 
-    ``chunk``: bytes of one request; from 4 MiB on the cost of a request no longer matters (virt-v2v measured
-    the same). ``window``: chunks in memory for delivery in order.
+    ``chunk``: bytes of a request to a server that answers at once; from 4 MiB on the cost of such a request
+    no longer matters (virt-v2v measured the same). ``window``: chunks in memory for delivery in order.
     """
 
     connections: int = 6
@@ -57,17 +63,17 @@ def split(start: int, end: int, chunk: int) -> Iterator[Range]:
         start = stop
 
 
-def _together(ranges: Iterable[Range], most: int) -> Iterator[list[Range]]:
-    """Group nearby ranges for requests of at most ``most`` bytes. A longer range is a group of its own."""
+def _together(ranges: Iterable[Range], longest: Callable[[], int]) -> Iterator[list[Range]]:
+    """Group nearby ranges for requests of at most ``longest`` bytes. A longer range is a group of its own."""
     group: list[Range] = []
-    start = end = 0
+    start = end = most = 0
     for item in ranges:
         after = item.offset + item.length
         if group and not (end <= item.offset <= end + GAP and after - start <= most):
             yield group
             group = []
         if not group:
-            start = item.offset
+            start, most = item.offset, longest()
         group.append(item)
         end = after
     if group:
@@ -106,10 +112,21 @@ class Fetcher:
         self.step = min(PIECE, options.chunk) if isinstance(reader, readers.Continuing) else options.chunk
         self._reader = reader
         self._seams = reader if isinstance(reader, seams.Seams) else None
+        self._pace = reader.pace if isinstance(reader, seams.Seams) else pace.Pace()
         self._scope = scope
         self._known = known
         self._advance = advance
         self._retried = retried
+
+    def request_length(self, ahead: int | None = None) -> int:
+        """Return the length of the next request of a ``Continuing`` source, in bytes.
+
+        ``ahead``: bytes that the requests of all connections may have together. Default: what is worth it.
+        """
+        cost, connections = self._pace.cost, self.options.connections
+        ahead = _WORTH * cost * connections if ahead is None else ahead
+        share = min(self.size, ahead) // connections
+        return max(self.options.chunk, cost, min(share, pace.MOST))
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes, for headers and tables, and check them by another request.
@@ -171,8 +188,15 @@ class Fetcher:
         ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will call it.
         """
         batching = isinstance(self._reader, readers.Batching)
-        most = self.options.chunk if batching or isinstance(self._reader, readers.Continuing) else 0
-        pending = _together(ranges, most)
+        continuing = isinstance(self._reader, readers.Continuing)
+
+        def longest() -> int:
+            if confirm or not continuing:
+                # One read, and a buffer for all of it.
+                return self.options.chunk if continuing or batching else 0
+            return self.request_length()
+
+        pending = _together(ranges, longest)
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
 
@@ -183,7 +207,7 @@ class Fetcher:
         def work() -> None:
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
-                self._expect(group)
+                self.expect(group)
                 for items in [group] if confirm or batching else [[item] for item in group]:
                     start, length = _span(items)
                     if length > buffer.size:
@@ -208,7 +232,8 @@ class Fetcher:
         self._fill(start, into, lambda _: None)
         self._advance(sum(item.length for item in items))
 
-    def _expect(self, group: list[Range]) -> None:
+    def expect(self, group: list[Range]) -> None:
+        """Announce ranges that this thread will read with one request, if the source can do that."""
         if isinstance(self._reader, readers.Continuing):
             self._reader.expect(*_span(group))
 
@@ -218,9 +243,11 @@ class Fetcher:
 
 
 class OrderedStream:
-    """Fetch ranges in parallel and read them in order, with a ring of ``options.window`` buffers.
+    """Fetch ranges in parallel and read them in order, with a ring of buffers of ``options.window`` chunks.
 
-    Ranges get their buffers in order, so the range that the reader waits for always has one: no deadlock.
+    Pieces get their buffers in order, so the piece that the reader waits for always has one: no deadlock. A
+    request may be longer than the ring; its later pieces, and later requests, wait until the reader has come
+    closer. So the longer the requests, the fewer are open at the same time.
     """
 
     def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, start: int) -> None:
@@ -228,12 +255,13 @@ class OrderedStream:
         self._scope = scope
         self._crew = crew.Crew(scope)
         options = fetcher.options
-        self._ranges = split(start, fetcher.size, options.chunk)
+        self._size = options.window * options.chunk
+        self._pieces = enumerate(split(start, fetcher.size, fetcher.step))
+        self._taking = threading.Lock()
         self._changed = threading.Condition()
-        self._ring = [directio.Buffer(options.chunk) for _ in range(options.window)]
-        self._lengths = [0] * options.window
-        self._arrived = [False] * options.window
-        self._taken = 0
+        self._ring = [directio.Buffer(fetcher.step) for _ in range(self._size // fetcher.step)]
+        self._lengths = [0] * len(self._ring)
+        self._arrived = [False] * len(self._ring)
         self._given = 0
         self._used = 0
         self._left = fetcher.size - start
@@ -269,26 +297,33 @@ class OrderedStream:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        while (job := self._take()) is not None:
-            slot, item = job
-            self._fetcher.fill(item.offset, self._ring[slot].view[: item.length])
-            with self._changed:
-                self._lengths[slot] = item.length
-                self._arrived[slot] = True
-                self._changed.notify_all()
+        while pieces := self._take():
+            self._fetcher.expect([item for _, item in pieces])
+            for number, item in pieces:
+                if not self._is_free(number):
+                    return
+                slot = number % len(self._ring)
+                self._fetcher.fill(item.offset, self._ring[slot].view[: item.length])
+                with self._changed:
+                    self._lengths[slot] = item.length
+                    self._arrived[slot] = True
+                    self._changed.notify_all()
 
-    def _take(self) -> tuple[int, Range] | None:
+    def _take(self) -> list[tuple[int, Range]]:
+        """Return the pieces of the next request, with their numbers; none at the end."""
+        with self._taking:
+            first = next(self._pieces, None)
+            if first is None or not self._is_free(first[0]):
+                return []
+            length = self._fetcher.request_length(self._size)
+            return [first, *itertools.islice(self._pieces, length // self._fetcher.step - 1)]
+
+    def _is_free(self, number: int) -> bool:
+        """Wait for the buffer of a piece. Return False if the scope is set."""
         with self._changed:
-            while self._taken - self._given >= len(self._ring):
-                if self._scope.is_set():
-                    return None
+            while number - self._given >= len(self._ring) and not self._scope.is_set():
                 self._changed.wait()
-            item = None if self._scope.is_set() else next(self._ranges, None)
-            if item is None:
-                return None
-            slot = self._taken % len(self._ring)
-            self._taken += 1
-            return slot, item
+            return not self._scope.is_set()
 
     def _wake(self) -> None:
         with self._changed:

@@ -15,17 +15,23 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
+from cdi_worker.images.engine import pace as paces
 
 #: Bytes that requests have in common on each side of a seam.
 SECTOR: Final = 512
+#: Reading so many bytes takes no time.
+_SHORT: Final = 2 * SECTOR
 #: Seams remembered until their other side is read, 1 KiB each. A crew of threads needs one for each.
 _MOST: Final = 1024
-#: An answer with less than this share of the requested bytes is fruitless; this many in a row end the ranges.
+#: An answer with less than this share of the requested bytes, or of the first 4 MiB of them, is fruitless;
+#: this many in a row end the ranges.
 _SHARE: Final = 64
+_LONG: Final = 4 << 20
 _FRUITLESS: Final = 6
 #: Where offsets of 32 bits wrap, and the bytes of a request across it.
 _BORDER: Final = 1 << 32
@@ -45,6 +51,7 @@ class _Request:
         self.end = end
         self.got = 0
         self.last = b""
+        self.is_answered = False
 
     def passed(self, offset: int, data: memoryview) -> None:
         before = self.last if offset == self.at else b""
@@ -56,6 +63,7 @@ class Seams:
     """Read from ``reader``, a file of ``size`` bytes, and compare the ranges. Thread-safe.
 
     ``head``: the first bytes of the file, read from byte 0. ``known``: all bytes that were read before.
+    ``pace`` gets the times of the answers.
     Raises ``errors.NoRanges`` if bytes differ, or if several answers in a row end with hardly any byte.
     """
 
@@ -67,7 +75,9 @@ class Seams:
         name: str,
         head: bytes,
         known: remembered.Remembered,
+        pace: paces.Pace,
     ) -> None:
+        self.pace = pace
         self._reader = reader
         self._size = size
         self._name = name
@@ -87,7 +97,7 @@ class Seams:
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
-        self._probe()
+        self._probe(offset, offset + len(into))
         request: _Request | None = getattr(self._thread, "request", None)
         self._thread.request = None
         if request is None or not request.at <= offset < offset + len(into) <= request.end:
@@ -106,12 +116,12 @@ class Seams:
             self._thread.request = request
         return count
 
-    def _begin(self, offset: int, end: int) -> _Request:
-        """Send a request; read the sector before ``offset``."""
+    def _begin(self, offset: int, end: int, earlier: int = SECTOR) -> _Request:
+        """Send a request; read the bytes before ``offset``, a sector or more."""
         expected = getattr(self._thread, "expected", (0, 0))
         if expected[0] <= offset and end <= expected[1]:
             end = expected[1]
-        first, after = max(0, offset - SECTOR), min(self._size, end + SECTOR)
+        first, after = max(0, offset - earlier), min(self._size, end + SECTOR)
         self._reader.expect(first, after - first)
         request = _Request(offset, end)
         before = memoryview(bytearray(offset - first))
@@ -119,7 +129,7 @@ class Seams:
             count = self._take(request, first, before)
             if count < len(before):
                 raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
-        request.last = bytes(before)
+        request.last = bytes(before[-SECTOR:])
         return request
 
     def _after(self, offset: int) -> bytes:
@@ -132,11 +142,13 @@ class Seams:
         return bytes(after[:count])
 
     def _take(self, request: _Request, offset: int, into: memoryview) -> int:
+        begun = time.monotonic()
         try:
             count = self._reader.read_range(offset, into)
         except errors.CutShort:
             self._ended(request)
             raise
+        self._measure(request, count, time.monotonic() - begun)
         if not self._known.agrees(offset, into[:count]):
             raise self.differing(offset)
         if offset >= request.start:
@@ -145,9 +157,17 @@ class Seams:
             self._ended(request)
         return count
 
+    def _measure(self, request: _Request, count: int, seconds: float) -> None:
+        """Count the time of a read. The first one of a request waits for the answer."""
+        if request.is_answered:
+            self.pace.received(count, seconds)
+        elif count <= _SHORT:
+            self.pace.answered(seconds)
+        request.is_answered = True
+
     def _ended(self, request: _Request) -> None:
         """Count an answer that ended early. Raises ``errors.NoRanges`` after several fruitless ones."""
-        is_fruitless = request.got * _SHARE < request.end - request.start
+        is_fruitless = request.got * _SHARE < min(request.end - request.start, _LONG)
         self._thread.fruitless = getattr(self._thread, "fruitless", 0) + 1 if is_fruitless else 0
         if self._thread.fruitless >= _FRUITLESS:
             self._thread.fruitless = 0
@@ -173,19 +193,24 @@ class Seams:
         )
         return errors.NoRanges(url=self._name, reason=reason)
 
-    def _probe(self) -> None:
+    def _probe(self, offset: int, end: int) -> None:
         """Before the first range, read a part of the head again, from another byte than 0.
 
+        If the first range, from ``offset`` to ``end``, continues the head, its request begins with that part.
         Offsets of 32 bits wrap at a border that a range may cross, but behind it all ranges are wrong alike.
         """
         if self._probed:
             return
         with self._probing:
             if not self._probed:
-                self._compare(0, self._head)
                 if self._size > _BORDER:
                     across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
                     self._compare(_BORDER - 1, across)
+                start, length = telling(self._head)
+                if offset == len(self._head) and length:
+                    self._thread.request = self._begin(offset, end, offset - start)
+                else:
+                    self._compare(0, self._head)
                 self._probed = True
 
     def _compare(self, offset: int, data: bytes) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import re
 import threading
+import time
 from typing import Self
 
 import requests
@@ -184,7 +185,10 @@ class HttpSource(base.Source):
         self._has_ranges = True
         head = bytearray(min(self.head_size, self.size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
+            begun = time.monotonic()
             filled = answer.fill(memoryview(head))
+            self.pace.received(filled, time.monotonic() - begun)
+        self.pace.answered(response.elapsed.total_seconds())
         try:
             self._read_on(head, filled)
         except errors.NoRanges as err:
@@ -198,7 +202,7 @@ class HttpSource(base.Source):
         """Read the rest of the first bytes, of which the first response had ``filled``."""
         first = bytes(head[:filled])
         known = remembered.Remembered(first)
-        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known)
+        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known, pace=self.pace)
         while filled < len(head):
             filled += rest.read_range(filled, memoryview(head)[filled:])
 

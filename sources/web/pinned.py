@@ -31,8 +31,8 @@ class Resource:
     """A URL and its connections. Thread-safe.
 
     Credentials and secret headers are only sent to the origin of the URL, not to another redirect target.
-    ``name``: the URL without secrets. ``connection``: a session to share. ``cancel`` aborts requests and
-    reads, and refuses new ones while it is set.
+    ``name``: the URL without secrets. ``connection``: a session to share, which stays open. ``cancel``
+    aborts requests and reads, and refuses new ones while it is set.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Resource:
         self.access = access
         self.name = wire.safe_url(url)
         self._session = connection or session.new_session(access, cancel)
+        self._is_shared = connection is not None
         self._cancel = cancel
         self._pinned = self.url
         self._answered = False
@@ -179,14 +180,18 @@ class Resource:
                 raise errors.Cancelled
 
     def close(self) -> None:
-        """Close all connections. Reads in other threads are aborted, and these threads close theirs."""
+        """Close all responses, and all connections that are not shared.
+
+        Reads in other threads are aborted, and these threads close theirs.
+        """
         self._closed = True
         for response in list(self._answers):
             if response in self._being_read:
                 _shut(response)
             else:
                 self.drop(response)
-        self._session.close()
+        if not self._is_shared:
+            self._session.close()
 
 
 class _NoAuth(requests.auth.AuthBase):

@@ -6,6 +6,7 @@ The product's HTTP source runs on it; what is simulated is the session of ``requ
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import functools
 import random
 import re
@@ -204,9 +205,12 @@ class Session:
         world = schedulers.active()
         asked = headers.get("Range", "")
         world.step("request", self._served.name, asked)
-        world.sleep(self._faults.latency * world.dice.random())
+        waited = self._faults.latency * world.dice.random()
+        world.sleep(waited)
         self._count += 1
-        return self._answer(world, asked)
+        made = self._answer(world, asked)
+        made.elapsed = dt.timedelta(seconds=waited)
+        return made
 
     def _answer(self, world: schedulers.Scheduler, asked: str) -> requests.Response:
         faults, dice, served = self._faults, world.dice, self._served

@@ -142,6 +142,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if page.silent:
                 self._stall()
                 return
+            owner.stopping.wait(page.delay)
             page = page.refusal(headers) or page
             span = page.span(headers)
             if self.command == "HEAD" and page.head != 200:

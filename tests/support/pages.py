@@ -47,6 +47,8 @@ class Page:
     stall: int | None = None
     stall_at: int | None = None
     silent: bool = False
+    #: Seconds before the status.
+    delay: float = 0.0
     #: Bytes to send at a time, and seconds to wait after each.
     drip: tuple[int, float] | None = None
     #: Sent before the status, after the last chunk of a chunked body, and after the body: some bytes, and how

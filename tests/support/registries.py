@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import http.server
 import json
+import re
 import time
 import urllib.parse
 import uuid
@@ -22,6 +23,9 @@ from cdi_worker.sources import base
 from tests.support import containers, processes, threaded, tls
 
 USER, PASSWORD = "cdi", "secret:with@marks"
+
+
+LOG = "output.log"
 
 
 @dataclasses.dataclass
@@ -79,6 +83,21 @@ class Registry:
         answer = self.session.put(f"{upload_url}{join}digest={digest}", data=data)
         assert answer.status_code == 201, answer.text
 
+    def answered(self, repository: str) -> list[tuple[str, int]]:
+        """Return path and status of the GETs of a repository so far, in the order of their ends."""
+        found = re.findall(rf'"GET (/v2/{repository}/\S+) \S+" (\d+) ', self._log())
+        return [(path, int(status)) for path, status in found]
+
+    def clients(self, repository: str) -> set[str]:
+        """Return address and port of the connections over which a repository was read."""
+        pattern = (
+            rf'http.request.method=GET http.request.remoteaddr="(\S+)" http.request.uri=/v2/{repository}/'
+        )
+        return set(re.findall(pattern, self._log()))
+
+    def _log(self) -> str:
+        return (self.storage.parent / LOG).read_text()
+
     def stored(self, digest: str) -> Path:
         """Return the file of a blob, for tests that damage it."""
         algorithm, _, value = digest.partition(":")
@@ -91,9 +110,13 @@ def registry(
     *,
     authority: tls.Authority | None = None,
     password: bool = False,
+    rounds: int = 4,
     tokens: Tokens | None = None,
 ) -> Iterator[Registry]:
-    """Run a registry: with TLS if there is an authority; requiring the password, or tokens."""
+    """Run a registry: with TLS if there is an authority; requiring the password, or tokens.
+
+    ``rounds``: the binary logarithm of the number of rounds of bcrypt, for each request with the password.
+    """
     processes.need("docker-registry")
     directory.mkdir(parents=True, exist_ok=True)
     session = requests.Session()
@@ -101,7 +124,7 @@ def registry(
     running = Registry(processes.free_port(), directory / "storage", authority, session)
     settings: dict[str, Any] = {
         "version": "0.1",
-        "log": {"level": "warn"},
+        "log": {"level": "info"},
         "storage": {"filesystem": {"rootdirectory": str(running.storage)}},
         "http": {"addr": f"127.0.0.1:{running.port}"},
     }
@@ -112,7 +135,7 @@ def registry(
     if password:
         processes.need("htpasswd")
         passwords = directory / "htpasswd"
-        passwords.write_text(processes.run("htpasswd", "-Bbn", "-C", "4", USER, PASSWORD).stdout)
+        passwords.write_text(processes.run("htpasswd", "-Bbn", "-C", str(rounds), USER, PASSWORD).stdout)
         settings["auth"] = {"htpasswd": {"realm": "private", "path": str(passwords)}}
         session.auth = (USER, PASSWORD)
     if tokens:
@@ -127,7 +150,7 @@ def registry(
     # JSON is YAML.
     configuration.write_text(json.dumps(settings))
     argv = ["docker-registry", "serve", configuration]
-    log = directory / "output.log"
+    log = directory / LOG
     with session, processes.running(argv, log=log, ready=lambda: processes.is_listening(running.port)):
         yield running
 

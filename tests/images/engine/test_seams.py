@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from cdi_worker import errors
 from cdi_worker.formats import remembered
-from cdi_worker.images.engine import cancelling, fetch, seams
+from cdi_worker.images.engine import cancelling, fetch, pace, seams
+from tests.support import processes, reading
 
 KiB = 1 << 10
 DATA = random.Random(2).randbytes(200_000)
@@ -28,6 +31,7 @@ class Server:
     def __init__(self, data: bytes = DATA, lie: Lie = lambda first, _: first, cut: int | None = None) -> None:
         self.data = data
         self.requests: list[tuple[int, int]] = []
+        self.sent = 0
         self._lie = lie
         self._cut = cut
         self._lock = threading.Lock()
@@ -52,27 +56,62 @@ class Server:
         self._thread.open = (offset + count, end, shift) if count == len(into) else (0, 0, 0)
         if not count:
             raise errors.CutShort(url="memory", reason="empty")
+        with self._lock:
+            self.sent += count
         into[:count] = self.at(offset + shift, count).ljust(count, b"\0")
         return count
 
 
-def fetcher(server: Server, head: int = HEAD) -> fetch.Fetcher:
+class Measured(pace.Pace):
+    """A request costs so many bytes, however long this machine takes."""
+
+    def __init__(self, cost: int) -> None:
+        super().__init__()
+        self._cost = cost
+
+    @property
+    def cost(self) -> int:
+        return self._cost
+
+
+CHEAP = Measured(0)
+
+
+def fetcher(
+    server: Server,
+    head: int = HEAD,
+    options: fetch.Options = OPTIONS,
+    times: pace.Pace = CHEAP,
+) -> fetch.Fetcher:
     first = server.data[:head]
     reader = seams.Seams(
-        server, len(server.data), name="memory", head=first, known=remembered.Remembered(first)
+        server, len(server.data), name="memory", head=first, known=remembered.Remembered(first), pace=times
     )
-    return fetch.Fetcher(reader, len(server.data), OPTIONS, scope=cancelling.Cancel())
+    return fetch.Fetcher(reader, len(server.data), options, scope=cancelling.Cancel())
 
 
-def fetched(server: Server, start: int = 0) -> bytes:
+def fetched(server: Server, start: int = 0, options: fetch.Options = OPTIONS) -> bytes:
     into = bytearray(server.data[:start].ljust(len(server.data), b"?"))
 
     def deliver(offset: int, data: memoryview) -> None:
         into[offset : offset + len(data)] = data
 
-    engine = fetcher(server)
+    engine = fetcher(server, options=options)
     engine.each(fetch.split(start, engine.size, 4 * KiB), deliver)
     return bytes(into)
+
+
+def everything(engine: fetch.Fetcher, kind: str) -> bytes:
+    """Read all but the head."""
+    if kind == "stream":
+        with contextlib.closing(engine.stream(HEAD)) as stream:
+            return reading.read_all(stream)
+    into = bytearray(engine.size)
+    engine.each(
+        fetch.split(HEAD, engine.size, 4 * KiB),
+        lambda offset, data: into.__setitem__(slice(offset, offset + len(data)), data),
+    )
+    return bytes(into[HEAD:])
 
 
 def once(number: int, shift: int) -> Lie:
@@ -82,12 +121,29 @@ def once(number: int, shift: int) -> Lie:
 def test_honest_server_costs_one_request_and_a_sector_at_each_end() -> None:
     honest = Server()
     assert fetched(honest, HEAD) == DATA
-    probe, *rest = honest.requests
-    assert probe[1] - probe[0] == 512
-    assert probe[0] % 2 == 1
-    assert min(rest)[0] == HEAD - 512
-    assert len(rest) <= -(-len(DATA) // OPTIONS.chunk) + 1
-    assert sum(end - first for first, end in rest) <= len(DATA) - HEAD + 1024 * len(rest)
+    first, _ = honest.requests[0]
+    assert HEAD - 1024 < first < HEAD - 512
+    assert first % 2 == 1
+    # Another thread than that of the first range may be first, and reads a part of the head only.
+    assert len(honest.requests) <= -(-len(DATA) // OPTIONS.chunk) + 2
+    read = sum(end - first for first, end in honest.requests)
+    assert read <= len(DATA) - HEAD + 1024 * len(honest.requests)
+
+
+def test_range_after_the_head_begins_with_a_part_of_it() -> None:
+    options = dataclasses.replace(OPTIONS, connections=1)
+    honest = Server()
+    assert fetched(honest, HEAD, options) == DATA
+    (first, end), *rest = honest.requests
+    assert HEAD - 1024 < first < HEAD - 512
+    assert first % 2 == 1
+    assert end > HEAD + 4 * KiB
+    assert [item[0] for item in rest] == [before[1] - 1024 for before in honest.requests[:-1]]
+    for lie in (lambda first, _: first + 512, lambda first, _: first // 8 * 8):
+        lying = Server(lie=lie)
+        with pytest.raises(errors.NoRanges, match="two requests returned different data"):
+            fetched(lying, HEAD, options)
+        assert len(lying.requests) == 1
 
 
 @pytest.mark.parametrize("shift", [-4096, -512, -1, 1, 8, 512, 65_536])
@@ -100,7 +156,7 @@ def test_constant_shift_is_found_by_the_head(shift: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [-8192, -512, -1, 1, 512, 65_536])
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(12))
 def test_one_answer_of_another_range_is_found(number: int, shift: int) -> None:
     with pytest.raises(errors.NoRanges, match="two requests returned different data"):
         fetched(Server(lie=once(number, shift)), HEAD)
@@ -171,6 +227,36 @@ def test_fruitless_answers_end_the_ranges(cut: int) -> None:
     with pytest.raises(errors.NoRanges, match="6 answers in a row ended at once"):
         fetched(server, HEAD)
     assert len(server.requests) < 50
+
+
+@pytest.mark.parametrize("kind", ["each", "stream"])
+def test_progress_of_long_requests_is_not_fruitless(kind: str) -> None:
+    """A proxy may end each answer after 100 KB: a longer request must not make it a server without ranges."""
+    server = Server(random.Random(3).randbytes(9 << 20), cut=100_000)
+    engine = fetcher(server, times=Measured(pace.MOST))
+    assert everything(engine, kind) == server.data[HEAD:]
+    assert server.requests[0][1] == len(server.data)
+
+
+@pytest.mark.parametrize("kind", ["each", "stream"])
+@pytest.mark.parametrize(("cost", "most"), [(pace.MOST, 1), (70_000, 4), (0, 13)])
+def test_expensive_requests_are_long_and_few(kind: str, cost: int, most: int) -> None:
+    server = Server()
+    engine = fetcher(server, times=Measured(cost))
+    assert everything(engine, kind) == DATA[HEAD:]
+    # One thread may ask for a part of the head only.
+    assert len(server.requests) <= most + 1
+
+
+def test_requests_longer_than_the_window_wait_for_the_reader() -> None:
+    server = Server()
+    stream = fetcher(server, times=Measured(pace.MOST)).stream(HEAD)
+    stream.readinto(memoryview(bytearray(1)))
+    room = OPTIONS.window * OPTIONS.chunk
+    processes.wait_for(lambda: server.sent > room - OPTIONS.chunk, "a full window")
+    time.sleep(0.05)
+    assert server.sent <= room + 1024
+    stream.close()
 
 
 @pytest.mark.parametrize("cut", [1024, 5000, 16 * KiB])

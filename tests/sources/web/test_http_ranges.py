@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
 
-from cdi_worker import errors
+from cdi_worker import engine, errors
+from cdi_worker.images.engine import cancelling, fetch
 from tests.support import http_disk, misbehave, reading
 
 
@@ -85,3 +88,23 @@ def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
         assert reading.read_range(source, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
         ranges = [request.headers["range"] for request in server.gets("/disk")[1:]]
         assert ranges == ["bytes=0-399999", "bytes=150000-399999"]
+
+
+@pytest.mark.parametrize("kind", ["each", "stream"])
+def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, kind: str) -> None:
+    options = fetch.Options()
+    page = misbehave.Page(random.Random(7).randbytes(15 * options.chunk), delay=0.5)
+    with http_disk.opened(server.serve("/disk", page)) as source:
+        fetcher = engine.Engine(options, lambda _: None).fetcher(source, cancelling.Cancel())
+        if kind == "stream":
+            with contextlib.closing(fetcher.stream()) as stream:
+                assert reading.read_all(stream) == page.body
+        else:
+            into = bytearray(fetcher.size)
+            fetcher.each(
+                fetch.split(0, fetcher.size, fetcher.step),
+                lambda offset, data: into.__setitem__(slice(offset, offset + len(data)), data),
+            )
+            assert into == page.body
+    # The first bytes, a part of them again, and a request for each connection: not all of them are used.
+    assert len(server.gets("/disk")) <= options.connections

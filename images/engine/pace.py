@@ -1,0 +1,51 @@
+"""What a request costs: the bytes that would have arrived in the time before the server's answer.
+
+Some servers work for each request: they hash a password, sign a token, look something up. Then they send
+fast. The fetch engine sends them fewer and longer requests.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Final
+
+#: Highest cost, in bytes.
+MOST: Final = 256 << 20
+#: Bytes after which older ones count half, so that a change of the network shows.
+_MEMORY: Final = 64 << 20
+
+
+class Pace:
+    """The measured answers of one server. Thread-safe.
+
+    The quickest answer counts. Others wait for this machine, for a new connection, or for a proxy that
+    reads the whole range before it sends the first byte: longer requests would be wrong there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wait = math.inf
+        self._bytes = 0.0
+        self._seconds = 0.0
+
+    def answered(self, seconds: float) -> None:
+        """Report a request whose first bytes arrived after so many seconds."""
+        with self._lock:
+            self._wait = min(self._wait, seconds)
+
+    def received(self, count: int, seconds: float) -> None:
+        """Report bytes after the first ones, and the seconds that one connection needed for them."""
+        with self._lock:
+            if self._bytes > _MEMORY:
+                self._bytes, self._seconds = self._bytes / 2, self._seconds / 2
+            self._bytes += count
+            self._seconds += seconds
+
+    @property
+    def cost(self) -> int:
+        """The bytes that one connection receives in the time before an answer; 0: not measured."""
+        with self._lock:
+            if not self._bytes or not self._seconds or math.isinf(self._wait):
+                return 0
+            return int(min(self._wait * self._bytes / self._seconds, MOST))

@@ -1,0 +1,61 @@
+"""How many requests a registry gets for an image: each of them may cost it a password check."""
+
+from __future__ import annotations
+
+import collections
+import random
+from pathlib import Path
+
+import pytest
+
+from cdi_worker.images.engine import cancelling, fetch
+from tests.support import containers, pulled, registries, tls
+
+SIZE = 71_000_000
+CONNECTIONS = fetch.Options().connections
+SMALL = containers.layer(containers.Entry("etc/passwd", b"root"))
+LAYER = containers.layer(*containers.disk(random.Random(4).randbytes(SIZE)), compression="")
+IMAGE = containers.Image((LAYER, SMALL))
+
+
+def pull(registry: registries.Registry) -> tuple[collections.Counter[tuple[str, int]], int]:
+    """Pull a large image; count the GETs by kind and status, and the connections."""
+    registry.push("large", IMAGE)
+    into = memoryview(bytearray(1 << 20))
+    with pulled.opened(registry, registry.reference("large")) as source:
+        reader, left = source.ordered(cancelling.Cancel()), SIZE
+        while left:
+            left -= reader.readinto(into)
+        source.verify()
+    found = registry.answered("large")
+    kinds = {f"/v2/large/blobs/{LAYER.digest}": "layer"}
+    counts = collections.Counter((kinds.get(path, "other"), status) for path, status in found)
+    return counts, len(registry.clients("large"))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> tls.Authority:
+    return tls.Authority(tmp_path / "ca")
+
+
+def test_registry_that_hashes_passwords_gets_few_requests(authority: tls.Authority, tmp_path: Path) -> None:
+    running = registries.registry(tmp_path / "registry", authority=authority, password=True, rounds=10)
+    with running as registry:
+        counts, _ = pull(registry)
+    # The challenge; manifest, configuration and the small layer.
+    assert (counts["other", 401], counts["other", 200], counts["other", 206]) == (1, 1, 2)
+    assert counts["layer", 401] == 0
+    # The first bytes, and at least 8 MiB a request, on a machine so busy that the hashing does not show.
+    assert counts["layer", 206] <= CONNECTIONS + 5
+
+
+def test_token_and_connections_are_kept(authority: tls.Authority, tmp_path: Path) -> None:
+    with (
+        registries.Tokens(authority) as tokens,
+        registries.registry(tmp_path / "registry", authority=authority, tokens=tokens) as registry,
+    ):
+        counts, connections = pull(registry)
+        assert len(tokens.issued) == 1
+    assert counts["other", 401] == 1
+    assert counts["layer", 401] == 0
+    assert connections <= CONNECTIONS
