@@ -91,7 +91,7 @@ class Registry:
     def clients(self, repository: str) -> set[str]:
         """Return address and port of the connections over which a repository was read."""
         pattern = (
-            rf'http.request.method=GET http.request.remoteaddr="(\S+)" http.request.uri=/v2/{repository}/'
+            rf'http.request.method=GET http.request.remoteaddr="(\S+)" http.request.uri="?/v2/{repository}/'
         )
         return set(re.findall(pattern, self._log()))
 
