@@ -28,10 +28,11 @@ SECTOR: Final = 512
 _SHORT: Final = 2 * SECTOR
 #: Seams remembered until their other side is read, 1 KiB each. A crew of threads needs one for each.
 _MOST: Final = 1024
-#: An answer with less than this share of the requested bytes, or of the first 4 MiB of them, is fruitless;
-#: this many in a row end the ranges.
-_SHARE: Final = 64
+#: Bytes of a long request.
 _LONG: Final = 4 << 20
+#: An answer with less than this share of the requested bytes, or of a long request, is fruitless; this many
+#: in a row end the ranges.
+_SHARE: Final = 64
 _FRUITLESS: Final = 6
 #: Where offsets of 32 bits wrap, and the bytes of a request across it.
 _BORDER: Final = 1 << 32
@@ -118,9 +119,7 @@ class Seams:
 
     def _begin(self, offset: int, end: int, earlier: int = SECTOR) -> _Request:
         """Send a request; read the bytes before ``offset``, a sector or more."""
-        expected = getattr(self._thread, "expected", (0, 0))
-        if expected[0] <= offset and end <= expected[1]:
-            end = expected[1]
+        end = self._expected_end(offset, end)
         first, after = max(0, offset - earlier), min(self._size, end + SECTOR)
         self._reader.expect(first, after - first)
         request = _Request(offset, end)
@@ -131,6 +130,11 @@ class Seams:
                 raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
         request.last = bytes(before[-SECTOR:])
         return request
+
+    def _expected_end(self, offset: int, end: int) -> int:
+        """Return where a request for these bytes ends."""
+        expected: tuple[int, int] = getattr(self._thread, "expected", (0, 0))
+        return expected[1] if expected[0] <= offset and end <= expected[1] else end
 
     def _after(self, offset: int) -> bytes:
         """Return the sector after a request, or what arrives of it."""
@@ -196,7 +200,8 @@ class Seams:
     def _probe(self, offset: int, end: int) -> None:
         """Before the first range, read a part of the head again, from another byte than 0.
 
-        If the first range, from ``offset`` to ``end``, continues the head, its request begins with that part.
+        If the first request is a long one that continues the head, it begins with that part. A short one may
+        be for a table, which is confirmed by another request: that needs ranges that were probed.
         Offsets of 32 bits wrap at a border that a range may cross, but behind it all ranges are wrong alike.
         """
         if self._probed:
@@ -207,7 +212,7 @@ class Seams:
                     across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
                     self._compare(_BORDER - 1, across)
                 start, length = telling(self._head)
-                if offset == len(self._head) and length:
+                if offset == len(self._head) and length and self._expected_end(offset, end) - offset >= _LONG:
                     self._thread.request = self._begin(offset, end, offset - start)
                 else:
                     self._compare(0, self._head)
