@@ -329,6 +329,12 @@ class Cancelled(Error):
     status = 130
 
 
+class Interrupted(Cancelled):
+    """Cancelled, and the same call continues: ``kept`` says what with."""
+
+    template = "interrupted: {kept}; the same command continues"
+
+
 def words(err: OSError) -> str:
     """Return the operating system's message for ``err``, in lower case."""
     return os.strerror(err.errno or 0).lower()

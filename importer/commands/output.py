@@ -78,7 +78,7 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
         say(json.dumps(fields), err=obj.to_stdout)
     if obj.as_json or (obj.quiet and not digest):
         return
-    rate = done.size / max(done.seconds, 1e-3)
+    rate = units.format_size(done.read / max(done.seconds, 1e-3))
     _table(
         {
             "imported": f"{done.source} -> {done.target}",
@@ -86,7 +86,7 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
             "disk": _size(done.size),
             "read": _read(done),
             "sha256": fields.get("sha256", ""),
-            "time": f"{done.seconds:.2f} s, {rate / 1e6:.0f} MB/s of disk",
+            "time": f"{done.seconds:.2f} s, {rate}/s read",
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
         },

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from cdi_worker import engine, errors, plan, request
+from cdi_worker import engine, errors, plan, request, units
 from cdi_worker import progress as progress_module
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
@@ -155,6 +155,8 @@ class Job:
                     with contextlib.suppress(errors.TargetError):
                         noted.save(out.flush)
                         out.keep()
+                        if isinstance(err, errors.Cancelled) and noted.covered:
+                            raise errors.Interrupted(kept=_kept(noted)) from err
                 raise
 
     def transfer(
@@ -382,6 +384,11 @@ class Job:
         if not head.startswith(checked):
             before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
             raise errors.SourceChanged(url=self.source.name, what="beginning", before=before, now=now)
+
+
+def _kept(noted: journal.Journal) -> str:
+    done, total = units.format_size(noted.covered), units.format_size(noted.total)
+    return f"{done} of {total} are kept"
 
 
 def _split(start: int, end: int, step: int, early: int) -> Iterator[fetch.Range]:

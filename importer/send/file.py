@@ -168,7 +168,10 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
         offset = sender.left_over(file.length)
         if offset is not None or sender.begin(file.length):
             file.begin(offset or 0)
-            sender.send(file, offset or 0)
+            try:
+                sender.send(file, offset or 0)
+            except errors.Cancelled as err:
+                raise errors.Interrupted(kept="the server keeps what it has received") from err
         else:
             file.begin()
             log.info("not resumable: the server accepts one request only url=%r", client.url)

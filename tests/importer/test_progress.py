@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import random
+import re
+import signal
+import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import contract
-from tests.support import clones, devices, meters, oracle, processes, servers, uploads, worker
+from tests.support import clones, devices, meters, misbehave, oracle, processes, servers, uploads, worker
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -131,3 +138,123 @@ def test_clone_of_a_sparse_device_follows_the_data(
         sent = each["cdi_worker_read_bytes_total"]
         assert each["kubevirt_cdi_clone_progress_total"] <= 100 * (sent + 4 * MiB) / DATA
         assert each["cdi_worker_speed_bytes_per_second"] < 200 * MiB
+
+
+# -- at the terminal and in logs ------------------------------------------------------------------------
+
+
+def on_terminal(*arguments: str | Path) -> tuple[int, str]:
+    """Run the command with a terminal as standard error; return its status and what it wrote there."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    env = {**worker.ENVIRONMENT, "TERM": "xterm"}
+    shown = b""
+    with subprocess.Popen(
+        [*worker.COMMAND, *arguments], env=env, stdout=subprocess.DEVNULL, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        # Linux reports the end of a terminal as an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 1 << 16):
+                shown += part
+    os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def speeds(text: str) -> list[float]:
+    """Return the speeds in a text, in bytes per second."""
+    powers = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
+    return [float(size) * (1 << powers[unit]) for size, unit in re.findall(r"([\d.]+) ([KMG]?i?B)/s", text)]
+
+
+def test_bar_is_one_line_with_the_speed_of_the_wire(sparse: Path, slow: servers.Web, tmp_path: Path) -> None:
+    image = image_of(sparse, "qcow2", tmp_path)
+    status, shown = on_terminal("import", slow.url(image), tmp_path / "disk.img")
+    assert status == 0
+    frames = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in re.split(r"[\r\n]", shown)]
+    moving = [frame for frame in frames if "transfer" in frame]
+    assert len(moving) > 10
+    # Phases that are over are gone: a frame has one line.
+    assert shown.count("\x1b[1A") == 1  # at the end, to remove the bar
+    assert not [frame for frame in moving if "connect" in frame]
+    percents = [float(found[1]) for frame in frames if (found := re.search(r"([\d.]+)%", frame))]
+    assert percents == sorted(percents)
+    assert percents[0] < 10
+    assert 0 < max(speeds(shown)) < 1.5 * WIRE
+    assert re.search(r"MiB of 12\.\d MiB, [\d.]+ [KM]iB/s, 0:\d\d left", moving[len(moving) // 2])
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_interrupted_import_says_what_is_kept_and_continues(
+    form: str, sparse: Path, slow: servers.Web, tmp_path: Path
+) -> None:
+    image = tmp_path / "noise"
+    image.write_bytes(random.Random(2).randbytes(DATA)) if form == "raw" else image_of(sparse, form, tmp_path)
+    image = image if form == "raw" else tmp_path / f"disk.{form}"
+    target = tmp_path / "disk.img"
+    command = ["import", slow.url(image), str(target), "--progress"]
+    with worker.started(*command, "json") as process:
+        assert process.stderr is not None
+        line = next(line for line in map(json.loads, process.stderr) if line["bytes"] > DATA / 4)
+        process.send_signal(signal.SIGINT)
+        *_, message = process.stderr
+        assert process.wait(processes.PATIENCE) == 130
+    kept = re.fullmatch(
+        r"cdi-worker: interrupted: ([\d.]+ [KMG]iB) of ([\d.]+ MiB) are kept; the same command continues\n",
+        message,
+    )
+    assert kept, message
+    assert line["bytesPerSecond"] < 1.5 * WIRE
+    done = worker.run(*command, "lines")
+    assert done.status == 0
+    first = done.errors.splitlines()[0]
+    assert first == f"resumed: {kept[1]} of {kept[2]} are kept from an earlier attempt"
+    # What is kept counts as done, but not as speed.
+    assert max(speeds(done.errors)) < 1.5 * WIRE
+    assert re.search(
+        r"^read .*, and .* from an earlier attempt$", done.output.replace("    ", ""), re.MULTILINE
+    )
+    oracle.same(target, sparse if form != "raw" else image)
+
+
+def test_interrupted_upload_says_that_it_continues(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    image = tmp_path / "noise"
+    image.write_bytes(random.Random(2).randbytes(24 * MiB))
+    with (
+        devices.slow(tmp_path, 24 * MiB, bytes_per_second=3 * MiB) as target,
+        uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
+    ):
+        client, authority = certificates.client, certificates.authority.certificate
+        options = [
+            "--ca-file",
+            authority,
+            "--cert",
+            client.certificate,
+            "--key",
+            client.key,
+            "--progress=json",
+        ]
+        with worker.started("upload", image, server.url(""), *options) as process:
+            assert process.stderr is not None
+            next(line for line in map(json.loads, process.stderr) if line["bytes"] > MiB)
+            process.send_signal(signal.SIGINT)
+            *_, message = process.stderr
+            assert process.wait(processes.PATIENCE) == 130
+        assert message == (
+            "cdi-worker: interrupted: the server keeps what it has received; the same command continues\n"
+        )
+
+
+def test_log_shows_that_nothing_moves(server: misbehave.Server, tmp_path: Path) -> None:
+    """The lines continue, with a falling speed, so that a reader sees a halt while it lasts."""
+    page = misbehave.Page(random.Random(3).randbytes(4 * MiB), ranges=False, stall=2 * MiB)
+    url = server.serve("/disk", page)
+    with worker.started("import", url, tmp_path / "disk.img") as process:
+        assert process.stderr is not None
+        halted = [line for line in itertools.islice(process.stderr, 4) if "2.0 MiB of 4.0 MiB" in line]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(processes.PATIENCE) == 130
+    assert len(halted) >= 2
+    assert speeds(halted[-1])[0] < speeds(halted[0])[0]
