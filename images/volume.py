@@ -15,6 +15,9 @@ from cdi_worker.images import directio
 
 #: Bytes of a piece of data; the unit of zero detection.
 CHUNK: Final = 1 << 20
+#: Offsets and lengths of holes in a file are multiples of this. Reading and sending a shorter hole costs less
+#: than another piece does.
+GRAIN: Final = 64 << 10
 #: Bytes of one read: an empty device of 100 GiB takes 25600 reads, each with some work in Python.
 _READ: Final = 4 * CHUNK
 #: Parallel reads: an empty thin device returns zeros only as fast as requests arrive.
@@ -50,11 +53,11 @@ class Volume:
         self.path = path
         try:
             self._fd = _open(path)
-            mode = os.fstat(self._fd).st_mode
+            self.stat = os.fstat(self._fd)
             self.size = os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as err:
             raise errors.Unreachable(url=path, reason=errors.words(err)) from err
-        self._knows_holes = stat.S_ISREG(mode)
+        self._is_file = stat.S_ISREG(self.stat.st_mode)
         self._executor = futures.ThreadPoolExecutor(PARALLEL, "volume")
 
     def __enter__(self) -> Self:
@@ -65,7 +68,7 @@ class Volume:
         os.close(self._fd)
 
     def pieces(self, start: int = 0, end: int | None = None) -> Iterator[Part]:
-        """Yield all parts from ``start`` to ``end`` (multiples of CHUNK) or the end of the volume, in order.
+        """Yield all parts from ``start`` to ``end`` (multiples of GRAIN) or the end of the volume, in order.
 
         Starting again at the offset of a part yields the same parts again.
         """
@@ -83,23 +86,42 @@ class Volume:
         while pending:
             yield from _first(pending, free)
 
+    def check_unchanged(self) -> None:
+        """Raise ``errors.SourceChanged`` if a file has been changed since it was opened."""
+        before, now = (
+            f"{found.st_size} bytes, {found.st_ctime_ns}" for found in (self.stat, os.fstat(self._fd))
+        )
+        if self._is_file and before != now:
+            raise errors.SourceChanged(url=self.path, what="size or time of change", before=before, now=now)
+
     def _parts(self, start: int, last: int) -> Iterator[tuple[int, int] | Hole]:
         """Yield offset and length of reads, and holes."""
         while start < last:
-            data, end = start, last
-            if self._knows_holes:
-                found = min(self._seek(start, os.SEEK_DATA), last)
-                end = min(self._seek(found, os.SEEK_HOLE), last) if found < last else found
-                # O_DIRECT needs aligned reads.
-                data = found - found % CHUNK if found < last else found
+            data, end = self._extent(start, last) if self._is_file else (start, last)
             if data > start:
                 yield Hole(start, data - start)
-            end = min(last, -(-end // CHUNK) * CHUNK)
             while data < end:
                 length = min(_READ - data % _READ, end - data)
                 yield data, length
                 data += length
             start = end
+
+    def _extent(self, start: int, last: int) -> tuple[int, int]:
+        """Return where the next data begins and ends, in whole grains, which are also aligned for O_DIRECT.
+
+        Extents without a whole grain between them are one, up to the end of a read: reading begins before a
+        long map is known.
+        """
+        found = self._seek(start, os.SEEK_DATA)
+        if found >= last:
+            return last, last
+        first = end = found - found % GRAIN
+        while found - found % GRAIN == end < last:
+            end = min(last, -(-self._seek(found, os.SEEK_HOLE) // GRAIN) * GRAIN)
+            if end % _READ == 0:
+                break
+            found = self._seek(end, os.SEEK_DATA)
+        return first, end
 
     def _seek(self, position: int, whence: int) -> int:
         """Return where data or a hole begins. Without SEEK_DATA support everything is data."""
