@@ -33,8 +33,8 @@ class Offer:
     """The abilities of the source. ``size``: bytes as served, None if unknown.
 
     ``checksum``: the server states one of the bytes as served. ``extents``: it reports data and holes of its
-    ranges; ``runs``: its stream marks holes. ``once``: its stream can be read only once. ``blank``: it has no
-    data, the disk is all zeros.
+    ranges; ``runs``: its stream marks holes, of a file system those of its disk. ``once``: its stream can be
+    read only once. ``blank``: it has no data, the disk is all zeros.
     """
 
     size: int | None = None
@@ -116,7 +116,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
         return _blank(wanted, space)
     detect.refuse_stranger(content.format)
     if wanted.is_archive:
-        return _unpack(wanted, content, space)
+        return _unpack(wanted, offer, content, space)
     if content.format == "tar" and detect.is_ova(content.head):
         reason = "an OVA is a tar archive with a virtual machine; unpack it (tar -xf) and import a disk in it"
         raise errors.Unsupported(reason=reason)
@@ -220,14 +220,16 @@ def _blank(wanted: request.Request, space: Space) -> Plan:
     return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=size)
 
 
-def _unpack(wanted: request.Request, content: Content, space: Space) -> Plan:
+def _unpack(wanted: request.Request, offer: Offer, content: Content, space: Space) -> Plan:
     if content.format != "tar":
         raise errors.Unsupported(reason=f"content type archive needs a tar archive, this is {content.format}")
     if space.block and wanted.content_type == request.CLONE:
-        return Plan(Route.EXTRACT, "disk in the tar archive of a cloned file system, written to the device")
+        where = "cloned file system" if offer.runs else "tar archive of a cloned file system"
+        return Plan(Route.EXTRACT, f"disk in the {where}, written to the device")
     if space.block:
         raise errors.RequestError("an archive needs a volume with a file system, not a block device")
-    return Plan(Route.UNPACK, "tar archive, unpacked while it is read, moved into place when complete")
+    what = "disk and tar archive of a cloned file system" if offer.runs else "tar archive"
+    return Plan(Route.UNPACK, f"{what}, unpacked while it is read, moved into place when complete")
 
 
 def _check_scratch(chosen: Plan, offer: Offer, scratch: int | None) -> None:

@@ -86,7 +86,7 @@ def survey(
         checksum=bool(source.checksum),
         ranges=ranges,
         extents=extents,
-        runs=source.runs() is not None,
+        runs=source.runs() is not None or source.folder() is not None,
         once=source.once,
         blank=source.blank,
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
+
+if TYPE_CHECKING:
+    from cdi_worker.formats import clone
 
 Reader: TypeAlias = readers.Reader
 RandomReader: TypeAlias = readers.RandomReader
@@ -222,6 +225,10 @@ class Source:
 
     def runs(self) -> Callable[[Reader, Buffers], Iterable[Run]] | None:
         """Return a decoder of ``stream`` into the runs of the disk, in order. None: plain bytes."""
+        return None
+
+    def folder(self) -> Callable[[Reader, Buffers], clone.Folder] | None:
+        """Return a decoder of ``stream`` into disk and other files of a file system. None: plain bytes."""
         return None
 
     def ranges(self) -> RandomReader | None:

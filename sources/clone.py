@@ -1,4 +1,4 @@
-"""The body of a clone: the snappy framing format, or our own stream of runs (docs/pods/clone.md)."""
+"""The body of a clone: the snappy framing format, or our own stream of extents (docs/pods/clone.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdi_worker.sources import base, upload
 
 
 class CloneSource(upload.UploadSource):
-    """A raw device, or a tar archive of a file system as ``is_tar`` states; no format is detected.
+    """A raw device, or the files of a file system as ``is_tar`` states; no format is detected.
 
     ``ours``: in our own stream format, not in snappy framing.
     """
@@ -28,7 +28,10 @@ class CloneSource(upload.UploadSource):
         return self
 
     def unwrapped(self, served: base.Reader) -> base.Reader:
-        return clone.Reader(served) if self._ours else snappy.Reader(served)
+        return snappy.Reader(served)
 
     def runs(self) -> Callable[[base.Reader, base.Buffers], Iterable[base.Run]] | None:
         return clone.Decoder if self._ours and self.format == "raw" else None
+
+    def folder(self) -> Callable[[base.Reader, base.Buffers], clone.Folder] | None:
+        return clone.Folder if self._ours and self.format == "tar" else None

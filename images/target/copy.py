@@ -44,12 +44,13 @@ def copy_runs(
     limit: int,
     scope: cancelling.Cancel,
     thin: bool = False,
+    shortest_zero: int = SHORTEST_ZERO,
 ) -> int:
     """Write extents (the length of a hole, or data) one after the other; return the number of bytes.
 
-    Raises ``errors.TooLarge`` if there are more than ``limit`` bytes, before the extent beyond the limit
-    is written; with ``thin``, if more than ``limit`` bytes are not zero. A failure here sets ``scope``, which
-    must end the read in progress.
+    Zeros in the data are found in blocks of ``shortest_zero`` bytes. Raises ``errors.TooLarge`` if there are
+    more than ``limit`` bytes, before the extent beyond the limit is written; with ``thin``, if more than
+    ``limit`` bytes are not zero. A failure here sets ``scope``, which must end the read in progress.
     """
     total = stored = 0
     with ahead.Ahead(runs, scope) as coming:
@@ -61,17 +62,17 @@ def copy_runs(
             if isinstance(run, int):
                 target.zero(total, length)
             else:
-                stored += write(target, total, run)
+                stored += write(target, total, run, shortest_zero)
             if stored > limit:
                 raise errors.TooLarge(virtual_size=stored, available=limit)
             total += length
     return total
 
 
-def write(target: Writable, offset: int, data: memoryview) -> int:
+def write(target: Writable, offset: int, data: memoryview, shortest_zero: int = SHORTEST_ZERO) -> int:
     """Write bytes at an offset, detecting zeros; return how many are not zero."""
     stored = 0
-    for start, end, zero in directio.extents(data, SHORTEST_ZERO):
+    for start, end, zero in directio.extents(data, shortest_zero):
         if zero:
             target.zero(offset + start, end - start)
         else:

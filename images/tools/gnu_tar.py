@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import threading
+from collections.abc import Iterable, Set
 
 from cdi_worker.images.tools import process
 
@@ -13,18 +14,19 @@ NOT_CONTENT = frozenset({"lost+found"})
 _CHUNK = 1 << 20
 
 
+def names(directory: str | os.PathLike[str], without: Set[str] = frozenset()) -> list[str]:
+    """Return the names in ``directory`` that an archive contains."""
+    return sorted(set(os.listdir(directory)) - NOT_CONTENT - without)
+
+
 class Reader:
-    """Read an archive of the files in ``directory``; ``sparse``: store holes as a sparse map.
+    """Read an archive of the ``names`` in ``directory``; ``sparse``: store holes as a sparse map.
 
     Names are relative to the directory, without a leading ``./``. Raises ``errors.ToolFailed``.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, sparse: bool) -> None:
-        self._names = sorted(
-            os.fsencode(path.name)
-            for path in pathlib.Path(directory).iterdir()
-            if path.name not in NOT_CONTENT
-        )
+    def __init__(self, directory: str | os.PathLike[str], names: Iterable[str], *, sparse: bool) -> None:
+        self._names = [os.fsencode(name) for name in names]
         argv = ["tar", "--create", "--format=gnu", f"--directory={pathlib.Path(directory).resolve()}"]
         argv += ["--null", "--verbatim-files-from", "--files-from=-", "--file=-"]
         # The same order each time, so that a broken stream can be repeated.

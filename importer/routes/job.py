@@ -22,6 +22,7 @@ from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
+    from cdi_worker.formats import clone
     from cdi_worker.images import readback
 
 log = logging.getLogger(__name__)
@@ -359,6 +360,21 @@ class Job:
         with self.served(self.arrived) as served:
             yield iter(decode(served, ahead.buffers))
 
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[clone.Folder | None]:
+        """Yield the decoder of a file system's disk and other files; when the block ends, compare the digest.
+
+        None for a source that sends one tar archive.
+        """
+        decode = self.source.folder()
+        if decode is None:
+            yield None
+            return
+        with self.served(self.arrived) as served:
+            folder = decode(served, ahead.buffers)
+            yield folder
+            folder.finish()
+
     def _read_again(self) -> None:
         """Verify the checksum of a source whose bytes were read out of order."""
         self.progress.phase("verify", self.source.size)
@@ -373,7 +389,8 @@ class Job:
 
     def _ordered(self, advance: Callable[[int], None]) -> base.Reader:
         reader = self.source.ordered(self.scope, advance)
-        if self.engine.seeks(self.source) or not (self.content.compressions or self.wanted.is_archive):
+        is_packed = bool(self.content.compressions) or self.wanted.is_archive
+        if self.engine.seeks(self.source) or self.source.folder() is not None or not is_packed:
             # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
             return reader
         return ahead.Reader(reader, self.scope)

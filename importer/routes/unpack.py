@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import os
+import pathlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from cdi_worker import errors, survey, units
 from cdi_worker.formats.tar import archive
-from cdi_worker.images import target
+from cdi_worker.images import directio, target
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
 from cdi_worker.images.target import copy, file
-from cdi_worker.routes.job import Job
+from cdi_worker.routes.job import SHORTEST_LIMIT, Job
 from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from cdi_worker.formats import clone
 
 log = logging.getLogger(__name__)
 
@@ -30,35 +37,109 @@ def unpack_archive(job: Job) -> None:
         job.limit = survey.room(job.wanted).available
     job.progress.phase("transfer", job.source.size)
     with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:
-        with job.plain() as packed:
-            unpack.unpack(
-                archive.Archive(packed, limit_bytes=job.limit, thin=job.thin),
-                staged.path,
-                advance=job.unpacked,
-            )
+        with job.folder() as folder:
+            if folder is None:
+                with job.plain() as packed:
+                    _unpack(job, packed, staged.path)
+            else:
+                _unpack_folder(job, folder, staged.path)
         job.source.verify()
         job.accept()
         job.progress.phase("sync", None)
         staged.commit()
 
 
+def _unpack(job: Job, packed: base.Reader, directory: pathlib.Path) -> None:
+    entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
+    unpack.unpack(entries, directory, advance=job.unpacked)
+
+
+def _unpack_folder(job: Job, folder: clone.Folder, directory: pathlib.Path) -> None:
+    """Write the disk of a cloned file system, then unpack the archive of its other files."""
+    if folder.disk.size:
+        job.limit -= _write_disk(job, folder, directory / file.DISK)
+    if rest := folder.archive():
+        with contextlib.closing(ahead.Reader(rest, job.scope)) as packed:
+            _unpack(job, packed, directory)
+
+
+def _write_disk(job: Job, folder: clone.Folder, path: pathlib.Path) -> int:
+    """Write the disk of a cloned file system to a new file; return the bytes that it occupies."""
+    disk = folder.disk
+    log.info("disk size=%d preallocated=%s", disk.size, disk.preallocated)
+    preallocate = job.wanted.preallocation or disk.preallocated
+    # The claim of the folder is checked for each run.
+    options = dataclasses.replace(job.options, claim=None, preallocate=preallocate)
+    with target.open(path, disk.size, options) as out:
+        copy.copy_runs(
+            _counted(job, folder.runs()),
+            out,
+            limit=job.limit,
+            scope=job.scope,
+            thin=job.thin,
+            shortest_zero=directio.UNIT,
+        )
+        out.commit()
+    try:
+        path.chmod(disk.mode)
+        os.utime(path, (disk.mtime, disk.mtime))
+        return path.stat().st_blocks * 512
+    except OSError as err:
+        raise errors.target_error(path, err, "change the mode or time") from err
+
+
+def _counted(job: Job, runs: Iterator[base.Run]) -> Iterator[base.Run]:
+    for run in runs:
+        job.unpacked(run if isinstance(run, int) else len(run))
+        yield run
+
+
 def extract_disk(job: Job) -> None:
     """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
     job.progress.phase("transfer", job.source.size)
     with contextlib.ExitStack() as stack:
-        out: target.Target | None = None
-        size = 0
-        with job.plain() as packed:
-            entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
-            for entry in entries:
-                if out is None and _is_disk(entry):
-                    log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
-                    out = stack.enter_context(job.open_target(units.whole_sectors(entry.size)))
-                    runs = _runs(entries, entry)
-                    size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)
-        if out is None:
+        with job.folder() as folder:
+            if folder is None:
+                with job.plain() as packed:
+                    found = _extract(job, packed, stack)
+            else:
+                found = _extract_from_folder(job, folder, stack)
+        if found is None:
             raise errors.Unsupported(reason=f"the cloned file system contains no file named {DISK}")
-        job.commit(out, size)
+        job.commit(*found)
+
+
+def _extract(job: Job, packed: base.Reader, stack: contextlib.ExitStack) -> tuple[target.Target, int] | None:
+    """Write the disk in an archive to the device; return the device and the size. None without a disk."""
+    found: tuple[target.Target, int] | None = None
+    entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
+    for entry in entries:
+        if found is None and _is_disk(entry):
+            log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
+            found = _copy(job, _runs(entries, entry), entry.size, stack)
+    return found
+
+
+def _extract_from_folder(
+    job: Job, folder: clone.Folder, stack: contextlib.ExitStack
+) -> tuple[target.Target, int] | None:
+    """Do the same with our own clone stream. If the disk comes first, the archive after it is discarded."""
+    found = _copy(job, folder.runs(), folder.disk.size, stack) if folder.disk.size else None
+    if rest := folder.archive():
+        if found is not None:
+            copy.drain(rest, job.scope, max(job.limit, SHORTEST_LIMIT))
+        else:
+            with contextlib.closing(ahead.Reader(rest, job.scope)) as packed:
+                found = _extract(job, packed, stack)
+    return found
+
+
+def _copy(
+    job: Job, runs: Iterator[base.Run], size: int, stack: contextlib.ExitStack
+) -> tuple[target.Target, int]:
+    """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
+    out = stack.enter_context(job.open_target(units.whole_sectors(size)))
+    return out, copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)
 
 
 def _is_disk(entry: archive.Entry) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import os
+import pathlib
+import stat
 import time
-from collections.abc import Generator, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Final, NamedTuple
 
-from cdi_worker import progress
+from cdi_worker import errors, progress
 from cdi_worker.formats import clone
 from cdi_worker.images import directio, volume
 from cdi_worker.images.tools import gnu_tar
@@ -24,12 +27,15 @@ PAUSE = 32
 TRIED = 4
 #: The longest run of zeros in one record, so that progress is shown within a long hole.
 LONGEST_ZERO = 1 << 30
+#: The disk image of a file system, and the bytes of which its size is a multiple (as ``images.target``).
+DISK: Final = "disk.img"
+SECTOR: Final = 512
 
 Chunks = Generator["bytes | memoryview", None, None]
 
 
 class Mark(NamedTuple):
-    """A point to resume from: bytes of the stream and of the device before it, and the encoder's state."""
+    """A point to resume from: bytes of the stream and of the disk before it, and the encoder's state."""
 
     sent: int
     offset: int
@@ -77,19 +83,25 @@ class Pays:
         self._packing = self._sending = 0.0
 
 
-class Device(sender.Stream):
-    """A block device as a stream; ``length`` is None: holes and compression make it unpredictable."""
+class Stream(sender.Stream):
+    """The extents of a disk, if there is one, between the bytes ``head`` and what ``_others`` yields.
+
+    ``encoder``: its state after ``head``. ``length`` is None: holes and compression make it unpredictable.
+    """
 
     length = None
 
-    def __init__(self, device: volume.Volume, reporter: progress.Progress) -> None:
-        self._device = device
+    def __init__(
+        self, disk: volume.Volume | None, head: bytes, encoder: clone.Encoder, reporter: progress.Progress
+    ) -> None:
+        self._disk = disk
+        self._head = head
         self._reporter = reporter
         self._reported = 0
-        #: Bytes of the device between two marks; see ``STEP``.
+        #: Bytes of the disk between two marks; see ``STEP``.
         self.step = STEP
         self._pays = Pays()
-        self._marks = collections.deque([Mark(len(clone.MAGIC), 0, clone.Encoder(TRIED))], KEPT)
+        self._marks = collections.deque([Mark(len(head), 0, encoder)], KEPT)
         self._first = self._marks[0]
 
     def chunks(self, offset: int) -> Chunks:
@@ -101,20 +113,31 @@ class Device(sender.Stream):
             self._marks.append(self._first)
         mark = self._marks[-1]
         at = mark.sent if offset >= mark.sent else 0
-        parts = self._from(mark) if at else itertools.chain([clone.MAGIC], self._from(mark))
+        parts = self._from(mark) if at else itertools.chain([self._head], self._from(mark))
         yield from _after(parts, offset - at)
 
     def _from(self, mark: Mark) -> Chunks:
-        encoder, sent = mark.encoder.copy(), mark.sent
-        zeros, marked = 0, mark.offset
-        for part in self._device.pieces(mark.offset):
+        encoder = mark.encoder.copy()
+        if self._disk is not None:
+            sent = yield from self._extents(self._disk, encoder, mark)
+            if sent > self._marks[-1].sent:
+                self._marks.append(Mark(sent, self._disk.size, encoder.copy()))
+        yield from self._others(encoder)
+        yield encoder.end()
+
+    def _extents(
+        self, disk: volume.Volume, encoder: clone.Encoder, mark: Mark
+    ) -> Generator[bytes | memoryview, None, int]:
+        """Yield the records of the disk from ``mark`` on; return how many bytes of the stream end there."""
+        sent, zeros, marked = mark.sent, 0, mark.offset
+        for part in disk.pieces(mark.offset):
             is_zero = isinstance(part, volume.Hole)
             if zeros and (not is_zero or zeros + part.length > LONGEST_ZERO):
                 record = encoder.zeros(zeros)
                 zeros = 0
                 yield record
                 sent += len(record)
-            if not zeros and part.offset >= marked + self.step and part.offset % volume.CHUNK == 0:
+            if not zeros and part.offset >= marked + self.step:
                 marked = part.offset
                 if sent > self._marks[-1].sent:
                     encoder.every = self._pays.decide()
@@ -128,10 +151,20 @@ class Device(sender.Stream):
                 count = sum(map(len, records))
                 self._pays.sent(count, time.perf_counter() - started)
                 sent += count
-            self._report(part)
+            is_moved = isinstance(part, volume.Piece)
+            self._report(
+                part.offset + part.length, self._reporter.advance if is_moved else self._reporter.skip
+            )
         if zeros:
-            yield encoder.zeros(zeros)
-        yield encoder.end()
+            record = encoder.zeros(zeros)
+            yield record
+            sent += len(record)
+        disk.check_unchanged()
+        return sent
+
+    def _others(self, _encoder: clone.Encoder) -> Chunks:
+        """Yield the records of what follows the disk."""
+        yield from ()
 
     def _encoded(self, encoder: clone.Encoder, data: memoryview) -> tuple[bytes, bytes | memoryview]:
         started = time.perf_counter()
@@ -139,47 +172,75 @@ class Device(sender.Stream):
         self._pays.encoded(len(data), sum(map(len, record)), time.perf_counter() - started)
         return record
 
-    def _report(self, part: volume.Part) -> None:
-        end = part.offset + part.length
+    def _report(self, end: int, count: Callable[[int], None]) -> None:
+        """Report to ``count`` the bytes before ``end`` that were not reported yet."""
         if end > self._reported:
-            count = self._reporter.skip if isinstance(part, volume.Hole) else self._reporter.advance
             count(end - self._reported)
             self._reported = end
 
 
-class Directory(sender.Stream):
-    """A file system as a tar stream.
+class Device(Stream):
+    """A block device as a stream."""
 
-    It is resumed by reading it again from its first byte; the digest at the end detects a change.
+    def __init__(self, device: volume.Volume, reporter: progress.Progress) -> None:
+        super().__init__(device, clone.MAGIC, clone.Encoder(TRIED), reporter)
+
+
+class Directory(Stream):
+    """A file system as a stream: the extents of ``disk``, then a tar archive of all other files.
+
+    Without ``disk`` all files are in the archive. An archive is resumed by creating it again from its first
+    byte; the digest at the end detects a change.
     """
 
-    length = None
-
-    def __init__(self, path: str, reporter: progress.Progress, *, sparse: bool) -> None:
+    def __init__(
+        self, path: str, disk: volume.Volume | None, reporter: progress.Progress, *, sparse: bool
+    ) -> None:
         self._path = path
-        self._reporter = reporter
         self._sparse = sparse
-        self._reported = 0
+        about, encoder = clone.Disk(), clone.Encoder()
+        if disk is not None:
+            mode, mtime = stat.S_IMODE(disk.stat.st_mode), max(0, int(disk.stat.st_mtime))
+            about, encoder = clone.Disk(disk.size, mode, mtime, not sparse), clone.Encoder(TRIED)
+        super().__init__(disk, clone.MAGIC + encoder.disk(about), encoder, reporter)
 
-    def chunks(self, offset: int) -> Chunks:
-        """Yield the stream from ``offset`` on; see ``send.sender.Stream``."""
-        yield from _after(itertools.chain([clone.MAGIC], self._records()), offset)
-
-    def _records(self) -> Chunks:
-        encoder, total = clone.Encoder(), 0
+    def _others(self, encoder: clone.Encoder) -> Chunks:
+        taken, done = (frozenset[str](), 0) if self._disk is None else (frozenset({DISK}), self._disk.size)
+        names = gnu_tar.names(self._path, taken)
+        if not names:
+            return
         buffer = memoryview(bytearray(volume.CHUNK))
-        with contextlib.closing(gnu_tar.Reader(self._path, sparse=self._sparse)) as tar:
+        with contextlib.closing(gnu_tar.Reader(self._path, names, sparse=self._sparse)) as tar:
             while count := tar.readinto(buffer):
                 data = buffer[:count]
                 if directio.is_zero(data):
                     yield encoder.zeros(count)
                 else:
                     yield from encoder.data(data)
-                total += count
-                if total > self._reported:
-                    self._reporter.advance(total - self._reported)
-                    self._reported = total
-        yield encoder.end()
+                done += count
+                self._report(done, self._reporter.advance)
+
+
+@contextlib.contextmanager
+def opened_disk(directory: str) -> Iterator[volume.Volume | None]:
+    """Yield the disk image of a file system; None if it has none that can be sent as extents.
+
+    A link would have two files, a hard link two names; a disk of no whole sectors is padded by the receiver.
+    """
+    path = pathlib.Path(directory, DISK)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        yield None
+        return
+    is_whole = found.st_size and found.st_size % SECTOR == 0
+    if not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and is_whole):
+        yield None
+        return
+    with volume.Volume(str(path)) as disk:
+        if not os.path.samestat(found, disk.stat):
+            raise errors.SourceChanged(url=str(path), what="file", before=found.st_ino, now=disk.stat.st_ino)
+        yield disk
 
 
 def _after(parts: Iterable[bytes | memoryview], skip: int) -> Chunks:

@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from cdi_worker import contract, errors, metrics, progress, report
 from cdi_worker.formats.compressed import snappy
@@ -121,8 +121,11 @@ def send_extents(
     if not sender.begin(None):
         raise errors.UploadFailed(url=client.url, reason="the server refused the clone format it offered")
     if settings.kind == headers.FILESYSTEM:
-        reporter.phase("transfer", occupied(settings.path))
-        sender.send(extents.Directory(settings.path, reporter, sparse=not settings.preallocation))
+        with extents.opened_disk(settings.path) as disk:
+            known = 0 if disk is None else disk.size
+            others = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
+            reporter.phase("transfer", known + others)
+            sender.send(extents.Directory(settings.path, disk, reporter, sparse=not settings.preallocation))
         return
     with volume.Volume(settings.path) as device:
         reporter.phase("transfer", device.size)
@@ -139,10 +142,10 @@ def plain(settings: Settings, reporter: progress.Progress) -> Iterator[Iterator[
             yield _device(device, reporter)
         else:
             reporter.phase("transfer", occupied(settings.path))
-            tar = stack.enter_context(
-                contextlib.closing(gnu_tar.Reader(settings.path, sparse=not settings.preallocation))
+            tar = gnu_tar.Reader(
+                settings.path, gnu_tar.names(settings.path), sparse=not settings.preallocation
             )
-            yield _archive(tar, reporter)
+            yield _archive(stack.enter_context(contextlib.closing(tar)), reporter)
 
 
 def _device(device: volume.Volume, reporter: progress.Progress) -> Iterator[memoryview]:
@@ -165,12 +168,15 @@ def _archive(tar: gnu_tar.Reader, reporter: progress.Progress) -> Iterator[memor
         reporter.advance(count)
 
 
-def occupied(directory: str) -> int:
-    """Return roughly the bytes of data below ``directory``, holes excluded: the size of a sparse archive."""
+def occupied(directory: str, without: Set[str] = frozenset()) -> int:
+    """Return roughly the bytes of data below ``directory``, holes excluded: the size of a sparse archive.
+
+    ``without``: names that the archive does not contain.
+    """
     total = 0
     for root, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if name not in gnu_tar.NOT_CONTENT]
-        for name in files:
+        for name in set(files) - without if root == directory else files:
             with contextlib.suppress(OSError):
                 found = pathlib.Path(root, name).lstat()
                 total += min(found.st_size, found.st_blocks * 512)

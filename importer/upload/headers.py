@@ -14,4 +14,4 @@ CLONES: Final = (BLOCK, FILESYSTEM)
 #: the client chooses it for an upload. Other servers and clients ignore both.
 OFFER: Final = "x-cdi-worker-offer"
 CHOICE: Final = "x-cdi-worker-stream"
-EXTENTS: Final = "extents-2"
+EXTENTS: Final = "extents-3"

@@ -64,8 +64,16 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
         wanted = dataclasses.replace(wanted, content_type="archive")
     if wanted.is_archive and not on_device:
         wanted = dataclasses.replace(wanted, target=str(pathlib.Path(wanted.target).parent))
-    ours = bool(clone) and fields.get(headers.CHOICE) == headers.EXTENTS
-    return Order(wanted, clone, ours, fields.get("content-encoding", ""))
+    return Order(wanted, clone, bool(clone) and _is_ours(fields), fields.get("content-encoding", ""))
+
+
+def _is_ours(fields: Mapping[str, str]) -> bool:
+    """Return whether the client has chosen our own clone format. Raises ``RequestError`` for another one."""
+    chosen = fields.get(headers.CHOICE, "")
+    if chosen not in {"", headers.EXTENTS}:
+        # A source that has asked another server, which was replaced by this one.
+        raise errors.RequestError(f"unknown clone format {chosen!r}; this server offers {headers.EXTENTS!r}")
+    return bool(chosen)
 
 
 class Running:

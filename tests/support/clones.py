@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cdi_worker import contract, progress
@@ -21,6 +22,8 @@ MIB = uploads.MIB
 SYNC = uploads.SYNC
 SIZE = 24 * MIB
 DONE = '{"preallocationApplied":false,"message":"Clone Complete"}'
+#: The headers of a clone in our own stream.
+OURS = {"x-cdi-worker-stream": "extents-3"}
 #: After files were cloned into a folder: CDI always reports them as preallocated.
 FOLDER_DONE = '{"preallocationApplied":true,"message":"Clone Complete"}'
 
@@ -87,7 +90,8 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
         elif mode == "block":
             parts = extents.Device(stack.enter_context(devices.Volume(directory)), shown).chunks(0)
         else:
-            parts = extents.Directory(directory, shown, sparse=True).chunks(0)
+            disk = stack.enter_context(extents.opened_disk(directory))
+            parts = extents.Directory(directory, disk, shown, sparse=True).chunks(0)
         return b"".join(bytes(part) for part in parts)
 
 
@@ -108,3 +112,13 @@ def start_source(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--termination-log={log}"]
     argv += ["--metrics-port=0"]
     return subprocess.Popen(argv, env={**os.environ, **env})
+
+
+@contextlib.contextmanager
+def target(server: uploads.Server, paths: contract.Paths, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``server``, which is not entered, as a process; its termination message is in ``paths``."""
+    argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={paths.data}", "--metrics-port=0"]
+    argv += [f"--termination-log={paths.termination_log}", f"--block-device={paths.block}"]
+    ready = functools.partial(processes.is_listening, server.port)
+    with processes.running(argv, log=log, ready=ready, env={**os.environ, **server.env}) as process:
+        yield process

@@ -35,7 +35,7 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
 ) -> None:
     env = {"UPLOAD_IMAGE_SIZE": image_size, "FILESYSTEM_OVERHEAD": "0.06"}
     headers = {"x-cdi-content-type": {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]}
-    headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
+    headers |= clones.OURS if ours else {}
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         body = clones.body(volume.parent, mode, ours=ours)
         with uploads.Server(certificates, env, dataclasses.replace(paths, data=str(point))) as server:
@@ -72,7 +72,7 @@ def test_preallocated_clone_needs_the_whole_size(
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         with uploads.Server(certificates, env, dataclasses.replace(paths, data=str(point))) as server:
             body = clones.body(volume.parent, "block", ours=True)
-            headers = {"x-cdi-content-type": "blockdevice-clone", "x-cdi-worker-stream": "extents-2"}
+            headers = {"x-cdi-content-type": "blockdevice-clone", **clones.OURS}
             answer = server.ask("POST", clones.SYNC, body, headers)
             assert (answer.status, "no space left on device" in answer.text) == (400, True), answer.text
         oracle.unusable(point / "disk.img")

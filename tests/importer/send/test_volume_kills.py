@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import os
 import random
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,17 +31,27 @@ def test_clone_runs_as_a_process(
     clones.same_tree(folder, paths.data)
 
 
+def noise(directory: Path, mode: str, seed: int) -> tuple[Path, Path]:
+    """Write a disk without holes; return the volume for a clone source of ``mode``, and the disk."""
+    volume = directory / "noise"
+    volume.mkdir()
+    disk = volume / "disk.img"
+    disk.write_bytes(random.Random(seed).randbytes(SIZE))
+    (volume / "file").write_text("beside the disk")
+    return (disk if mode == "block" else volume), disk
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
 def test_restarted_source_completes_the_clone(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, number: int
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str, number: int
 ) -> None:
     log = tmp_path / "log"
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(devices.slow(tmp_path, SIZE, bytes_per_second=8 * MIB))
-        source = tmp_path / "noise"
-        source.write_bytes(random.Random(1).randbytes(SIZE))
+        volume, source = noise(tmp_path, mode, 1)
         server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
-        env = clones.environment(server, "block", source)
+        env = clones.environment(server, mode, volume)
         with clones.start_source(env, log) as process:
             processes.wait_for(lambda: server.received > MIB, "the first bytes")
             process.send_signal(number)
@@ -61,25 +70,58 @@ def test_restarted_source_completes_the_clone(
         oracle.same(target, source)
 
 
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
 def test_restarted_target_receives_the_clone(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str
 ) -> None:
     """The same source continues with the pod that is started as a replacement."""
-    source = tmp_path / "noise"
-    source.write_bytes(random.Random(2).randbytes(SIZE))
+    volume, source = noise(tmp_path, mode, 2)
     with devices.slow(tmp_path, SIZE, bytes_per_second=16 * MIB) as target:
         env = {"DESTINATION": str(target)}
         first = uploads.Server(certificates, env, paths)
         second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
         second.port = first.port
-        argv = [sys.executable, "-m", "cdi_worker", "--termination-log=/dev/null"]
-        ready = functools.partial(processes.is_listening, first.port)
         log = tmp_path / "log"
-        with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
-            sender = clones.start_source(clones.environment(first, "block", source), tmp_path / "message")
+        with clones.target(first, paths, log) as pod:
+            sender = clones.start_source(clones.environment(first, mode, volume), tmp_path / "message")
             processes.wait_for(lambda: "transfer" in log.read_text(), "the clone to begin")
             pod.kill()
         with second, sender:
             assert sender.wait(30) == 0
             assert second.result().message == DONE
         oracle.same(target, source)
+
+
+@pytest.mark.parametrize("killed", ["source", "target"])
+def test_clone_to_a_folder_completes_after_a_kill(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, killed: str
+) -> None:
+    """The volume has no room for what the killed attempt left and the new disk."""
+    volume, _ = noise(tmp_path, "filesystem", 3)
+    message, log = tmp_path / "message", tmp_path / "log"
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(devices.slow(tmp_path, 40 * MIB, bytes_per_second=6 * MIB))
+        data = stack.enter_context(devices.mounted("ext4", device, tmp_path / "mounted"))
+        processes.run("mount", "-o", "remount,sync", data)
+        staged = data / ".cdi-worker-unpacking" / "disk.img.part"
+        there = dataclasses.replace(paths, data=str(data))
+        server = uploads.Server(certificates, {}, there)
+        env = clones.environment(server, "filesystem", volume)
+
+        def has_begun() -> bool:
+            return staged.exists() and staged.stat().st_blocks * 512 > 4 * MIB
+
+        def attempt(kills: str = "") -> bool:
+            with clones.target(server, there, log) as receiving, clones.start_source(env, message) as sending:
+                if kills:
+                    processes.wait_for(has_begun, "the first bytes")
+                    (sending if kills == "source" else receiving).kill()
+                    assert not (data / "disk.img").exists()
+                    sending.kill()
+                    return False
+                return sending.wait(60) == 0 and receiving.wait(60) == 0
+
+        attempt(killed)
+        assert attempt(), message.read_text()
+        clones.same_tree(volume, data)
+        assert sorted(os.listdir(data)) == ["disk.img", "file", "lost+found"]

@@ -159,7 +159,7 @@ def test_checksum_of_a_clone_is_verified(
     """A checksum requested with a clone is verified as with every upload."""
     body = clones.body(folder, mode, ours=ours)
     headers = {"x-cdi-content-type": clone.MODES[mode]}
-    headers |= {"x-cdi-worker-stream": "extents-2"} if ours else {}
+    headers |= clones.OURS if ours else {}
     env = {"DESTINATION": str(block)} if to == "device" else {}
     with uploads.Server(certificates, env, paths) as server:
         answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})

@@ -1,0 +1,481 @@
+"""Clones of file systems between two of our workers: the disk as extents, other files in an archive."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cramjam
+import pytest
+
+from cdi_worker import contract, errors, progress
+from cdi_worker.formats import clone, readers
+from cdi_worker.images import volume as devices_volume
+from cdi_worker.images.engine import cancelling
+from cdi_worker.send import extents, volume
+from tests.support import clones, devices, oracle, processes, uploads
+
+MIB = uploads.MIB
+SYNC = uploads.SYNC
+SIZE = clones.SIZE
+HEADERS = {"x-cdi-content-type": "filesystem-clone", **clones.OURS}
+server = uploads.server
+
+
+def buffers(size: int) -> Iterator[memoryview]:
+    return itertools.repeat(memoryview(bytearray(size)))
+
+
+def run_both(
+    certificates: uploads.Certificates,
+    env: dict[str, str],
+    paths: contract.Paths,
+    source: Path,
+    **more: str,
+) -> str:
+    """Clone a file system between two processes; return the message of the source, or its error."""
+    directory = Path(paths.termination_log).parent
+    made = uploads.Server(certificates, env, paths)
+    with clones.target(made, paths, directory / "log") as receiving:
+        message = directory / "message"
+        with clones.start_source(clones.environment(made, "filesystem", source, **more), message) as sending:
+            status = sending.wait(60)
+        if status == 0:
+            assert receiving.wait(processes.PATIENCE) == 0
+        return message.read_text()
+
+
+# -- what is sent
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_disk_is_sent_as_extents_beside_the_archive(folder: Path, tmp_path: Path, others: bool) -> None:
+    source = folder
+    if not others:
+        source = tmp_path / "alone"
+        (source / "lost+found").mkdir(parents=True)
+        (folder / "disk.img").rename(source / "disk.img")
+    sent = clone.Folder(readers.Bytes(clones.body(source, "filesystem", ours=True)), buffers)
+    disk = (source / "disk.img").stat()
+    assert sent.disk == clone.Disk(SIZE, 0o660, int(disk.st_mtime), preallocated=False)
+    runs = [run if isinstance(run, int) else bytes(run) for run in sent.runs()]
+    content = b"".join(bytes(run) if isinstance(run, int) else run for run in runs)
+    assert content == (source / "disk.img").read_bytes()
+    assert sum(run for run in runs if isinstance(run, int)) > SIZE // 2, "holes are sent as data"
+    rest = sent.archive()
+    assert (rest is not None) is others
+    sent.finish()
+
+
+def test_archive_does_not_contain_the_disk(folder: Path, tmp_path: Path) -> None:
+    sent = clone.Folder(readers.Bytes(clones.body(folder, "filesystem", ours=True)), buffers)
+    assert sum(1 for _ in sent.runs())
+    rest, archive = sent.archive(), tmp_path / "archive"
+    assert rest is not None
+    with archive.open("wb") as stream:
+        buffer = memoryview(bytearray(1 << 16))
+        while count := rest.readinto(buffer):
+            stream.write(buffer[:count])
+    names = processes.run("tar", "--list", f"--file={archive}").stdout.splitlines()
+    assert "more/deep/file" in names
+    assert not [name for name in names if "disk.img" in name]
+
+
+# -- what arrives
+
+
+def alone(source: Path) -> None:
+    for path in ("more/deep/file", "more/link", "more/hard", "more/absolute", "more/above", "more/empty"):
+        (source / path).unlink()
+    (source / "-dash").unlink()
+    (source / "more" / "deep").rmdir()
+    (source / "more").rmdir()
+
+
+def hard_link(source: Path) -> None:
+    os.link(source / "disk.img", source / "more" / "the same disk")
+
+
+def symbolic_link(source: Path) -> None:
+    (source / "disk.img").rename(source / "more" / "disk.raw")
+    # The length of the link itself is that of a sector, like the size of a disk.
+    (source / "disk.img").symlink_to("more//" + "./" * 249 + "disk.raw")
+
+
+def part_of_a_sector(source: Path) -> None:
+    with (source / "disk.img").open("ab") as stream:
+        stream.write(b"a few bytes more")
+
+
+def empty(source: Path) -> None:
+    (source / "disk.img").write_bytes(b"")
+
+
+def without_disk(source: Path) -> None:
+    (source / "disk.img").unlink()
+
+
+def names_of_ours(source: Path) -> None:
+    """Left-overs of an import that was killed on the source's volume."""
+    (source / "disk.img.part").write_bytes(b"incomplete")
+    (source / "disk.img.changing").write_bytes(b"changing")
+
+
+def modes(source: Path) -> None:
+    (source / "disk.img").chmod(0o440)
+    os.utime(source / "disk.img", (1e9, 1e9))
+    (source / "-dash").chmod(0o751)
+
+
+def holes_only(source: Path) -> None:
+    (source / "disk.img").write_bytes(b"")
+    os.truncate(source / "disk.img", SIZE)
+
+
+CHANGES = [
+    alone,
+    hard_link,
+    symbolic_link,
+    part_of_a_sector,
+    empty,
+    without_disk,
+    names_of_ours,
+    modes,
+    holes_only,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_file_system_is_cloned(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    folder: Path,
+    change: Callable[[Path], object],
+) -> None:
+    change(folder)
+    assert run_both(certificates, {}, paths, folder) == "Clone Complete"
+    clones.same_tree(folder, paths.data)
+    data = Path(paths.data)
+    for found in sorted(folder.rglob("*")):
+        if found.is_file() and not found.is_symlink() and "lost+found" not in found.parts:
+            copy = data / found.relative_to(folder)
+            before, after = found.stat(), copy.stat()
+            assert (after.st_mode, int(after.st_mtime), after.st_nlink) == (
+                before.st_mode,
+                int(before.st_mtime),
+                before.st_nlink,
+            ), copy
+    assert not [name for name in os.listdir(data) if name not in os.listdir(folder)]
+
+
+@pytest.mark.parametrize(
+    ("env", "more"), [({"PREALLOCATION": "true"}, {}), ({}, {"PREALLOCATION": "true"}), ({}, {})]
+)
+def test_disk_is_preallocated_if_either_end_asks(
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    folder: Path,
+    env: dict[str, str],
+    more: dict[str, str],
+) -> None:
+    run_both(certificates, env, paths, folder, **more)
+    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
+    allocated = Path(paths.data, "disk.img").stat().st_blocks * 512
+    assert allocated >= SIZE if env or more else allocated < SIZE // 2
+
+
+@pytest.mark.parametrize("name", ["disk.img", "vm-disk.img.1"])
+def test_device_gets_the_disk_of_a_file_system(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path, name: str
+) -> None:
+    """Other files are discarded, whether they come before or after it in an archive."""
+    (folder / "disk.img").rename(folder / name)
+    (folder / "a-note").write_text("before it")
+    (folder / "z-note").write_bytes(random.Random(1).randbytes(4 * MIB))
+    env = {"DESTINATION": str(block)}
+    assert run_both(certificates, env, paths, folder) == "Clone Complete"
+    oracle.same(block, folder / name, beyond=devices.DIRT)
+
+
+def test_device_gets_the_disk_beside_files_that_are_larger(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
+) -> None:
+    (folder / "a-note").write_bytes(random.Random(1).randbytes(40 * MIB))
+    assert run_both(certificates, {"DESTINATION": str(block)}, paths, folder) == "Clone Complete"
+    oracle.same(block, folder / "disk.img", beyond=devices.DIRT)
+
+
+def test_device_gets_disk_img_where_other_names_contain_it(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
+) -> None:
+    (folder / "a-disk.img").write_bytes(b"an old backup" * 1000)
+    assert run_both(certificates, {"DESTINATION": str(block)}, paths, folder) == "Clone Complete"
+    oracle.same(block, folder / "disk.img", beyond=devices.DIRT)
+
+
+def test_scattered_data_occupies_no_more_than_at_the_source(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    source = tmp_path / "volume"
+    source.mkdir()
+    with (source / "disk.img").open("wb") as stream:
+        for offset in range(0, 64 * MIB, 48 << 10):
+            stream.seek(offset)
+            stream.write(os.urandom(4096))
+        stream.truncate(64 * MIB)
+    run_both(certificates, {}, paths, source)
+    copy = Path(paths.data, "disk.img")
+    oracle.same(copy, source / "disk.img")
+    assert copy.stat().st_blocks <= (source / "disk.img").stat().st_blocks
+
+
+def test_disk_and_other_files_must_fit_together(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    source = tmp_path / "volume"
+    source.mkdir()
+    for name in ("disk.img", "other"):
+        (source / name).write_bytes(random.Random(name).randbytes(6 * MIB))
+    made = uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "10Mi"}, paths)
+    with made as server:
+        answer = server.ask("POST", SYNC, clones.body(source, "filesystem", ours=True), HEADERS)
+        assert (answer.status, "effective image size is larger" in answer.text) == (400, True), answer.text
+        assert not [name for name in os.listdir(paths.data) if not name.endswith(".lock")]
+        (source / "other").write_bytes(b"little")
+        answer = server.ask("POST", SYNC, clones.body(source, "filesystem", ours=True), HEADERS)
+        assert answer.status == 200, answer.text
+    clones.same_tree(source, paths.data)
+
+
+def test_second_clone_to_the_same_target_fails(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("volume", "other"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "disk.img").write_bytes(random.Random(name).randbytes(SIZE))
+        (tmp_path / name / "file").write_text(name)
+    made = uploads.Server(certificates, {}, paths)
+    with contextlib.ExitStack() as stack:
+        receiving = stack.enter_context(clones.target(made, paths, tmp_path / "log"))
+        sending = {
+            name: stack.enter_context(
+                clones.start_source(
+                    clones.environment(made, "filesystem", tmp_path / name), tmp_path / f"{name}.message"
+                )
+            )
+            for name in ("volume", "other")
+        }
+        statuses = {name: process.wait(60) for name, process in sending.items()}
+        (winner,) = [name for name, status in statuses.items() if status == 0]
+        assert receiving.wait(processes.PATIENCE) == 0
+    clones.same_tree(tmp_path / winner, paths.data)
+
+
+# -- nothing is used before everything is verified
+
+
+def damaged(body: bytes, part: str) -> bytes:
+    """Return ``body`` with one bit changed, or cut."""
+    if part == "cut":
+        return body[:-40]
+    places = {
+        "mode of the disk": len(clone.MAGIC) + 16,
+        "size of the disk": len(clone.MAGIC) + 9,
+        "disk": body.index(b"text text text"),
+        "archive": body.rindex(b"an unfriendly name"),
+        "digest": len(body) - 1,
+    }
+    changed = bytearray(body)
+    changed[places[part]] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("to", ["folder", "device"])
+@pytest.mark.parametrize("part", ["mode of the disk", "size of the disk", "disk", "archive", "digest", "cut"])
+def test_damaged_stream_leaves_nothing(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path, part: str, to: str
+) -> None:
+    env = {"DESTINATION": str(block)} if to == "device" else {}
+    body = plain_body(folder)
+    with uploads.Server(certificates, env, paths) as server:
+        answer = server.ask("POST", SYNC, damaged(body, part), HEADERS)
+        assert (answer.status, "clone stream" in answer.text) == (400, True), answer.text
+        oracle.unusable(block if env else Path(paths.data, "disk.img"))
+        assert not [name for name in os.listdir(paths.data) if not name.endswith(".lock")]
+        assert server.ask("POST", SYNC, body, HEADERS).status == 200
+    copy, beyond = (block, devices.DIRT) if env else (Path(paths.data, "disk.img"), None)
+    oracle.same(copy, folder / "disk.img", beyond=beyond)
+
+
+def plain_body(folder: Path) -> bytes:
+    """Return the stream of a file system without compression."""
+    with extents.opened_disk(str(folder)) as disk:
+        stream = extents.Directory(str(folder), disk, progress.NullProgress(), sparse=True)
+        stream._first.encoder.every = 0
+        return b"".join(bytes(part) for part in stream.chunks(0))
+
+
+@pytest.mark.parametrize("to", ["folder", "device"])
+def test_disk_is_unusable_until_the_digest_has_arrived(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path, to: str
+) -> None:
+    env = {"DESTINATION": str(block)} if to == "device" else {}
+    target = block if env else Path(paths.data, "disk.img")
+    body = plain_body(folder)
+    with uploads.Server(certificates, env, paths) as server, server.connect() as connection:
+        connection.putrequest("POST", SYNC)
+        for name, value in {**HEADERS, "Content-Length": str(len(body))}.items():
+            connection.putheader(name, value)
+        connection.endheaders(body[:-1])
+        processes.wait_for(lambda: server.received == len(body) - 1, "all bytes but one")
+        oracle.unusable(target)
+        connection.send(body[-1:])
+        assert connection.getresponse().status == 200
+    oracle.same(target, folder / "disk.img", beyond=devices.DIRT if env else None)
+
+
+class Changing(progress.NullProgress):
+    """Change a file when the first bytes of the disk have been sent."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self._changes = [change]
+
+    def advance(self, count: int) -> None:
+        """Change the file."""
+        while self._changes:
+            self._changes.pop()()
+
+
+@pytest.mark.parametrize("kind", ["written", "longer", "shorter", "same length and time"])
+def test_disk_that_changes_ends_the_clone(
+    server: uploads.Server, paths: contract.Paths, folder: Path, kind: str
+) -> None:
+    disk = folder / "disk.img"
+
+    def change() -> None:
+        found = disk.stat()
+        with disk.open("r+b") as stream:
+            stream.seek(SIZE - 512)
+            stream.write(b"changed")
+            stream.truncate({"longer": SIZE + MIB, "shorter": SIZE - MIB}.get(kind, SIZE))
+        if kind == "same length and time":
+            os.utime(disk, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    settings = volume.read(clones.environment(server, "filesystem", folder))
+    with pytest.raises(errors.SourceChanged):
+        volume.send(settings, Changing(change), cancelling.Cancel())
+    oracle.unusable(Path(paths.data, "disk.img"))
+
+
+# -- resuming
+
+
+class Recorded(devices_volume.Volume):
+    """Record where reading begins."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.starts: list[int] = []
+
+    def pieces(self, start: int = 0, end: int | None = None) -> Iterator[devices_volume.Part]:
+        """See the base class."""
+        self.starts.append(start)
+        return super().pieces(start, end)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_disk_is_resumed_where_a_device_is(folder: Path, scattered: bool) -> None:
+    """The stream can be continued at any byte, and the disk is read again from the mark before it only."""
+    if scattered:
+        with (folder / "disk.img").open("r+b") as stream:
+            for offset in range(7 * MIB, 20 * MIB, 72 << 10):
+                stream.seek(offset)
+                stream.write(b"data" * 1024)
+    with Recorded(str(folder / "disk.img")) as disk:
+        stream = extents.Directory(str(folder), disk, progress.NullProgress(), sparse=True)
+        stream.step = MIB
+        first = b"".join(bytes(part) for part in stream.chunks(0))
+        for place in (0, 15, 16, 40, *range(50, len(first), 250_007), -700, -1):
+            # The end moves: what was not received may be compressed differently.
+            cut = place if place >= 0 else len(first) + place
+            mark = max((mark for mark in stream._marks if mark.sent <= cut), default=stream._first)
+            rest = b"".join(bytes(part) for part in stream.chunks(cut))
+            assert disk.starts[-1] == mark.offset
+            first = first[:cut] + rest
+            found = clone.Folder(readers.Bytes(first), buffers)
+            assert sum(run if isinstance(run, int) else len(run) for run in found.runs()) == SIZE
+            found.finish()
+    assert disk.starts[-1] == SIZE, "the disk is read again for the archive"
+    assert len(set(disk.starts)) >= 3, "always from the beginning"
+
+
+# -- other versions and other workers
+
+
+def test_source_of_another_version_is_not_understood_but_served(
+    server: uploads.Server, paths: contract.Paths, folder: Path
+) -> None:
+    """A source that knows another stream format only sends snappy frames."""
+    offer = server.ask("HEAD", "/v1beta1/upload-async").headers["x-cdi-worker-offer"]
+    assert offer == "extents-3", "a source that looks for another one chooses CDI's format"
+    headers = {"x-cdi-content-type": "filesystem-clone"}
+    body = clones.body(folder, "filesystem", ours=True)
+    for chosen in ("extents-2", "extents-4"):
+        answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-worker-stream": chosen})
+        assert (answer.status, f"unknown clone format '{chosen}'" in answer.text) == (400, True)
+    body = clones.body(folder, "filesystem", ours=False)
+    assert server.ask("POST", SYNC, body, headers).status == 200
+    clones.same_tree(folder, paths.data)
+
+
+class OlderServer(uploads.MinimalServer):
+    """A server of another version: it offers a stream format that the source does not know."""
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """Add the offer."""
+        super().send_response(code, message)
+        self.send_header("x-cdi-worker-offer", "extents-2")
+
+
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_server_of_another_version_gets_snappy_frames(
+    folder: Path, server: uploads.Server, tmp_path: Path, mode: str
+) -> None:
+    source = folder / "disk.img" if mode == "block" else folder
+    with OlderServer.serving() as port:
+        url = f"http://127.0.0.1:{port}/v1beta1/upload"
+        assert clones.run(clones.environment(server, mode, source, UPLOAD_URL=url)) == "Clone Complete"
+    (*_, (method, path, headers, body)) = uploads.MinimalServer.requests
+    assert (method, path, headers["x-cdi-content-type"]) == ("POST", SYNC, volume.MODES[mode])
+    assert headers["x-cdi-worker-stream"] is None
+    content = bytes(cramjam.snappy.decompress(body))
+    if mode == "block":
+        assert content == source.read_bytes()
+        return
+    archive = tmp_path / "archive"
+    archive.write_bytes(content)
+    (tmp_path / "unpacked").mkdir()
+    processes.run("tar", "--extract", f"--file={archive}", f"--directory={tmp_path / 'unpacked'}")
+    clones.same_tree(folder, tmp_path / "unpacked")
+
+
+def test_thin_disk_is_cloned_with_other_files(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """The disk is larger than the target's file system."""
+    source = tmp_path / "volume"
+    source.mkdir()
+    clones.write_disk(source / "disk.img", 300 * MIB)
+    (source / "note").write_bytes(random.Random(4).randbytes(MIB))
+    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
+        there = dataclasses.replace(paths, data=str(point))
+        assert run_both(certificates, {}, there, source) == "Clone Complete"
+        clones.same_tree(source, point)
+        assert (point / "disk.img").stat().st_blocks * 512 < 16 * MIB
