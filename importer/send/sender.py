@@ -7,6 +7,7 @@ import base64
 import contextlib
 import dataclasses
 import logging
+import urllib.parse
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from cdi_worker import errors
@@ -35,7 +36,7 @@ class Stream(abc.ABC):
         """Yield the bytes from ``offset`` on; each piece is valid until the next."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Sender:
     """Sends one stream to ``path``, the tus collection; fails after ``patience`` seconds without progress.
 
@@ -52,6 +53,11 @@ class Sender:
     retried: Callable[[errors.Error], object]
     sent: Callable[[int], object]
     fingerprint: str = ""
+    #: The path of the upload. Another client's upload may take its place on the server.
+    _place: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self._place = self.path
 
     def begin(self, length: int | None) -> bool:
         """Create the upload on the server; return whether the server supports resumable uploads."""
@@ -66,13 +72,22 @@ class Sender:
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
         _check(self.client, answer)
+        self._go(answer.header("Location"))
         return True
 
     def left_over(self, length: int) -> int | None:
         """Return how many bytes of this upload the server has from an earlier run, None if it has none."""
         answer = self.client.ask("HEAD", self.path, HEADERS)
         is_same = answer.header("Upload-Metadata") == self._metadata
-        return _offset(answer) if is_same and answer.header("Upload-Length") == str(length) else None
+        if not is_same or answer.header("Upload-Length") != str(length):
+            return None
+        self._go(answer.header("Content-Location"))
+        return _offset(answer)
+
+    def _go(self, location: str) -> None:
+        """Send later requests to the upload whose name ends ``location``: proxies may change the rest."""
+        name = urllib.parse.urlsplit(location).path.rpartition("/")[2]
+        self._place = f"{self.path}/{name}" if name else self.path
 
     def send(self, stream: Stream, offset: int = 0) -> None:
         """Send ``stream`` and return when the server has the disk on storage. Raises ``errors.Error``."""
@@ -102,7 +117,7 @@ class Sender:
             # A failed request leaves the generator open, and with it perhaps a running tar.
             with contextlib.closing(stream.chunks(offset)) as pieces:
                 body = upload_client.Body(counted(pieces, self.sent), length)
-                answer = self.client.ask("PATCH", self.path, headers, body)
+                answer = self.client.ask("PATCH", self._place, headers, body)
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)
             self.retried(err)
@@ -119,7 +134,7 @@ class Sender:
         """Return how many bytes the server has, retrying until it answers; None: it has no such upload."""
         while True:
             try:
-                return _offset(self.client.ask("HEAD", self.path, HEADERS))
+                return _offset(self.client.ask("HEAD", self._place, HEADERS))
             except errors.Transient as err:
                 patience.wait(err, 0)
 

@@ -126,7 +126,7 @@ class Resumable:
             return self._patch(request, exchange, session)
         with session.taken_over():
             if request.method == "HEAD":
-                return Answer(headers=session.headers())
+                return Answer(headers={**session.headers(), "Content-Location": _location(request, session)})
             if request.method == "DELETE":
                 return _delete(session)
         raise Refusal(404)
@@ -145,9 +145,7 @@ class Resumable:
                 running.wait()
         except errors.Error as err:
             return http.failed(err)
-        return Answer(
-            201, headers={**session.headers(), "Location": f"{request.path.rstrip('/')}/{session.name}"}
-        )
+        return Answer(201, headers={**session.headers(), "Location": _location(request, session)})
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
         with session.taken_over():
@@ -178,6 +176,11 @@ class Resumable:
         if session is not None and session.is_open and not session.running.body.is_lent:
             session.running.fail(ConnectionError("replaced by another upload"))
             futures.wait({session.running.work})
+
+
+def _location(request: Request, session: Session) -> str:
+    """Return the path of the upload, for a request to it or to the collection."""
+    return f"{request.path.rstrip('/').removesuffix(f'/{session.name}')}/{session.name}"
 
 
 def _delete(session: Session) -> Answer:

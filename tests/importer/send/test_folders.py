@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from cdi_worker import contract, errors, progress
 from cdi_worker.formats import clone, readers
 from cdi_worker.images import volume as devices_volume
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import extents, volume
+from cdi_worker.send import client as upload_client
+from cdi_worker.send import extents, sender, volume
 from tests.support import clones, devices, oracle, processes, uploads
 
 MIB = uploads.MIB
@@ -252,30 +254,95 @@ def test_disk_and_other_files_must_fit_together(
     clones.same_tree(source, paths.data)
 
 
-def test_second_clone_to_the_same_target_fails(
+def two_volumes(directory: Path) -> dict[str, Path]:
+    """Make two volumes with the same amount of different data."""
+    made = {name: directory / name for name in ("first", "second")}
+    for name, path in made.items():
+        path.mkdir()
+        (path / "disk.img").write_bytes(random.Random(name).randbytes(SIZE))
+        (path / "file").write_text(name)
+    return made
+
+
+def test_of_two_clones_to_one_target_one_succeeds(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    for name in ("volume", "other"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "disk.img").write_bytes(random.Random(name).randbytes(SIZE))
-        (tmp_path / name / "file").write_text(name)
     made = uploads.Server(certificates, {}, paths)
+    volumes = two_volumes(tmp_path)
+    messages = {name: tmp_path / f"{name}.message" for name in volumes}
     with contextlib.ExitStack() as stack:
         receiving = stack.enter_context(clones.target(made, paths, tmp_path / "log"))
         sending = {
             name: stack.enter_context(
-                clones.start_source(
-                    clones.environment(made, "filesystem", tmp_path / name), tmp_path / f"{name}.message"
-                )
+                clones.start_source(clones.environment(made, "filesystem", path), messages[name])
             )
-            for name in ("volume", "other")
+            for name, path in volumes.items()
         }
-        statuses = {name: process.wait(60) for name, process in sending.items()}
-        (winner,) = [name for name, status in statuses.items() if status == 0]
-        assert receiving.wait(processes.PATIENCE) == 0
-    clones.same_tree(tmp_path / winner, paths.data)
+        assert receiving.wait(60) == 0
+        # The other one looks for the server until the pod is removed.
+        done = {name for name, process in sending.items() if finished(process)}
+        for process in sending.values():
+            process.terminate()
+    complete = [name for name, message in messages.items() if message.read_text() == "Clone Complete"]
+    assert complete == [name for name in done if sending[name].returncode == 0]
+    assert len(complete) == 1, "a source reports success for what another has sent"
+    clones.same_tree(volumes[complete[0]], paths.data)
+
+
+def finished(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a source ends soon after its target."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(3)
+    return process.returncode is not None
+
+
+class Stopping(progress.NullProgress):
+    """Stop a transfer after its first bytes."""
+
+    def __init__(self) -> None:
+        self.cancel = cancelling.Cancel()
+
+    def advance(self, count: int) -> None:
+        """Stop the transfer."""
+        self.cancel.set()
+
+
+def test_source_never_continues_the_clone_of_another(
+    server: uploads.Server, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """The first has begun when the second replaces it, sends a part, and is stopped."""
+    volumes = two_volumes(tmp_path)
+    with contextlib.ExitStack() as stack:
+        senders = {}
+        for name, path in volumes.items():
+            stopping = Stopping()
+            settings = volume.read(clones.environment(server, "filesystem", path))
+            client = upload_client.Client(
+                settings.url,
+                upload_client.context(settings.authority, settings.certificate, settings.key),
+                stopping.cancel if name == "second" else cancelling.Cancel(),
+            )
+            senders[name] = sender.Sender(
+                client,
+                f"{client.path}-resumable",
+                cancelling.Cancel(),
+                20,
+                HEADERS,
+                retried=lambda _: None,
+                sent=lambda _: None,
+            )
+            assert senders[name].begin(None)
+            reporter = stopping if name == "second" else progress.NullProgress()
+            disk = stack.enter_context(extents.opened_disk(str(path)))
+            stream = extents.Directory(str(path), disk, reporter, sparse=True)
+            if name == "first":
+                waiting = stream
+        with pytest.raises(errors.Cancelled):
+            senders["second"].send(stream)
+        processes.wait_for(lambda: server.received, "a part of the second")
+        senders["first"].send(waiting)
+    assert server.result().message == clones.FOLDER_DONE
+    clones.same_tree(volumes["first"], paths.data)
 
 
 # -- nothing is used before everything is verified

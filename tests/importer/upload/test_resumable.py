@@ -40,6 +40,16 @@ def test_options_lists_the_extensions(server: uploads.Server) -> None:
     assert server.ask("HEAD", PLACE).status == 404
 
 
+def test_replaced_upload_is_unknown(server: uploads.Server) -> None:
+    """A client that resumes by the collection learns which upload it continues."""
+    first = create(server)
+    for place in (PLACE, first):
+        assert server.ask("HEAD", place, None, TUS).headers["Content-Location"] == first
+    second = create(server)
+    assert server.ask("HEAD", PLACE, None, TUS).headers["Content-Location"] == second
+    assert patch(server, first, 0, DATA).status == 404
+
+
 def test_every_response_has_the_protocol_version(server: uploads.Server) -> None:
     """As tus requires, error responses too."""
     location = create(server)
