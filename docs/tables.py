@@ -89,7 +89,8 @@ def _of_sources(*, ambient_only: bool) -> list[tuple[str, str, str]]:
         for field, default in kind.table.values():
             if field.env and (field.ambient or not ambient_only):
                 shown = default if isinstance(default, str) else ""
-                found.setdefault(field.env, ([], field.help, shown))[0].append(kind.name)
+                for name in (field.env, *field.more):
+                    found.setdefault(name, ([], field.help, shown))[0].append(kind.name)
     return [
         (f"`{name}`", f"{', '.join(kinds)}: {meaning.rstrip('.')}", _code(default))
         for name, (kinds, meaning, default) in found.items()

@@ -107,7 +107,10 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         # As quiet as a program that SIGPIPE ends.
         return err.status
     except errors.Error as err:
-        _say(str(err))
+        # Imported when used: only a failure needs it (start-up time).
+        from cdi_worker.commands import words
+
+        _say(words.message(err))
         _say_json(err, argv, obj)
         log.debug("trace", exc_info=True)
         return err.status
@@ -135,9 +138,11 @@ def _say_json(error: errors.Error, argv: list[str], obj: context.Context) -> Non
     if not obj.as_json and "--json" not in argv:
         return
     is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
+    from cdi_worker.commands import words
+
     stream = sys.stderr if is_disk else sys.stdout
     with contextlib.suppress(BrokenPipeError):
-        print(json.dumps({"error": error.as_fields()}), file=stream, flush=True)
+        print(json.dumps({"error": words.as_fields(error)}), file=stream, flush=True)
 
 
 def _arguments_of_click(argv: list[str]) -> list[str]:

@@ -158,7 +158,8 @@ class Reading:
 
     def field(self, field: fields.Field) -> Any:
         """Return the value of a location's field, None if its variable is not set or empty."""
-        value = self.env.get(field.env) if field.env else None
+        names = (field.env, *field.more) if field.env else ()
+        value = next((self.env[name] for name in names if self.env.get(name)), None)
         if not value:
             return None
         if field.flag:

@@ -28,7 +28,8 @@ def parse_quantity(text: str) -> int:
     """
     found = _QUANTITY.fullmatch(text)
     if not found or len(text) > LONGEST:
-        raise errors.RequestError(f"{text[:LONGEST]!r} is not a quantity such as 10Gi, 500M or 1e9")
+        what = f"{text[:LONGEST]!r} is not a quantity such as 10Gi, 500M or 1e9"
+        raise errors.RequestError(what + _meant(text))
     number, exponent, suffix = found.groups()
     if exponent and abs(int(exponent[1:])) > 30:
         raise errors.RequestError(f"{text!r} is out of range")
@@ -41,13 +42,34 @@ def parse_quantity(text: str) -> int:
     return value
 
 
+def _meant(text: str) -> str:
+    """Return a hint for sizes as other tools write them: ``10GB``, ``10GiB``, ``10g``."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgtpe])(i?)b?", text, re.IGNORECASE)
+    if not found:
+        return ""
+    number, letter, binary = found.groups()
+    tens, twos = ("k" if letter in "kK" else letter.upper()), f"{letter.upper()}i"
+    more = "" if binary else f", {number}{tens} for powers of 1000"
+    return f"; write {number}{twos} for powers of 1024{more}"
+
+
 def format_size(size: float) -> str:
-    """Return ``size`` in bytes as text for people: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    """Return ``size`` in bytes as text for people, with one decimal: ``1.5 GiB``.
+
+    Units are powers of 1024. A size that would be rounded to 1024 of a unit is 1 of the next.
+    """
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         size /= 1024
-    raise AssertionError
+        if round(size, 1) < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def format_exactly(size: int) -> str:
+    """Return ``size`` in bytes for people and for scripts: ``1536 bytes (1.5 KiB)``."""
+    return f"{size} bytes ({format_size(size)})" if size >= 1024 else f"{size} bytes"
 
 
 def whole_sectors(size: int) -> int:

@@ -89,6 +89,8 @@ class Location:
 
     #: Whether the source supports multi-stage imports (``sources.staged``).
     staged: ClassVar[bool] = False
+    #: Variables that the command line reads for a field of the access, as this source's own tools do.
+    variables: ClassVar[Mapping[str, str]] = {}
     #: Suffixes of the certificate files in the pod's certificate folder.
     certificates: ClassVar[tuple[str, ...]] = ("",)
 

@@ -12,7 +12,8 @@ _KEY = "cdi_worker"
 class Field(NamedTuple):
     """The names of one value of a location. An empty name: not available there.
 
-    ``env``: environment variable in pods; with ``ambient`` also for commands. ``option``, ``help``:
+    ``env``: environment variable in pods; with ``ambient`` also for commands. ``more``: variables that are
+    read after it, of the tools that people use for this kind of source. ``option``, ``help``:
     command-line option. ``mount``: default path in pods. ``file``: the value is the path of an existing file.
     ``key``: dotted path below the source in a DataVolume; with ``entry`` it names a Secret or ConfigMap,
     and ``entry`` is mounted as a file. ``parse``: converts the text; raises ``ValueError`` or
@@ -20,6 +21,7 @@ class Field(NamedTuple):
     """
 
     env: str = ""
+    more: tuple[str, ...] = ()
     option: str = ""
     help: str = ""
     key: str = ""

@@ -125,7 +125,10 @@ def _cause(err: BaseException) -> tuple[str, bool]:
         found = re.search(r"certificate verify failed: ([^(]+)", text)
         if found:
             return (
-                f"TLS: certificate verify failed: {found[1].strip()}; add the server's CA or allow insecure",
+                (
+                    f"TLS: certificate verify failed: {found[1].strip()}; add the server's CA "
+                    "(IMPORTER_CERT_DIR), or do not verify it (INSECURE_TLS)"
+                ),
                 True,
             )
         return "TLS handshake failed; is this an https server?", True

@@ -284,12 +284,18 @@ def make_location(
     """Return the location of the source from the options of the current command and the environment."""
     reading = contract.Reading(env)
     values = late.given(click.get_current_context())
+    # As the tools of this kind of source do, such as AWS_CA_BUNDLE.
+    own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
     access = base.Access(
-        user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID", ""),
-        password=read_secret(given["password_file"]) or env.get("IMPORTER_SECRET_KEY", ""),
+        user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
+        password=read_secret(given["password_file"])
+        or env.get("IMPORTER_SECRET_KEY")
+        or own.get("password", ""),
         session_token=read_secret(given.get("session_token_file")) or env.get("IMPORTER_SESSION_TOKEN", ""),
         headers=given.get("headers", ()) + contract.header_files(given.get("header_dir") or ""),
-        ca_files=given["ca_files"] + contract.certificate_files(given["ca_dir"] or ""),
+        ca_files=given["ca_files"]
+        + contract.certificate_files(given["ca_dir"] or "")
+        + tuple(path for path in own.get("ca_file", "").split(":") if path),
         insecure=given["insecure"],
         connections=given.get("connections", 6),
         patience=given.get("stall", 180.0),

@@ -15,6 +15,7 @@ import click
 
 from cdi_worker import errors, execute, request, units
 from cdi_worker import progress as progress_module
+from cdi_worker.commands import words
 
 if TYPE_CHECKING:
     from cdi_worker.commands import context
@@ -123,7 +124,7 @@ def _read(done: execute.Result) -> str:
 def inspection(found: execute.Inspection, wanted: request.Request, obj: context.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
     offer, content = found.survey.offer, found.survey.content
-    obstacle = None if found.obstacle is None else str(found.obstacle)
+    obstacle = None if found.obstacle is None else words.message(found.obstacle)
     status = 0 if found.obstacle is None else found.obstacle.status
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
@@ -165,8 +166,8 @@ def _as_fields(found: execute.Inspection, overhead: float) -> dict[str, object]:
         "route": None if found.plan is None else str(found.plan.route),
         "reason": None if found.plan is None else found.plan.reason,
         "scratch": found.plan is not None and found.plan.scratch,
-        "obstacle": None if found.obstacle is None else str(found.obstacle),
-        **({} if found.obstacle is None else {"error": found.obstacle.as_fields()}),
+        "obstacle": None if found.obstacle is None else words.message(found.obstacle),
+        **({} if found.obstacle is None else {"error": words.as_fields(found.obstacle)}),
         **found.details,
     }
 
@@ -209,6 +210,4 @@ def _format(form: str, compressions: tuple[str, ...]) -> str:
 
 
 def _size(size: int | None) -> str:
-    if size is None:
-        return "unknown"
-    return f"{size} bytes ({units.format_size(size)})" if size >= 1024 else f"{size} bytes"
+    return "unknown" if size is None else units.format_exactly(size)

@@ -9,6 +9,7 @@ KINDS = (
         "glance",
         source=f"{__name__}.source:source",
         location=f"{__name__}.locations:Glance",
+        schemes=("glance",),
         example="cdi-worker import --source glance --image-id 7b1c0a2e https://cloud.example.org disk.img",
     ),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Final
 
 from cdi_worker.sources import base, fields
 
@@ -33,7 +33,12 @@ class Glance(base.Location):
     ``default_domain`` is an id and stands for them last. ``interface``: one of INTERFACES.
     """
 
+    variables: ClassVar[Mapping[str, str]] = {"ca_file": "OS_CACERT"}
+
     image_id: str = fields.field(env="IMPORTER_IMAGE_ID", option="--image-id", help="Id of the image.")
+    auth_url: str = fields.field(
+        env="OS_AUTH_URL", ambient=True, help="URL of Keystone, for addresses `glance://IMAGE-ID`."
+    )
     region: str = fields.field(
         env="OS_REGION_NAME", ambient=True, option="--os-region", help="OpenStack region; default: any."
     )
@@ -93,6 +98,11 @@ class Glance(base.Location):
         env="OS_DEFAULT_DOMAIN", ambient=True, help="Id of the domain where none is given."
     )
 
+    def __post_init__(self) -> None:
+        if self.endpoint.startswith("glance:"):
+            object.__setattr__(self, "image_id", self.endpoint.removeprefix("glance:").strip("/"))
+            object.__setattr__(self, "endpoint", self.auth_url)
+
     @property
     def method(self) -> str:
         """How to log in: PASSWORD, TOKEN or APPLICATION."""
@@ -113,9 +123,10 @@ class Glance(base.Location):
         return self.access.password or self.user_password
 
     def faults(self) -> Iterator[str]:
-        yield from base.Location.faults(self)
+        if not self.endpoint:
+            yield "the URL of Keystone is missing (OS_AUTH_URL)"
         if not self.image_id:
-            yield "the glance source needs the id of an image (--image-id, IMPORTER_IMAGE_ID)"
+            yield "the glance source needs the id of an image (IMPORTER_IMAGE_ID)"
         if self.interface not in INTERFACES:
             yield f"interface {self.interface!r} is not one of {', '.join(INTERFACES)}"
         if self.auth_type.lower() not in METHODS:

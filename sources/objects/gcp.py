@@ -36,7 +36,7 @@ def refuse_plaintext(url: str, access: base.Access) -> None:
     """Refuse to send tokens over plain http to another machine, unless insecure connections are allowed."""
     scheme, host, _ = wire.origin(url)
     if scheme == "http" and host not in LOOPBACK and not access.insecure:
-        advice = "use https, leave out the file (emulators need none), or allow insecure"
+        advice = "use https, leave out the file (emulators need none), or set INSECURE_TLS"
         raise errors.RequestError(f"{url}: http would send the credentials unencrypted; {advice}")
 
 

@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from cdi_worker.sources import base, fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class S3(base.Location):
-    """``s3://bucket/key`` or ``http(s)://host/bucket/key``."""
+    """``s3://bucket/key`` or ``http(s)://host/bucket/key``.
+
+    ``endpoint_url``: the server of ``s3://`` addresses, empty for AWS. ``default_region``: for ``s3://``
+    only, as EKS sets its variable in every pod.
+    """
+
+    variables: ClassVar[Mapping[str, str]] = {"ca_file": "AWS_CA_BUNDLE"}
 
     region: str = fields.field(option="--region", help="S3 region, if the host name does not contain it.")
+    endpoint_url: str = fields.field(
+        env="AWS_ENDPOINT_URL_S3",
+        more=("AWS_ENDPOINT_URL",),
+        ambient=True,
+        option="--endpoint-url",
+        help="Server of s3:// addresses, http(s)://host[:port] [default: AWS].",
+    )
+    default_region: str = fields.field(
+        env="AWS_REGION", more=("AWS_DEFAULT_REGION",), ambient=True, help="Region of s3:// addresses."
+    )
+
+    @property
+    def address(self) -> str:
+        """The endpoint. With another server than AWS, an ``s3://`` URL is changed to that server's."""
+        server = self.endpoint_url.rstrip("/")
+        if not server or not self.endpoint.startswith("s3://"):
+            return self.endpoint
+        return f"{server}/{urllib.parse.quote(self.endpoint.removeprefix('s3://'))}"
+
+    def faults(self) -> Iterator[str]:
+        yield from base.Location.faults(self)
+        if self.endpoint_url and not re.fullmatch(r"https?://[^/?#]+/?", self.endpoint_url):
+            yield "malformed S3 endpoint URL (--endpoint-url, AWS_ENDPOINT_URL); expected http(s)://host[:port]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

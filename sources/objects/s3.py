@@ -101,14 +101,14 @@ class _Object(pinned.Resource):
 
     def __init__(self, location: locations.S3, cancel: cancelling.Cancel) -> None:
         access = location.access
-        self._address = parse(location.endpoint)
+        self._address = parse(location.address)
         self._keys = aws.Keys(access, cancel)
-        self._region = location.region or self._default_region()
+        self._region = location.region or self._default_region(location)
         self._redirected = False
         #: Sent as If-Match once known.
         self.etag: str | None = None
         super().__init__(self._address.url(self._region), access, cancel=cancel)
-        self.name = wire.safe_url(location.endpoint) if self._address.server else location.endpoint
+        self.name = wire.safe_url(location.address) if self._address.server else location.endpoint
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         if self.etag:
@@ -173,10 +173,10 @@ class _Object(pinned.Resource):
         usable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
         return errors.Unreachable(url=self.name, reason=reason, region=usable)
 
-    def _default_region(self) -> str:
-        if self._address.server:
+    def _default_region(self, location: locations.S3) -> str:
+        if not location.endpoint.startswith("s3://"):
             return region_of(self._address.server)
-        return self._keys.default_region() or DEFAULT_REGION
+        return location.default_region or self._keys.default_region() or DEFAULT_REGION
 
 
 def _holds_range(response: requests.Response) -> bool:

@@ -91,7 +91,7 @@ class Registry:
         self.name = str(reference)
         self._cancel = cancel
         self._engine = engine
-        login = auth.credentials(location.access, location.auth_file, reference)
+        login = auth.credentials(location.access, location.credentials_file, reference)
         # Credentials are only sent in response to a challenge.
         self.access = dataclasses.replace(location.access, user="", password="")
         self.connection = session.new_session(self.access, cancel)

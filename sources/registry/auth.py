@@ -161,8 +161,8 @@ class Authorizer:
     def _refuse_plaintext(self, url: str, destination: str) -> None:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""
         if destination.startswith("http://") and not self._access.insecure:
-            reason = f"{wire.safe_url(destination)} would receive the credentials unencrypted; allow insecure"
-            raise errors.Unreachable(url=url, reason=reason)
+            reason = f"{wire.safe_url(destination)} would receive the credentials unencrypted"
+            raise errors.Unreachable(url=url, reason=f"{reason}; to allow it, set INSECURE_TLS")
 
 
 def parse_challenges(header: str) -> dict[str, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import ClassVar
 
 from cdi_worker.sources import base, fields
@@ -25,5 +26,18 @@ class Registry(base.Location):
         key="platform.architecture",
     )
     auth_file: str = fields.field(
-        option="--auth-file", help="Docker configuration file with registry credentials.", file=True
+        env="REGISTRY_AUTH_FILE",
+        ambient=True,
+        option="--auth-file",
+        help="Docker configuration file with registry credentials.",
+        file=True,
     )
+    docker_config: str = fields.field(
+        env="DOCKER_CONFIG", ambient=True, help="Folder of Docker's `config.json` with registry credentials."
+    )
+
+    @property
+    def credentials_file(self) -> str:
+        """The file with registry credentials; empty without one."""
+        found = pathlib.Path(self.docker_config, "config.json")
+        return self.auth_file or (str(found) if self.docker_config and found.is_file() else "")

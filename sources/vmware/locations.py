@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from cdi_worker.sources import fields, staged
 
@@ -17,6 +18,12 @@ class Vddk(staged.Staged):
     Checkpoints: see the contract. ``vddk_libdir``: folder of the VDDK library. ``vddk_config``: its optional
     configuration file.
     """
+
+    variables: ClassVar[Mapping[str, str]] = {
+        "user": "GOVC_USERNAME",
+        "password": "GOVC_PASSWORD",
+        "ca_file": "GOVC_TLS_CA_CERTS",
+    }
 
     uuid: str = fields.field(
         env="IMPORTER_UUID", option="--uuid", help="UUID of the VMware virtual machine.", key="uuid"

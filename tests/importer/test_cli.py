@@ -108,7 +108,7 @@ def test_dry_run_changes_nothing(
         assert (result["format"], result["route"], result["obstacle"]) == ("vhdx", "convert", None)
         assert result["virtualSize"] == 8 * MiB
     result = run_json("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TOO_LARGE)
-    assert "A larger PVC is required" in result["obstacle"]
+    assert "name a larger target" in result["obstacle"]
     url = server.serve("/disk", misbehave.Page(data, ranges=False))
     result = run_json("import", url, device, "--dry-run", status=SCRATCH)
     assert result["obstacle"].startswith("scratch space required")
@@ -176,7 +176,7 @@ def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
     run_json("blank", device, "4Mi", "--preallocate")
     assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
     done = worker.run("blank", device, "17Mi")
-    assert (done.status, "larger than the reported available" in done.error_message) == (TOO_LARGE, True)
+    assert (done.status, "name a larger target" in done.error_message) == (TOO_LARGE, True)
     done = worker.run("blank", tmp_path / "none.img", "4Ei")
     assert (done.status, (tmp_path / "none.img").exists()) == (TOO_LARGE, False)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi_worker import errors, units
+from tests.support import worker
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,50 @@ def test_volume_of_the_suggested_size_is_sufficient(size: int, overhead: Fractio
     volume = units.volume_size(size, overhead)
     assert volume % units.MIB == 0
     assert units.usable_space(volume, overhead) >= size
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("10GB", "write 10Gi for powers of 1024, 10G for powers of 1000"),
+        ("10g", "write 10Gi for powers of 1024, 10G for powers of 1000"),
+        ("10GiB", "write 10Gi for powers of 1024"),
+        ("1.5 KB", "write 1.5Ki for powers of 1024, 1.5k for powers of 1000"),
+        ("ten", ""),
+    ],
+)
+def test_size_as_other_tools_write_it_has_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(errors.RequestError) as caught:
+        units.parse_quantity(text)
+    assert str(caught.value).endswith(f"; {hint}" if hint else "1e9")
+
+
+def test_size_is_not_rounded_to_1024_of_a_unit() -> None:
+    sizes = [(1 << 20) - 1, (1 << 30) - 1, (1 << 40) - 1, 1023 << 20]
+    assert [units.format_size(size) for size in sizes] == ["1.0 MiB", "1.0 GiB", "1.0 TiB", "1023.0 MiB"]
+    assert units.format_exactly(10**10) == "10000000000 bytes (9.3 GiB)"
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "shown"),
+    [
+        ("10M", 10_000_384, "10000384 bytes (9.5 MiB)"),
+        ("10Mi", 10 << 20, "10485760 bytes (10.0 MiB)"),
+        ("1e7", 10_000_384, "10000384 bytes (9.5 MiB)"),
+    ],
+)
+def test_commands_agree_on_a_size(tmp_path: Path, text: str, size: int, shown: str) -> None:
+    """blank, --size, inspect and messages: the same units, rounded up to sectors."""
+    image, disk = tmp_path / "image", tmp_path / "disk.img"
+    image.write_bytes(b"x" * 4096)
+    for command in (("blank", disk, text), ("import", image, disk, "--size", text)):
+        done = worker.run(*command, "--force")
+        assert (done.status, disk.stat().st_size) == (0, size), done.errors
+        assert f"disk  {shown}" in done.output
+    assert f"virtual size  {shown}" in worker.run("inspect", disk).output
+    done = worker.run("import", disk, tmp_path / "small.img", "--size", "1Mi")
+    assert f"the disk needs {shown}" in done.error_message
+    assert len(worker.run("import", image, "-", "--size", text).output) == size
 
 
 def test_sizes_are_formatted_with_units() -> None:

@@ -1,0 +1,87 @@
+"""What an error says at a terminal: sizes for people, and options in place of a pod's variables.
+
+In a pod, the same errors have the phrases that CDI's controllers look for (``cdi_worker.report``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from cdi_worker import errors, units
+
+#: A pod's variable in a message: ``(IMPORTER_DISK_ID)``, ``set IMPORTER_CURRENT_CHECKPOINT``.
+_VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|INSECURE_TLS|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
+#: Options of no source in particular.
+_OPTIONS = {
+    "IMPORTER_ENDPOINT": "SOURCE",
+    "IMPORTER_CONTENTTYPE": "--content-type",
+    "IMPORTER_IMAGE_SIZE": "--size",
+    "IMPORTER_CHECKSUM": "--checksum",
+    "IMPORTER_ACCESS_KEY_ID": "--user",
+    "IMPORTER_SECRET_KEY": "--password-file",
+    "IMPORTER_SESSION_TOKEN": "--session-token-file",
+    "IMPORTER_CERT_DIR": "--ca-dir",
+    "INSECURE_TLS": "--insecure",
+    "FILESYSTEM_OVERHEAD": "--overhead",
+    "PREALLOCATION": "--preallocate",
+}
+
+
+def message(error: errors.Error) -> str:
+    """Return the message of ``error`` for a person who can change the command line."""
+    for kind, words in _REMEDIES.items():
+        if isinstance(error, kind):
+            return errors.one_line(words(error))
+    return _with_options(str(error))
+
+
+def as_fields(error: errors.Error) -> dict[str, object]:
+    """Return the error for JSON, with the message of a terminal."""
+    return {**error.as_fields(), "message": message(error)}
+
+
+def _with_options(text: str) -> str:
+    """Replace the variables of a pod by the options that mean the same."""
+    if not _VARIABLE.search(text):
+        return text
+    from cdi_worker import sources
+
+    known = dict(_OPTIONS)
+    for kind in sources.own():
+        known |= {field.env: field.option for field, _ in kind.table.values() if field.env and field.option}
+    text = _VARIABLE.sub(lambda found: known.get(found[1], found[1]), text)
+    return text.replace("set --", "use --")
+
+
+def _too_large(error: errors.Error) -> str:
+    size, room = (_size(error.fields[name]) for name in ("virtual_size", "available"))
+    return f"the disk needs {size}, the target has room for {room}; free space or name a larger target"
+
+
+def _no_space(error: errors.Error) -> str:
+    return f"{error}; free space, or use a larger file system"
+
+
+def _scratch_required(error: errors.Error) -> str:
+    return f"scratch space required: {error.fields['reason']}; name a folder with --scratch DIRECTORY"
+
+
+def _scratch_too_small(error: errors.Error) -> str:
+    size, room = (_size(error.fields[name]) for name in ("size", "available"))
+    return f"scratch space has {room}, the image needs {size}; name a larger folder with --scratch DIRECTORY"
+
+
+def _size(value: Any) -> str:
+    if not isinstance(value, int):
+        return f"{value} bytes"
+    return units.format_exactly(value)
+
+
+_REMEDIES: dict[type[errors.Error], Callable[[errors.Error], str]] = {
+    errors.TooLarge: _too_large,
+    errors.NoSpace: _no_space,
+    errors.ScratchRequired: _scratch_required,
+    errors.ScratchTooSmall: _scratch_too_small,
+}
