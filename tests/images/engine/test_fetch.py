@@ -143,14 +143,28 @@ class Continuing(Memory):
 def test_neighbouring_ranges_are_announced_together() -> None:
     reader = Continuing()
     delivered: dict[int, int] = {}
-    options = fetch.Options(connections=1, chunk=10_000)
-    ranges = [(0, 4000), (4000, 4000), (8100, 1900), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+    options = fetch.Options(connections=1, chunk=100_000)
+    ranges = [
+        (0, 40_000),
+        (40_000, 40_000),
+        (81_000, 19_000),
+        (100_000, 50_000),
+        (700_000, 200_000),
+        (800_000, 10),
+    ]
     fetcher(reader, options).each(
         [fetch.Range(*item) for item in ranges], lambda o, d: delivered.update({o: len(d)})
     )
     assert sorted(delivered.items()) == ranges
     # Merged up to the size of a request, but not over a long gap; overlapping and longer ranges stay alone.
-    assert reader.expected == [(0, 10_000), (10_000, 5000), (900_000, 20_000), (910_000, 10)]
+    assert reader.expected == [(0, 100_000), (100_000, 50_000), (700_000, 200_000), (800_000, 10)]
+
+
+@pytest.mark.parametrize(("size", "length"), [(100, 4), (1000, 10), (10_000, 16)])
+def test_requests_for_large_objects_are_longer(size: int, length: int) -> None:
+    """In MiB, with six connections: each of them gets at least 16 requests."""
+    opened = fetch.Fetcher(Continuing(), size * fetch.MIB, fetch.Options(), scope=cancelling.Cancel())
+    assert opened.request_length() // fetch.MIB == length
 
 
 class Batched(Memory):
