@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format docs bench fuzz simulate crash soak image test-image lock try-debian clean
+.PHONY: help import boot setup test test-lowest check format docs share bench fuzz simulate crash soak image test-image lock try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -44,6 +44,10 @@ docs: ## build the documentation site: build/docs/index.html
 	@tools/setup docs
 	@.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/docs
 	@echo "build/docs/index.html"
+
+share: setup ## write shell completions and man pages from the commands: share/
+	@.venv/bin/pip install -qq --group share
+	@.venv/bin/python tools/share
 
 bench: ## measure against curl, dd and qemu-img; writes docs/about/benchmarks.md
 	@tools/setup bench

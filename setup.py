@@ -3,6 +3,8 @@
 Everything else is in pyproject.toml, which cannot say "and all folders below".
 """
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 FOLDERS = {
@@ -13,7 +15,11 @@ FOLDERS = {
     "cdi_worker.scratch": "scratch",
 }
 
+#: Shell completions and man pages (make share), installed below the prefix.
+SHARE = sorted(path for path in Path("share").rglob("*") if path.is_file())
+
 setup(
+    data_files=[(str(path.parent), [str(path)]) for path in SHARE],
     package_dir=FOLDERS,
     packages=[
         package

@@ -41,7 +41,7 @@ DEFAULT_OVERHEAD = Fraction("0.06")
     example=IMPORT_EXAMPLES,
     short_help="Write the disk at a URL or path to a file or device.",
 )
-@click.argument("source")
+@click.argument("source", type=options.TARGET)
 @click.argument("target", type=options.TARGET)
 @options.import_options
 @click.pass_obj
@@ -70,7 +70,7 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
     example="cdi-worker inspect https://example.org/disk.qcow2",
     short_help="Show format, sizes and route of a disk.",
 )
-@click.argument("source")
+@click.argument("source", type=options.TARGET)
 @options.inspect_options
 @click.pass_obj
 def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
@@ -86,7 +86,7 @@ def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
     example="cdi-worker digest docker://quay.io/containerdisks/fedora:latest",
     short_help="Print the digest of a container image.",
 )
-@click.argument("source")
+@click.argument("source", type=options.TARGET)
 @options.digest_options
 @click.pass_obj
 def digest(obj: context.Context, /, source: str, **given: Any) -> int:

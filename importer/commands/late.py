@@ -20,6 +20,8 @@ from cdi_worker.commands import config
 from cdi_worker.commands import context as shared
 
 if TYPE_CHECKING:
+    from click import shell_completion
+
     from cdi_worker.sources import fields, kind
 
     _ParamType = click.ParamType[Any]
@@ -141,7 +143,13 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
     if obj is None:
         return
     if path or obj.config is None:
-        obj.config = config.read(path or "", obj.env)
+        try:
+            obj.config = config.read(path or "", obj.env)
+        except errors.RequestError:
+            # The shell asks for completions: nothing else may be printed.
+            if not context.resilient_parsing:
+                raise
+            obj.config = config.Config()
     command = context.command
     if not isinstance(command, Command):
         return
@@ -149,7 +157,7 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
     if unknown and not command.is_complete:
         raise _Unknown
     root = context.find_root().command
-    if isinstance(root, PodGroup):
+    if isinstance(root, PodGroup) and not context.resilient_parsing:
         names = {"", *root.list_commands(context)}
         # The keys of other commands are checked when these run: loading all commands takes time.
         if not {*obj.config.sections} <= names or (unknown and command is not root):
@@ -265,6 +273,11 @@ class Command(click.Command):
         known = {each.variable for each in self.options}
         names = (name for name in contract.environment() if name.startswith(f"{PREFIX}_"))
         return any(name not in known and not _OF_SERVICE.match(name) for name in names)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
+        """Return completions, also of the options of sources."""
+        self.complete()
+        return super().shell_complete(ctx, incomplete)
 
     def extend(self) -> None:
         """Add the options of the next group of sources."""

@@ -83,6 +83,12 @@ progress_option = late.option(
     help="How to show progress; auto: a bar on a terminal, else lines.",
 )
 
+
+def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the kinds of sources that a shell offers."""
+    return [each.name for each in sources.own() if each.name.startswith(incomplete)]
+
+
 _LOGIN: tuple[Decorator, ...] = (
     late.option(ACCESS, "--user", default="", help="User or access key."),
     late.option(
@@ -111,7 +117,11 @@ _TRUST: tuple[Decorator, ...] = (
 )
 _SOURCE: tuple[Decorator, ...] = (
     late.option(
-        SOURCE, "--source", "kind", help="Kind of source (http, s3, vddk, …) [default: from the URL]."
+        SOURCE,
+        "--source",
+        "kind",
+        shell_complete=_kinds,
+        help="Kind of source (http, s3, vddk, …) [default: from the URL].",
     ),
     late.option(
         SOURCE,

@@ -1,0 +1,124 @@
+"""Shell completions and manual pages: made from the commands, and installed by the wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+
+from cdi_worker.commands import group, late
+from tests.support import repository, worker
+
+SHARE = repository.ROOT / "share"
+COMPLETION = SHARE / "bash-completion/completions/cdi-worker"
+SHELLS = ("bash", "zsh", "fish")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """Return a folder for PATH with the command."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "cdi-worker").write_text(f'#!/bin/sh\nexec {sys.executable} -m cdi_worker "$@"\n')
+    (folder / "cdi-worker").chmod(0o755)
+    return folder
+
+
+def complete(program: Path, line: str, **env: str) -> list[str]:
+    """Return what bash offers after ``line``, by the installed completion."""
+    words = line.split(" ")
+    script = (
+        f". {COMPLETION}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+        "_cdi_worker_completion cdi-worker; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    path = {"PATH": f"{program}:{worker.ENVIRONMENT['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**worker.ENVIRONMENT, **path, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert not done.stderr.replace("bash: compopt: not currently executing completion function\n", ""), (
+        done.stderr
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cdi-worker im", ["import"]),
+        ("cdi-worker import --stall", ["--stall-timeout"]),
+        ("cdi-worker import --thumb", ["--thumbprint"]),
+        ("cdi-worker import --content-type a", ["archive"]),
+        ("cdi-worker import --source im", ["imageio"]),
+        ("cdi-worker digest --thumb", []),
+        ("cdi-worker --strict", ["--strict-exit-status"]),
+    ],
+)
+def test_bash_completes(program: Path, line: str, found: list[str]) -> None:
+    assert complete(program, line) == found
+
+
+def test_completion_is_quiet_about_a_faulty_configuration(program: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("wait = \n")
+    env = {"CDI_WORKER_CONFIG": str(tmp_path / "config.toml")}
+    assert complete(program, "cdi-worker import --stall", **env) == ["--stall-timeout"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_has_its_completion(shell: str) -> None:
+    folder = COMPLETION.parent if shell == "bash" else SHARE / shell
+    (file,) = folder.rglob("*cdi-worker*")
+    assert f"_CDI_WORKER_COMPLETE={shell}_complete" in file.read_text()
+    done = worker.run(
+        env={
+            "_CDI_WORKER_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": "cdi-worker ins" if shell != "fish" else "cdi-worker",
+            "COMP_CWORD": "1" if shell != "fish" else "ins",
+        }
+    )
+    assert (done.status, "inspect" in done.output, done.errors) == (0, True, "")
+
+
+def pages() -> dict[str, click.Command]:
+    found = {name: group.COMMANDS[name] for name in group.COMMANDS}
+    return {f"cdi-worker-{name}": each for name, each in found.items() if not each.hidden} | {
+        "cdi-worker": group.cli
+    }
+
+
+def test_every_command_has_a_page_with_its_options() -> None:
+    assert {path.stem for path in (SHARE / "man/man1").iterdir()} == set(pages())
+    for name, command in pages().items():
+        text = (SHARE / f"man/man1/{name}.1").read_text()
+        assert isinstance(command, late.Command)
+        command.complete()
+        for option in command.options:
+            shown = max(option.opts, key=len).replace("-", r"\-")
+            assert option.hidden or shown in text, f"{name}: {shown}; run make share"
+            assert option.hidden or (option.help or "") in text, f"{name}: {option.help}; run make share"
+
+
+def test_wheel_installs_them(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    names = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "share", "importer", "sources")
+    for name in (*names, "images", "formats", "scratch"):
+        path = repository.ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, tree / name)
+    argv = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
+    subprocess.run([*argv, tree], check=True, timeout=240, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {f"share/{path.relative_to(SHARE)}" for path in SHARE.rglob("*") if path.is_file()} <= installed
