@@ -185,6 +185,11 @@ class Source:
     #: The bytes of the first response (the whole image if it is small).
     head: bytes = b""
 
+    @property
+    def transferred(self) -> int | None:
+        """Size in bytes of what ``ordered`` counts; not ``size`` if the image is in a package."""
+        return self.size
+
     @cached_property
     def known(self) -> remembered.Remembered:
         """The bytes of ``ranges`` read so far, starting with the head. Use it after the source is opened."""
@@ -212,7 +217,10 @@ class Source:
         raise errors.SourceError(reason=f"{self.name}: cannot be read as an ordered stream")
 
     def ordered(self, cancel: Cancel, advance: Callable[[int], None] = lambda _: None) -> Reader:
-        """Return a reader of the bytes of ``stream``, fetched by ``engine``. ``advance``: see ``Engine``."""
+        """Return a reader of the bytes of ``stream``, fetched by ``engine``.
+
+        ``advance`` is called with the number of bytes received, of ``transferred``.
+        """
         if self.begun is not None:
             begun, self.begun = self.begun, None
             return readers.Watched(begun, lambda data: advance(len(data)))

@@ -87,7 +87,7 @@ def download(job: Job, path: str) -> int:
         with open(path, "rb", buffering=0) as stream:
             job.verify(stream)
         return size
-    job.progress.phase("spool", size)
+    job.progress.phase("spool", job.source.transferred)
     available = survey.spare(job.wanted) or 0
     with target.open(path, None, _REMOVED) as out:
         try:

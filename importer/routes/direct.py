@@ -54,7 +54,7 @@ def extents(job: Job) -> None:
 
 
 def _extents_ordered(job: Job) -> None:
-    job.progress.phase("transfer", job.source.size)
+    job.progress.phase("transfer", job.source.transferred)
     with job.open_target(None) as out:
         with job.runs() as runs:
             size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)
@@ -93,7 +93,7 @@ def _before(end: int, extents: Iterable[base.Extent]) -> Iterator[base.Extent]:
 
 
 def _stream_ordered(job: Job) -> None:
-    job.progress.phase("transfer", job.source.size)
+    job.progress.phase("transfer", job.source.transferred)
     with job.open_target(None) as out:
         with job.plain() as reader:
             if job.source.format:

@@ -377,7 +377,7 @@ class Job:
 
     def _read_again(self) -> None:
         """Verify the checksum of a source whose bytes were read out of order."""
-        self.progress.phase("verify", self.source.size)
+        self.progress.phase("verify", self.source.transferred)
         with self.served(self.arrived):
             pass
 

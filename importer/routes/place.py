@@ -58,7 +58,7 @@ def _place_ranges(job: Job) -> None:
 
 def _place_ordered(job: Job) -> None:
     size = job.plan.virtual_size or 0
-    job.progress.phase("transfer", job.source.size)
+    job.progress.phase("transfer", job.source.transferred)
     with contextlib.ExitStack() as stack:
         kept = None
         if job.wanted.scratch:

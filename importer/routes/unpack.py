@@ -35,7 +35,7 @@ def unpack_archive(job: Job) -> None:
         # to be an archive.
         staging.empty(job.wanted.volume)
         job.limit = survey.room(job.wanted).available
-    job.progress.phase("transfer", job.source.size)
+    job.progress.phase("transfer", job.source.transferred)
     with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:
         with job.folder() as folder:
             if folder is None:
@@ -96,7 +96,7 @@ def _counted(job: Job, runs: Iterator[base.Run]) -> Iterator[base.Run]:
 
 def extract_disk(job: Job) -> None:
     """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
-    job.progress.phase("transfer", job.source.size)
+    job.progress.phase("transfer", job.source.transferred)
     with contextlib.ExitStack() as stack:
         with job.folder() as folder:
             if folder is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
@@ -46,10 +47,12 @@ class RegistrySource(base.Source):
         self._image: Image | None = None
         self._disk: layer.Disk | None = None
         self._fresh = True
+        self._counting: _Counting | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._store = _open(self._location, self._cancel, self.engine)
+            self._counting = _Counting(self.engine)
+            self._store = _open(self._location, self._cancel, self._counting)
             self._image = resolve(self._store, self._location.architecture)
             self._disk = layer.find(self._store, self._image.manifest, self._reference.choice)
         except BaseException:
@@ -70,15 +73,21 @@ class RegistrySource(base.Source):
         if self._store is not None:
             self._store.close()
 
+    @property
+    def transferred(self) -> int | None:
+        """The size of the blob: a layer is compressed, and holes of a disk in it take no bytes."""
+        return None if self._disk is None else self._disk.blob.size
+
     def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
         """Return a reader of the disk. The engine reads its blob."""
-        if self._disk is None:
+        if self._disk is None or self._counting is None:
             raise errors.SourceError(reason=f"{self.name}: the source is not open")
         if not self._fresh:
             self._disk.close()
             self._disk = self._disk.again()
         self._fresh = False
-        return _Stream(self._disk, advance)
+        self._counting.report(advance)
+        return _Stream(self._disk)
 
     def verify(self) -> None:
         """Read the rest of the blob; check its digest, and that the layer has no second disk."""
@@ -109,17 +118,57 @@ class RegistrySource(base.Source):
 class _Stream:
     """A reader of the disk. Closing it leaves the disk open for ``verify``."""
 
-    def __init__(self, disk: layer.Disk, advance: Callable[[int], None]) -> None:
+    def __init__(self, disk: layer.Disk) -> None:
         self._disk = disk
-        self._advance = advance
 
     def readinto(self, into: memoryview, /) -> int:
-        count = self._disk.readinto(into)
-        self._advance(count)
-        return count
+        return self._disk.readinto(into)
 
     def close(self) -> None:
         """Do nothing: the source closes the disk."""
+
+
+class _Counting:
+    """An engine that counts the bytes received of the blob that it was asked for last.
+
+    A thread reads that blob ahead from the moment that the disk is looked for in it.
+    """
+
+    def __init__(self, engine: base.Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._blob: base.Source | None = None
+        self._before = 0
+        self._report: Callable[[int], None] | None = None
+
+    def ordered(
+        self,
+        source: base.Source,
+        cancel: base.Cancel,
+        *,
+        start: int = 0,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> base.Reader:
+        """See ``base.Engine``."""
+        with self._lock:
+            self._blob, self._before = source, start
+
+        def arrived(count: int) -> None:
+            advance(count)
+            with self._lock:
+                report = self._report if source is self._blob else None
+                if source is self._blob and report is None:
+                    self._before += count
+            if report is not None:
+                report(count)
+
+        return self._engine.ordered(source, cancel, start=start, advance=arrived)
+
+    def report(self, advance: Callable[[int], None]) -> None:
+        """Call ``advance`` with the bytes received so far, and from now on with those that arrive."""
+        with self._lock:
+            before, self._before, self._report = self._before, 0, advance
+        advance(before)
 
 
 def _open(location: locations.Registry, cancel: base.Cancel, engine: base.Engine) -> layer.Store:

@@ -17,7 +17,18 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import contract
-from tests.support import clones, devices, meters, misbehave, oracle, processes, servers, uploads, worker
+from tests.support import (
+    clones,
+    containers,
+    devices,
+    meters,
+    misbehave,
+    oracle,
+    processes,
+    servers,
+    uploads,
+    worker,
+)
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -90,6 +101,34 @@ def test_progress_of_a_sparse_image_follows_the_data(
     assert middle["cdi_worker_speed_bytes_per_second"] > RATE / 2
     left = [each["cdi_worker_remaining_seconds"] for each in (middle, moving[-1])]
     assert 0 <= left[1] < left[0] < 5 * DATA / RATE
+
+
+def test_disk_in_a_compressed_layer_counts_as_bytes_of_the_layer(
+    server: misbehave.Server, pod: worker.Pod
+) -> None:
+    """The holes of the disk are a few bytes of the layer."""
+    disk = bytes(64 * MiB) + random.Random(4).randbytes(8 * MiB)
+    image = containers.Image((containers.layer(*containers.disk(disk)),))
+    (layer,) = image.layers
+    server.serve("/v2/r/manifests/latest", misbehave.Page(image.manifest.data))
+    server.serve(f"/v2/r/blobs/{image.config_blob.digest}", misbehave.Page(image.config_blob.data))
+    server.serve(f"/v2/r/blobs/{layer.digest}", misbehave.Page(layer.data, drip=(64 << 10, 0.25)))
+    env = {"IMPORTER_SOURCE": "registry", "INSECURE_TLS": "true"}
+    env["IMPORTER_ENDPOINT"] = f"docker://127.0.0.1:{server.port}/r"
+    with worker.started(*pod.arguments, env={**pod.env, **env}) as process:
+        processes.wait_for(lambda: processes.is_listening(pod.metrics_port), "the metrics port")
+        seen = list(meters.scrapes(process, pod.metrics_port))
+        assert process.wait() == 0
+    assert pod.disk.read_bytes() == disk
+    moving = [each for each in seen if each.phase == "transfer"]
+    assert len(moving) > 8
+    for each in moving:
+        assert each["cdi_worker_phase_total_bytes"] == len(layer.data)
+        read = each["cdi_worker_read_bytes_total"]
+        assert read <= len(layer.data)
+        assert abs(each[PERCENT] - 100 * read / len(layer.data)) < 1
+        assert each["cdi_worker_speed_bytes_per_second"] < 1.5 * 6 * (64 << 10) / 0.25
+    assert moving[0][PERCENT] < 50 < moving[-1][PERCENT]
 
 
 def lines_of(output: str) -> list[dict[str, float]]:
