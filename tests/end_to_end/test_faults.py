@@ -217,7 +217,8 @@ def test_too_large_disk_is_refused_before_the_transfer(
     data = disks.image(variant, "far").read_bytes()
     url = server.serve("/disk", misbehave.Page(data))
     done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
-    message = f"virtual image size {64 * MiB} is larger than the reported available storage {16 * MiB}"
+    needs, room = f"{64 * MiB} bytes (64.0 MiB)", f"{16 * MiB} bytes (16.0 MiB)"
+    message = f"the disk needs {needs}, the target has room for {room}; free space or name a larger target"
     check_failure(done, TOO_LARGE, message, target)
     assert server.sent("/disk") < MiB
     assert target.is_block_device() is False or target.read_bytes() == devices.DIRT * 16 * MiB
