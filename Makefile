@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format docs share bench fuzz simulate crash soak image test-image lock try-debian clean
+.PHONY: help import boot setup test test-lowest check format docs share bench fuzz simulate crash soak image test-image lock release sbom try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -76,6 +76,17 @@ test-image: setup ## build the image on a base made here, run every role in cont
 
 lock: ## update requirements.lock, the image's Python packages
 	@tools/lock
+
+release: setup ## cut VERSION=1.2.0 and build its files: wheel, sdist, image archive, components, checksums: IMAGE=name
+	@.venv/bin/python tools/release '$(VERSION)'
+
+sbom: setup ## list the components of the wheel and of the built image, in build/sbom: IMAGE=name
+	@rm -rf build/sbom && mkdir -p build/sbom
+	@.venv/bin/python -m build --no-isolation --wheel --outdir build/sbom . >build/sbom/log 2>&1 || { cat build/sbom/log; exit 1; }
+	@.venv/bin/python tools/sbom wheel build/sbom/*.whl >build/sbom/wheel.cdx.json
+	@tools/save-image '$(or $(IMAGE),cdi-worker)' build/sbom/image.tar
+	@.venv/bin/python tools/sbom image build/sbom/image.tar >build/sbom/image.cdx.json
+	@ls build/sbom/*.cdx.json
 
 clean: ## remove generated files; Debian packages stay installed
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

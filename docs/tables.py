@@ -1,6 +1,7 @@
 """Sphinx directives whose content comes from the code: nothing that the code knows is written by hand.
 
 ``{commands}``: every command with its options. ``{variables} ROLE``: the environment of a role.
+``{settings}``: the variables that set options.
 ``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
 Each returns lines of Markdown (tests/docs/test_tables.py).
 """
@@ -62,6 +63,28 @@ def _command(command: click.Command, context: click.Context, heading: str) -> It
 
 
 # -- environment -------------------------------------------------------------------------------
+
+
+def settings(_argument: str = "") -> list[str]:
+    """Return the table of the variables that set options, with the commands that have them."""
+    top = click.Context(group.cli, info_name="cdi-worker")
+    found: dict[str, tuple[str, list[str]]] = {}
+    for name in ("", *group.cli.list_commands(top)):
+        command = group.cli.get_command(top, name) if name else group.cli
+        if not isinstance(command, late.Command) or command.hidden:
+            continue
+        # Options of sources are added when help is printed.
+        context = click.Context(command, parent=top, info_name=name) if name else top
+        command.get_help(context)
+        for param in command.get_params(context):
+            if isinstance(param, late.Option) and not param.here and not param.hidden:
+                found.setdefault(param.variable, (f"--{param.key}", []))[1].append(name or "a pod's role")
+    everywhere = max(len(names) for _, names in found.values())
+    rows = (
+        (f"`{variable}`", f"`{option}`", "all" if len(names) == everywhere else ", ".join(names))
+        for variable, (option, names) in sorted(found.items())
+    )
+    return table(("variable", "option", "commands"), rows)
 
 
 def environment(role: str) -> list[str]:
@@ -187,6 +210,7 @@ def strangers(_argument: str = "") -> list[str]:
 DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "commands": commands,
     "variables": environment,
+    "settings": settings,
     "matrix": matrix,
     "strangers": strangers,
 }

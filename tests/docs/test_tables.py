@@ -115,3 +115,9 @@ def test_every_source_is_in_the_matrix() -> None:
 def test_matrix_is_the_planner(form: str, compressions: tuple[str, ...], column: str, route: str) -> None:
     found = next(each for each in tables.COLUMNS if each.title.startswith(column))
     assert tables.cell(form, compressions, found) == route
+
+
+def test_every_option_is_listed_as_a_variable() -> None:
+    text = "\n".join(tables.settings())
+    for variable in ("CDI_WORKER_CONNECTIONS", "CDI_WORKER_REGION", "CDI_WORKER_RETRIES", "CDI_WORKER_CERT"):
+        assert f"| `{variable}` |" in text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import urllib.request
 from collections.abc import Iterator
@@ -208,6 +209,7 @@ def test_image_has_labels_user_and_bounded_size(image: str) -> None:
     assert facts["Config"]["Entrypoint"] == ["/usr/bin/cdi-worker"]
     assert facts["Labels"]["org.opencontainers.image.title"] == "cdi-worker"
     assert facts["Labels"]["org.opencontainers.image.version"] not in {"", "unknown"}
+    assert re.fullmatch("[0-9a-f]{40}", facts["Labels"]["org.opencontainers.image.revision"])
     assert facts["Size"] < LARGEST * MiB
 
 
