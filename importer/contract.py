@@ -32,11 +32,15 @@ WAIT = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tuning:
-    """What an administrator may set for all pods. ``stall``: seconds without data; ``direct``: O_DIRECT."""
+    """What an administrator may set for all pods.
+
+    ``stall``: seconds without data. ``direct``: O_DIRECT. ``read_back``: read the finished disk once.
+    """
 
     connections: int = 6
     stall: float = 180.0
     direct: bool = False
+    read_back: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

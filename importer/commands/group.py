@@ -133,6 +133,13 @@ ROLE = "Options of a pod's role (without a command)"
     help="Fail after so long without data from the source.",
 )
 @late.option(ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE.")
+@late.option(
+    ROLE,
+    "--sha256",
+    "read_back",
+    is_flag=True,
+    help="Read an imported disk back from storage and log its SHA-256.",
+)
 @click.pass_context
 def cli(
     ctx: click.Context,
@@ -144,6 +151,7 @@ def cli(
     connections: int,
     stall: float,
     direct: bool,
+    read_back: bool,
     **paths: str,
 ) -> int | None:
     """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
@@ -165,7 +173,7 @@ def cli(
         extra_headers=paths["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
-        tuning=contract.Tuning(connections, stall, direct),
+        tuning=contract.Tuning(connections, stall, direct, read_back),
     )
     env = contract.environment()
     role = contract.role(env)

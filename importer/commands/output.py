@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -74,7 +72,10 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
         "labels": dict(done.labels),
     }
     if digest:
-        fields["sha256"] = sha256(done.target, done.size)
+        # Imported when used: it takes part in a start only if asked for (start-up time).
+        from cdi_worker.images import stored
+
+        fields["sha256"] = stored.sha256(done.target, done.size)
     if obj.as_json:
         say(json.dumps(fields), err=obj.to_stdout)
     if obj.as_json or (obj.quiet and not digest):
@@ -170,19 +171,6 @@ def _as_fields(found: execute.Inspection, overhead: float) -> dict[str, object]:
         **({} if found.obstacle is None else {"error": words.as_fields(found.obstacle)}),
         **found.details,
     }
-
-
-def sha256(path: str, size: int) -> str:
-    """Return the SHA-256 of the first ``size`` bytes of a finished disk."""
-    digest = hashlib.sha256()
-    try:
-        with Path(path).open("rb", buffering=0) as stream:
-            while size and (data := stream.read(min(size, 4 << 20))):
-                digest.update(data)
-                size -= len(data)
-    except OSError as err:
-        raise errors.target_error(path, err, "read back") from err
-    return digest.hexdigest()
 
 
 def _table(rows: Mapping[str, object], *, err: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any
 from cdi_worker import contract, errors, execute, metrics, plan, progress, report, request, sources
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base, fields
+
+log = logging.getLogger(__name__)
+
+#: The routes after which a disk may be read back: not a blank disk, nor a folder.
+WRITTEN = frozenset(plan.Route) - {plan.Route.BLANK, plan.Route.UNPACK}
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
@@ -57,6 +63,11 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter,
     ):
         result = execute.run(wanted, progress.Several(lines, meter), cancel)
+        if paths.tuning.read_back and result.plan.route in WRITTEN:
+            # Imported when used (start-up time).
+            from cdi_worker.images import stored
+
+            log.info("read back sha256=%s", stored.sha256(result.target, result.size))
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,

@@ -134,6 +134,8 @@ def test_administrator_sets_options_of_all_pods(
     env |= {"CDI_WORKER_SERVICE_HOST": "10.0.0.1", "CDI_WORKER_PORT": "tcp://10.0.0.1:443"}
     assert pod.run(**env, CDI_WORKER_CONNECTIONS="2", CDI_WORKER_DIRECT="true").status == 0
     assert pod.disk.read_bytes() == disks.raw().read_bytes()
+    done = pod.run(**env, CDI_WORKER_SHA256="true")
+    assert f"read back sha256={disks_module.digest(disks.raw(), 'sha256')}" in done.errors
     assert pod.run(**env, CDI_WORKER_CONNECTIONS="200").status == REQUEST
     stalled = server.serve("/stalled", misbehave.Page(disks.raw().read_bytes(), cut=MIB, stall=60))
     done = pod.run(**{**env, "IMPORTER_ENDPOINT": stalled}, CDI_WORKER_STALL_TIMEOUT="2")

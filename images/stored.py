@@ -1,0 +1,30 @@
+"""Read a finished disk back from storage."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Final
+
+from cdi_worker import errors
+
+_PIECE: Final = 4 << 20
+
+
+def sha256(path: str, size: int) -> str:
+    """Return the SHA-256 of the first ``size`` bytes of a disk, as storage returns them.
+
+    The pages that were just written are dropped from the cache first. Raises ``errors.TargetError``.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while size and (data := stream.read(min(size, _PIECE))):
+                digest.update(data)
+                size -= len(data)
+    except OSError as err:
+        raise errors.target_error(path, err, "read back") from err
+    if size:
+        raise errors.TargetError(path=path, reason=f"read back: {size} bytes are missing at its end")
+    return digest.hexdigest()
