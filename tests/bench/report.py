@@ -94,7 +94,7 @@ ratios, not the seconds: the machine is shared and noisy.
   between for compressed disks, and without `sparse` on a block device;
 - other formats: `curl -o F && qemu-img convert -m 16 -W`, then a sync;
 - uploads: `curl -T` over TLS to a server that discards the data, compared with `curl -T` to cdi-worker;
-- clone: `curl -T` of all bytes of the device to that server.
+- clones: `curl -T` of all bytes of the disk to that server.
 
 **Columns.** *slowest stage* is the slowest stage of the rival on its own: no pipeline of these stages can
 be faster. CPU includes child processes. MiB is the peak of anonymous memory of all processes together.
@@ -119,7 +119,7 @@ For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile
 | raw from S3 against http | cdi-worker itself, over HTTP with a presigned URL (256 MiB of data) |
 | reset every 64 MiB | none: the ratio is bytes fetched by size (256 MiB of data) |
 | upload | in parentheses: the ratio to the slowest stage, and to `curl -T` over plain HTTP |
-| clone | in parentheses: the ratio to an upload of all bytes of the device to the same target device |
+| clone | in parentheses: the ratio to an upload of all bytes to the same target |
 
 ![Time compared with the rivals](benchmarks/times.svg)
 
