@@ -7,6 +7,7 @@ import pathlib
 import threading
 from collections.abc import Iterable, Set
 
+from cdi_worker import errors
 from cdi_worker.images.tools import process
 
 #: Created by mkfs, and not part of a volume's content.
@@ -15,8 +16,11 @@ _CHUNK = 1 << 20
 
 
 def names(directory: str | os.PathLike[str], without: Set[str] = frozenset()) -> list[str]:
-    """Return the names in ``directory`` that an archive contains."""
-    return sorted(set(os.listdir(directory)) - NOT_CONTENT - without)
+    """Return the names in ``directory`` that an archive contains. Raises ``errors.Unreachable``."""
+    try:
+        return sorted(set(os.listdir(directory)) - NOT_CONTENT - without)
+    except OSError as err:
+        raise errors.Unreachable(url=os.fspath(directory), reason=errors.words(err)) from err
 
 
 class Reader:

@@ -233,6 +233,8 @@ def opened_disk(directory: str) -> Iterator[volume.Volume | None]:
     except FileNotFoundError:
         yield None
         return
+    except OSError as err:
+        raise errors.Unreachable(url=str(path), reason=errors.words(err)) from err
     is_whole = found.st_size and found.st_size % SECTOR == 0
     if not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and is_whole):
         yield None

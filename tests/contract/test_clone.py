@@ -83,7 +83,9 @@ def test_disk_is_taken_from_upstream_s_tar(
     oracle.same(block, volume, beyond=devices.DIRT)
 
 
-@pytest.mark.parametrize("fault", ["name", "authority", "address", "no volume", "environment"])
+@pytest.mark.parametrize(
+    "fault", ["name", "authority", "address", "no volume", "no folder", "no directory", "environment"]
+)
 def test_failed_clone_reports_the_error(
     server: uploads.Server, tmp_path: Path, volume: Path, fault: str
 ) -> None:
@@ -93,6 +95,8 @@ def test_failed_clone_reports_the_error(
         "authority": {"SERVER_CA_CERT": other.certificate.read_text()},
         "address": {"UPLOAD_URL": "https://me:PRIVATE KEY@host:port/v1beta1/upload"},
         "no volume": {"MOUNT_POINT": str(tmp_path / "missing")},
+        "no folder": {"MOUNT_POINT": str(tmp_path / "missing"), "VOLUME_MODE": "filesystem"},
+        "no directory": {"VOLUME_MODE": "filesystem"},
         "environment": {"CLIENT_KEY": "", "VOLUME_MODE": "tape"},
     }
     pod = worker.Pod(tmp_path / "source")

@@ -46,9 +46,15 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
         assert (point / "disk.img").stat().st_blocks * 512 < 16 * MIB
 
 
+@pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("mode", ["block", "filesystem"])
 def test_data_that_does_not_fit_is_an_error(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path, mode: str
+    certificates: uploads.Certificates,
+    paths: contract.Paths,
+    tmp_path: Path,
+    volume: Path,
+    mode: str,
+    ours: bool,
 ) -> None:
     with volume.open("r+b") as stream:
         stream.seek(100 * MIB)
@@ -57,8 +63,9 @@ def test_data_that_does_not_fit_is_an_error(
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         with uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server:
             kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
-            body = clones.body(volume.parent, mode, ours=False)
-            answer = server.ask("POST", clones.SYNC, body, {"x-cdi-content-type": kind})
+            body = clones.body(volume.parent, mode, ours=ours)
+            headers = {"x-cdi-content-type": kind} | (clones.OURS if ours else {})
+            answer = server.ask("POST", clones.SYNC, body, headers)
             assert (answer.status, "effective image size is larger" in answer.text) == (400, True), (
                 answer.text
             )
