@@ -70,18 +70,16 @@ class Keys(buckets.Keys):
             web_session.translated(where, first=False),
             web_session.new_session(self._access, self._cancel) as fresh,
         ):
-            answer = fresh.request(
+            answer, data = web_session.exchange(
+                fresh,
+                self._access,
                 request.method,
                 request.url,
+                LARGEST_ANSWER,
                 data=request.body,
                 headers=dict(request.headers.items()),
                 auth=pinned.NO_AUTH,
-                stream=True,
-                allow_redirects=False,
-                proxies=web_session.proxy(self._access, request.url),
-                timeout=web_session.timeout(self._access),
             )
-            data = web_session.body(answer, LARGEST_ANSWER)
         return awsrequest.AWSResponse(request.url, answer.status_code, answer.headers, _Body(data))
 
     def signature(self, region: str) -> requests.auth.AuthBase | None:
@@ -128,5 +126,10 @@ def _translated() -> Iterator[None]:
 
     try:
         yield
-    except (exceptions.BotoCoreError, exceptions.ClientError) as err:
-        raise errors.Unreachable(url="ambient AWS credentials", reason=str(err)) from err
+    except errors.Error:
+        raise
+    except Exception as err:
+        # botocore trusts the shape of answers: others raise KeyError, RuntimeError, its parsers' own errors.
+        is_known = isinstance(err, (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError))
+        reason = str(err) if is_known else f"unexpected response of the token service ({type(err).__name__})"
+        raise errors.Unreachable(url="ambient AWS credentials", reason=reason) from err

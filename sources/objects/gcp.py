@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import requests
 import requests.auth
+import urllib3.exceptions
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
@@ -22,6 +24,8 @@ from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
+#: In bytes. A token service answers with a few KiB.
+LARGEST_ANSWER = 1 << 20
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 
@@ -60,7 +64,7 @@ class Keys(buckets.Keys):
         # At debug level it logs token requests.
         logging.getLogger("google").setLevel(logging.INFO)
         self._access = location.access
-        self._send: Any = None
+        self._connection: requests.Session | None = None
         self._lock = threading.Lock()
         super().__init__(_load(location.credentials_file) if location.credentials_file else None)
 
@@ -98,16 +102,31 @@ class Keys(buckets.Keys):
 
     def close(self) -> None:
         """Close the connections to the token service."""
-        if self._send is not None:
-            self._send.session.close()
+        if self._connection is not None:
+            self._connection.close()
 
-    def _transport(self, url: str, *rest: Any, **options: Any) -> Any:
-        import google.auth.transport.requests
+    def _transport(
+        self, url: str, method: str = "GET", body: Any = None, headers: Any = None, **_: object
+    ) -> _Answer:
+        """Send a request of Google's library over our connections (``google.auth.transport.Request``)."""
+        from google.auth import exceptions
 
-        if self._send is None:
-            self._send = google.auth.transport.requests.Request(session.new_session(self._access))
-        options["timeout"] = wire.TIMEOUT
-        return self._send(url, *rest, proxies=session.proxy(self._access, url), **options)
+        self._connection = self._connection or session.new_session(self._access)
+        what = (self._connection, self._access, method, url, LARGEST_ANSWER)
+        try:
+            answer, data = session.exchange(*what, data=body, headers=headers)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
+            raise exceptions.TransportError(err) from err
+        return _Answer(answer.status_code, answer.headers, data)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Answer:
+    """A response as Google's library reads it (``google.auth.transport.Response``)."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
 
 
 class _Bearer(requests.auth.AuthBase):
@@ -174,3 +193,7 @@ def _translated() -> Iterator[None]:
         if err.retryable:
             raise errors.Transient(url="Google's token service", reason=message) from err
         raise errors.Unreachable(url="Google credentials", reason=message) from err
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as err:
+        # The library trusts the shape of the answers.
+        reason = "unexpected response of the token service"
+        raise errors.Unreachable(url="Google credentials", reason=reason) from err

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import requests
 import urllib3
@@ -184,6 +185,18 @@ def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -
         if time.monotonic() > end:
             raise TimeoutError("timed out")
     return data
+
+
+def exchange(
+    connection: requests.Session, access: Access, method: str, url: str, limit: int, **given: Any
+) -> tuple[requests.Response, bytes]:
+    """Send a request of a library; return the response and its body, see ``body``.
+
+    With our proxies and time-outs, and without redirects: they would send credentials to another server.
+    """
+    given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
+    with connection.request(method, url, proxies=proxy(access, url), **given) as answer:
+        return answer, body(answer, limit)
 
 
 def error_text(response: requests.Response) -> str:

@@ -129,7 +129,12 @@ def with_bearer_token(emulator: Emulator, token: str) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def post_service(
-    text: str, content_type: str, *, status: int = 200, behind: tuple[int, str] = (0, "")
+    text: str,
+    content_type: str,
+    *,
+    status: int = 200,
+    behind: tuple[int, str] = (0, ""),
+    pair: tls.KeyPair | None = None,
 ) -> Iterator[Service]:
     """Answer every POST with the text; forward GETs to the port ``behind`` if they are authorized."""
     bodies: list[str] = []
@@ -161,8 +166,9 @@ def post_service(
         def log_message(self, *_: object) -> None:
             """Log nothing; ``bodies`` has the requests."""
 
-    with threaded.Threaded(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        yield Service(f"http://127.0.0.1:{server.port}", bodies)
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with threaded.Threaded(listening, pair) as server:
+        yield Service(f"http{'s' if pair else ''}://127.0.0.1:{server.port}", bodies)
 
 
 _ASSUMED = """\

@@ -150,6 +150,18 @@ def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
     assert time.monotonic() - began < processes.PATIENCE
 
 
+@pytest.mark.parametrize(
+    "text", [" " * (2 << 20) + json.dumps({"access_token": TOKEN, "expires_in": 3600}), "<html></html>", "[]"]
+)
+def test_response_that_is_not_a_token_is_reported(
+    guard: objectservers.Service, tmp_path: Path, text: str
+) -> None:
+    """A longer one than a token's is not read."""
+    with objectservers.post_service(text, "application/json") as service:
+        message = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
+    assert message.startswith("Google credentials: ")
+
+
 def test_rejected_credentials_are_reported(guard: objectservers.Service, tmp_path: Path) -> None:
     with objectservers.post_service('{"error": "invalid_grant"}', "application/json", status=400) as service:
         message = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))

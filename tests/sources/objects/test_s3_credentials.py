@@ -123,6 +123,26 @@ def test_failing_ambient_credentials_are_reported(stored_url: objectservers.Stor
     assert "ambient AWS credentials: The config profile (none) could not be found" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "text", ["not XML", "<html></html>", objectservers._ASSUMED.replace("2099", "2001"), "<a>\ud7ff</b>"]
+)
+def test_odd_response_of_the_token_service_is_reported(
+    server: misbehave.Server, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "token").write_text("a-service-account-token")
+    url = server.serve("/b/k", misbehave.Page(s3_objects.document("AccessDenied"), status=403))
+    with objectservers.post_service(text, "text/xml") as service:
+        done = processes.script(
+            READ,
+            url,
+            AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
+            AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+            AWS_ENDPOINT_URL_STS=service.url,
+            AWS_REGION="us-east-1",
+        )
+    assert "errors.Unreachable: ambient AWS credentials: " in done.stderr
+
+
 def test_no_secret_is_logged(server: misbehave.Server) -> None:
     script = """
 import logging, sys, threading
