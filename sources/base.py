@@ -59,9 +59,9 @@ class Access:
     connections: int = 6
     patience: float = 180.0
 
-    def hide(self, text: str) -> str:
-        """Hide the secrets in ``text`` of a server, which may repeat them."""
-        for secret in (self.password, self.session_token, *(value for _, value in self.headers)):
+    def hide(self, text: str, *more: str) -> str:
+        """Hide the secrets, and ``more``, in ``text`` of a server, which may repeat them."""
+        for secret in (self.password, self.session_token, *(value for _, value in self.headers), *more):
             # A shorter one would be found in any text.
             text = text.replace(secret, "***") if len(secret) >= 4 else text
         return text

@@ -36,9 +36,9 @@ class Keystone:
         self._exceptions = exceptions
         self._auth = _plugin(location)
         transport: Any = _Transport(self._connection, location, self.name)
-        # Retries are ours: patience, and a message that says what was tried.
+        # Retries are ours: patience, and a message that says what was tried. Without ``auth``: to log in for
+        # a version document that needs a login, the library would wait for its own lock for ever.
         self._session = keystone_session.Session(
-            auth=self._auth,
             session=transport,
             verify=not location.access.insecure,
             user_agent=session.USER_AGENT,
@@ -95,14 +95,17 @@ class Keystone:
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except known.HttpError as err:
             status = err.http_status or 0
-            text = f"login: {wire.printable(str(err.message or 'failed'))} (HTTP {status})"
+            text = f"login: {self._printable(str(err.message or 'failed'))} (HTTP {status})"
             if status in wire.TRANSIENT_STATUS:
                 raise errors.Transient(
                     url=self.name, reason=text, retry_after=getattr(err, "retry_after", None) or None
                 ) from err
             raise errors.Unreachable(url=self.name, reason=f"{text}; check the URL of Keystone") from err
+        except known.MissingAuthPlugin as err:
+            reason = "the server lists its versions only after a login; check the URL of Keystone"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
         except known.ClientException as err:
-            text = wire.printable(str(err).splitlines()[0] if str(err) else type(err).__name__)
+            text = self._printable(str(err).splitlines()[0] if str(err) else type(err).__name__)
             raise errors.Unreachable(
                 url=self.name, reason=f"login: {text}; check the URL of Keystone"
             ) from err
@@ -110,6 +113,12 @@ class Keystone:
             # The library trusts the shape of the answers.
             reason = "the answer is not one of Keystone's; check the URL"
             raise errors.Unreachable(url=self.name, reason=reason) from err
+
+    def _printable(self, text: str) -> str:
+        """Return a server's message, without our secrets."""
+        where = self._location
+        secrets = where.password, where.token, where.application_secret
+        return wire.printable(where.access.hide(text, *secrets))
 
 
 class _Transport:
@@ -122,11 +131,10 @@ class _Transport:
         self._answered = False
 
     def request(self, method: str, url: str, **given: Any) -> requests.Response:
-        given |= {"stream": True, "timeout": session.timeout(self._access), "allow_redirects": False}
         with session.translated(self._name, first=not self._answered):
-            answer = self._connection.request(method, url, proxies=session.proxy(self._access, url), **given)
-            data = session.body(answer, LARGEST_ANSWER)
-            answer.close()
+            answer, data = session.exchange(
+                self._connection, self._access, method, url, LARGEST_ANSWER, **given
+            )
         if len(data) > LARGEST_ANSWER:
             raise errors.Unreachable(
                 url=self._name, reason=f"login: the answer is longer than {LARGEST_ANSWER} bytes"

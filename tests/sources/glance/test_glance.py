@@ -15,7 +15,7 @@ from cdi_worker import errors, execute, plan, request
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import keystone, locations, source
-from tests.support import devices, disks, openstack, oracle, reading, worker
+from tests.support import devices, disks, objectservers, openstack, oracle, reading, worker
 
 #: The first test starts the services.
 pytestmark = pytest.mark.timeout(openstack.START * 2)
@@ -270,6 +270,29 @@ def test_another_server_is_recognised(cloud: openstack.Cloud, stored: tuple[str,
     where = dataclasses.replace(location(cloud, stored[0]), endpoint=cloud.images)
     with pytest.raises(errors.Unreachable, match="check the URL"), opened(where):
         pass
+
+
+@pytest.mark.parametrize("status", [400, 429])
+def test_secret_that_keystone_repeats_is_hidden(status: int) -> None:
+    body = json.dumps({"error": {"message": "cannot use hunter2-hunter2", "code": status}})
+    with objectservers.post_service(body, "application/json", status=status) as service:
+        where = locations.Glance(
+            service.url, image_id="i", application_id="a", application_secret="hunter2-hunter2"
+        )
+        with pytest.raises(errors.Error, match=r"cannot use \*\*\*") as caught:
+            keystone.Keystone(where, cancelling.NEVER).token()
+    assert service.bodies
+    assert "hunter2" not in str(caught.value)
+
+
+def test_version_document_that_needs_a_login_is_an_error() -> None:
+    """The library would deadlock."""
+    with objectservers.post_service("{}", "application/json") as service:
+        where = locations.Glance(
+            f"{service.url}/v3", image_id="i", user_id="u", user_password="p", project_id="p"
+        )
+        with pytest.raises(errors.Unreachable, match="only after a login; check the URL of Keystone"):
+            keystone.Keystone(where, cancelling.NEVER).token()
 
 
 def test_invalid_location_lists_all_faults() -> None:
