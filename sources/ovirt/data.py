@@ -7,6 +7,7 @@ import copy
 import functools
 import http.client
 import logging
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,7 +87,11 @@ class Pool:
     def extents(self) -> list[base.Extent]:
         """Return the extents of the whole disk. A server without extents reports one data extent."""
         with self._lent() as client, self._ending(client), self._translated():
-            found = [base.Extent(run.start, run.length, run.zero) for run in client.extents("zero")]
+            # ``index``: JSON may hold anything.
+            found = [
+                base.Extent(operator.index(run.start), operator.index(run.length), bool(run.zero))
+                for run in client.extents("zero")
+            ]
         end = 0
         for extent in found:
             if extent.offset != end or extent.length <= 0:

@@ -124,6 +124,7 @@ class ImageioSource(base.Source):
     def _find(self) -> None:
         """Find the disk and the checkpoint's snapshot. The active state of the disk has no snapshot."""
         wanted = self._location.current
+        self.identity = None
         self._disk = self._engine.disk(self._location.disk_id)
         self._snapshot = self._engine.snapshot(self._disk, wanted) if wanted else None
         if self._snapshot is not None:
@@ -153,6 +154,8 @@ class ImageioSource(base.Source):
                     raise errors.Unreachable(url=self.name, reason=err.fields["reason"]) from err
                 log.info("waiting for the locked disk reason=%s", err)
                 self._pause(engine.LONGEST_LOOK)
+                # The operation that holds the lock may change it.
+                self._find()
         self._refusals = 0
 
     def _look(self) -> None:
@@ -214,8 +217,13 @@ class ImageioSource(base.Source):
             raise self._failed(
                 offset, f"the ticket of image transfer {transfer.id} has expired (phase {phase})"
             )
+        before = self.identity
         transfer.end(self._limit, succeeded=False)
         self._begin()
+        # The disk was unlocked until now: removing another snapshot may have merged data into this one.
+        retry.patiently(self._find, self._patience.first, self._cancel)
+        if self.identity != before:
+            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self.identity)
         if self._transfer is not None:
             self._connect(self._transfer)
 

@@ -181,6 +181,9 @@ def test_response_that_is_not_the_range_is_refused(
         ("[{}]", "invalid response"),
         ('[{"start": 0, "length": 10, "zero": true}, {"start": 11, "length": 1, "zero": true}]', "gap"),
         ('[{"start": 0, "length": -1, "zero": true}]', "gap"),
+        ('[{"start": 0, "length": "1", "zero": true}]', "invalid response"),
+        ('[{"start": 0.0, "length": 10, "zero": true}]', "invalid response"),
+        ('[{"start": 0, "length": 10.5, "zero": true}]', "invalid response"),
     ],
 )
 def test_malformed_extents_are_refused(

@@ -199,6 +199,20 @@ def test_new_transfer_replaces_lost_ticket_of_a_snapshot(ovirt_disk: ovirt_disks
     ovirt_disk.check_ended("finished_cleanup", "finished_success")
 
 
+def test_snapshot_that_has_changed_is_not_read_on_by_a_new_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
+    """Between two transfers the disk is not locked: removing another snapshot merges data into this one."""
+
+    def merge() -> None:
+        with ovirt_disk.engine.last.volume.path.open("ab") as stream:
+            stream.write(bytes(1 << 20))
+        ovirt_disk.engine.expire(ovirt_disk.engine.last)
+
+    ovirt_disk.engine.extends = False
+    with pytest.raises(errors.SourceChanged, match="snapshot"):
+        run(ovirt_disk, merge, "disk-0")
+    ovirt_disk.check_ended("finished_cleanup", "finished_cleanup")
+
+
 def test_lost_ticket_of_the_active_disk_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.extends = False
     with pytest.raises(errors.TransferFailed, match=r"ticket of image transfer transfer-.* has expired"):
