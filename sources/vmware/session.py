@@ -11,7 +11,6 @@ import re
 import socket
 import ssl
 import urllib.parse
-import xml.parsers.expat
 from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar
 
@@ -111,16 +110,23 @@ class Session:
         vmodl = pyvmomi().vmodl
         try:
             yield
+        except errors.Error:
+            raise
         except ssl.SSLCertVerificationError as err:
             why = getattr(err, "verify_message", "")
             reason = f"certificate not trusted: {why}; add its CA or set the thumbprint" if why else err
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except (OSError, http.client.HTTPException) as err:
             raise errors.Transient(url=self.name, reason=f"{doing}: {err or type(err).__name__}") from err
-        except xml.parsers.expat.ExpatError as err:
-            raise errors.Unreachable(url=self.name, reason="not a vSphere server; check the URL") from err
         except vmodl.MethodFault as err:
             raise self._fault(doing, err) from err
+        except Exception as err:
+            # pyvmomi trusts the shape of answers, and raises anything for others: of expat, AttributeError,
+            # even a plain Exception.
+            reason = (
+                f"{doing}: unexpected response ({type(err).__name__}); not a vSphere server? check the URL"
+            )
+            raise errors.Unreachable(url=self.name, reason=reason) from err
 
     def _fault(self, doing: str, fault: Any) -> errors.Error:
         """Return the error for a fault, by the name of its type or of a base type."""

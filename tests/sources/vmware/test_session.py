@@ -15,7 +15,7 @@ from cdi_worker import errors
 from cdi_worker.sources import base
 from cdi_worker.sources.vmware import locations, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
-from tests.support import processes, vmware
+from tests.support import objectservers, processes, tls, vmware
 
 MiB = 1 << 20
 
@@ -112,6 +112,18 @@ def test_unreachable_server_is_reported() -> None:
     location = locations.Vddk(f"https://localhost:{processes.free_port()}", thumbprint="AB" * 20)
     with pytest.raises(errors.Transient, match="refused"):
         session.Session(location)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_another_server_is_recognised(tmp_path: Path, status: int) -> None:
+    pair = tls.Authority(tmp_path).issue()
+    access = base.Access(vmware.USER, vmware.PASSWORD, insecure=True)
+    with (
+        objectservers.post_service("<html></html>", "text/html", status=status, pair=pair) as service,
+        pytest.raises(errors.Unreachable, match="not a vSphere server"),
+        session.Session(locations.Vddk(service.url, access)),
+    ):
+        pass
 
 
 def test_esxi_host_is_recognised(tmp_path: Path) -> None:
