@@ -44,7 +44,8 @@ class Credentials:
         """Return the value of a Basic Authorization header; empty without user and password."""
         if not self.user or not self.password:
             return ""
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        login = f"{self.user}:{self.password}".encode("utf-8", "surrogateescape")
+        return "Basic " + base64.b64encode(login).decode()
 
 
 def credentials(access: base.Access, auth_file: str, reference: oci_reference.Reference) -> Credentials:

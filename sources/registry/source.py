@@ -83,11 +83,18 @@ class RegistrySource(base.Source):
         if self._disk is None or self._counting is None:
             raise errors.SourceError(reason=f"{self.name}: the source is not open")
         if not self._fresh:
-            self._disk.close()
-            self._disk = self._disk.again()
+            self._open_again(self._disk)
         self._fresh = False
         self._counting.report(advance)
         return _Stream(self._disk)
+
+    def _open_again(self, before: layer.Disk) -> None:
+        """Open the disk again. What was read before may have been of another blob: it was not verified."""
+        before.close()
+        self._disk = now = before.again()
+        if (before.path, before.size) != (now.path, now.size):
+            then, found = (f"{disk.path!r} of {disk.size} bytes" for disk in (before, now))
+            raise errors.SourceChanged(url=self.name, what="disk", before=then, now=found)
 
     def verify(self) -> None:
         """Read the rest of the blob; check its digest, and that the layer has no second disk."""
@@ -216,7 +223,7 @@ class Image:
         stated = self._runtime().get("Labels")
         stated = stated if isinstance(stated, dict) else {}
         for label in BOOTABLE:
-            if stated.get(label) in {"1", "true"}:
+            if stated.get(label) in ("1", "true"):  # of any type: a list has no hash
                 reason = (
                     f"{name} is a bootable container image ({label}), not a disk; build a disk image from it"
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import threading
 import time
 import urllib.parse
@@ -53,6 +54,12 @@ def test_challenge_is_parsed(header: str, expected: object) -> None:
 @given(st.text(max_size=80))
 def test_any_challenge_is_parsed_or_ignored(header: str) -> None:
     auth.parse_challenges(header)
+
+
+def test_password_that_is_not_utf_8_is_sent_as_it_is() -> None:
+    """As from the environment of a process."""
+    sent = Credentials("user", os.fsdecode(b"p\xff")).basic()
+    assert base64.b64decode(sent.removeprefix("Basic ")) == b"user:p\xff"
 
 
 # -- Docker's files ----------------------------------------------------------------------------

@@ -185,7 +185,12 @@ def test_bootable_container_image_is_refused(guarded: registries.Registry, label
 
 
 @pytest.mark.parametrize(
-    "part", [{"config": None}, {"config": {"Env": None, "Labels": []}}, {"config": {"Env": [1]}}]
+    "part",
+    [
+        {"config": None},
+        {"config": {"Env": None, "Labels": []}},
+        {"config": {"Env": [1], "Labels": {"containers.bootc": []}}},
+    ],
 )
 def test_unusual_configuration_is_accepted(guarded: registries.Registry, part: dict[str, object]) -> None:
     config = containers.config() | part

@@ -135,6 +135,24 @@ def test_redirect_is_reused_and_gets_no_credentials(server: misbehave.Server) ->
             assert not {"authorization", "x-key"} & set(request.headers)
 
 
+def test_second_reading_must_find_the_same_disk(server: misbehave.Server) -> None:
+    """The first one need not be verified: with random bytes for the digest it may be of another blob."""
+    other, real = (
+        containers.layer(*containers.disk(data), compression="") for data in (b"A" * 1000, b"A" * 900)
+    )
+    image = Image((real,))
+    with server:
+        serve(server, image)
+        lie = dataclasses.replace(page(real), body=other.data)
+        server.serve(blob_path(real), (lie, 1), page(real))
+        location = locations.Registry(endpoint(server), base.Access(insecure=True))
+        with pulled.source(location) as source:
+            assert source.size == 1000
+            source.ordered(cancelling.Cancel())
+            with pytest.raises(errors.SourceChanged, match=r"disk was .* of 1000 bytes"):
+                source.ordered(cancelling.Cancel())
+
+
 def test_expired_signed_url_is_requested_again(server: misbehave.Server) -> None:
     expired = misbehave.Page(b"<Error/>", status=403)
     with server, misbehave.Server() as store:
