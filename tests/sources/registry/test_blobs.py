@@ -126,7 +126,7 @@ def test_blob_is_read_in_order(ranges: bool) -> None:
         reader = blob_at(server.serve("/blob", misbehave.Page(DATA, ranges=ranges)))
         assert reading.read_all(reader) == DATA
         reader.close()
-        assert (len(server.gets("/blob")) > 3) == ranges
+        assert (len(server.gets("/blob")) > 1) == ranges
         assert len(DATA) <= server.sent("/blob") <= 1.01 * len(DATA)
 
 
