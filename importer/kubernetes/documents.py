@@ -21,6 +21,8 @@ LIMIT = 4 << 20
 DEPTH = 64
 #: YAML nodes of a file: limits what a small document can expand to.
 NODES = 100_000
+#: YAML's types of a key: text, and ``<<``.
+KEYS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"})
 #: A name of an object, which also may become a file's (Kubernetes: "DNS subdomain names").
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
@@ -120,9 +122,14 @@ def _loader(library: Any) -> type[yaml.SafeLoader]:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
-                is_text = isinstance(key.value, str)
-                if not is_text or key.value in seen:
-                    problem = f"key {key.value!r} appears twice" if is_text else "a key is not a string"
+                problem = ""
+                if not isinstance(key.value, str):
+                    problem = "a key is not a string"
+                elif key.tag not in KEYS:
+                    problem = f"key {key.value!r} is not a string; put it in quotes"
+                elif key.value in seen:
+                    problem = f"key {key.value!r} appears twice"
+                if problem:
                     raise library.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)

@@ -150,6 +150,13 @@ def test_values_are_parsed() -> None:
             "spec.checkpoints[0].current: 5 is not a string; put it in quotes",
         ),
         ({"source": {"imageio": IMAGEIO}, "checkpoints": {}}, "spec.checkpoints: is not a list"),
+        (
+            {
+                "source": {"imageio": IMAGEIO},
+                "checkpoints": [{"previous": "", "current": "a"}, {"previous": "b", "current": "c"}],
+            },
+            "spec.checkpoints[1].previous: 'b' is not 'a', the current checkpoint of the stage before",
+        ),
         ({"finalCheckpoint": "yes"}, "spec.finalCheckpoint: 'yes' is neither true nor false"),
         ({"contentType": "tar"}, "spec.contentType: 'tar' is not one of kubevirt, archive"),
         (
@@ -267,6 +274,9 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
         ("a: \x07\n", ": malformed YAML: "),
         ("? [a]\n: b\n", ", line 1, column 3: a key is not a string"),
         ("a: {? {b: c} : d}\n", ", line 1, column 7: a key is not a string"),
+        ("a: {1: b}\n", ", line 1, column 5: key '1' is not a string; put it in quotes"),
+        ("~: b\n", ", line 1, column 1: key '~' is not a string; put it in quotes"),
+        ("on: b\n", ", line 1, column 1: key 'on' is not a string; put it in quotes"),
         ("a: !!bool maybe\n", ": malformed YAML: "),
         ("a: !!int ''\n", ": malformed YAML: "),
         ("a: !!timestamp x\n", ": malformed YAML: "),
