@@ -10,7 +10,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, imageiod, oracle, ovirt_stages, processes
+from tests.support import devices, imageiod, meters, oracle, ovirt_stages, processes
 
 SECOND = ("write -P 4 512 512", "write -P 5 4500k 1k", "discard 1M 64k", "write -z 0 4k", "write -z 15M 64k")
 FINAL = ("write -P 6 7M 3M", "write -z 8M 64k")
@@ -44,6 +44,15 @@ def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Set
     assert [transfer.form for transfer in ovirt.engine.transfers] == ["raw", "cow", "cow", "cow", "cow"]
     assert {transfer.phase for transfer in ovirt.engine.transfers} == {"finished_success"}
     ovirt.check_settled()
+
+
+def test_progress_is_that_of_the_allocated_data(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
+    chain, shown = ovirt.chain(), meters.Totals()
+    frozen = chain.active.id
+    chain.snapshot(*ovirt_stages.FIRST)
+    cdi_worker.run(ovirt.request(chain, tmp_path / "disk.img", frozen), shown)
+    assert shown.totals == {shown.moved}
+    assert 0 < shown.moved < ovirt_stages.SIZE
 
 
 def test_first_stage_grows_the_disk_and_deltas_do_not(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.target import checkpoint
-from tests.support import devices, oracle, repository, vmware, vmware_stages
+from tests.support import devices, meters, oracle, repository, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
 
@@ -44,6 +44,13 @@ def test_stages_of_a_migration_reproduce_each_snapshot(vcsim: vmware.Vcsim, targ
         vmware_stages.check(vcsim, target, stage)
     assert result.read <= 4 * vmware.BLOCK
     assert result.vddk_info == {"Version": "8.0.1", "Host": "esx12.test.local"}
+
+
+def test_progress_is_that_of_the_allocated_data(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
+    shown = meters.Totals()
+    cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0), shown)
+    assert shown.totals == {shown.moved}
+    assert 0 < shown.moved < vmware_stages.SIZE
 
 
 def test_delta_by_change_id_of_a_deleted_snapshot(tmp_path: Path, target: Path) -> None:

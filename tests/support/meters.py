@@ -34,6 +34,22 @@ class Percents(progress.Meter):
         return {percent for percent in self.percents if 1 < percent < 99}
 
 
+class Totals(progress.Meter):
+    """Record the totals of the transfer from its first byte on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.totals: set[int | None] = set()
+        #: Bytes of the transfer that were done at its end.
+        self.moved = 0
+
+    def changed(self, *, new_phase: bool) -> None:
+        """Record the total."""
+        if self.name == "transfer" and self.count:
+            self.totals.add(self.total)
+            self.moved = self.count
+
+
 def scrape(port: int, path: str = "/metrics", accept: str = "text/plain") -> str:
     """Return the page of a worker on this machine. Its certificate is self-signed."""
     context = ssl.create_default_context()
