@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}
 #: Seconds between two lines in a log.
 INTERVAL = 5.0
-#: A speed is the mean of this many seconds, and has a point for each ``STEP`` of them.
+#: A speed is the mean of this many seconds, of arrivals at least ``STEP`` seconds apart.
 WINDOW = 10.0
 STEP = 0.5
 
@@ -123,23 +123,37 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class _Speed:
-    """The speed of a growing count over the last ``WINDOW`` seconds."""
+class Speed:
+    """The speed of a growing count: the mean of the last ``WINDOW`` seconds, longer if little arrives.
+
+    On a slow wire pieces of 1 MiB arrive every minute, those of all connections at once. So the time that is
+    measured begins and ends with an arrival.
+    """
 
     def __init__(self, now: float, count: int = 0) -> None:
+        #: The time of each arrival and the count after it. Arrivals within ``STEP`` seconds are one.
         self._points = collections.deque([(now, count)])
 
     def note(self, now: float, count: int) -> None:
-        """Add a point; cheap enough to call after every read."""
+        """Note an arrival; cheap enough to call after every read."""
         points = self._points
-        if now - points[-1][0] >= STEP:
-            points.append((now, count))
-            while points[1][0] <= now - WINDOW:
-                points.popleft()
+        last, _ = points[-1]
+        if now - last < STEP and len(points) > 1:
+            points[-1] = last, count
+            return
+        points.append((now, count))
+        while len(points) > 2 and points[1][0] <= now - WINDOW:
+            points.popleft()
 
-    def now(self, now: float, count: int) -> float:
-        self.note(now, count)
-        since, before = self._points[0]
+    def now(self, now: float) -> float:
+        """Return the count per second; 0 if nothing has arrived for longer than usual."""
+        points = self._points
+        while len(points) > 2 and points[1][0] <= now - WINDOW:
+            points.popleft()
+        (since, before), (last, count) = points[0], points[-1]
+        usual = last - points[-2][0] if len(points) > 1 else 0
+        if now - last > max(WINDOW, 3 * usual):
+            return 0.0
         # Less than a second shows the size of buffers, not a speed.
         return (count - before) / max(1.0, now - since)
 
@@ -165,8 +179,8 @@ class Meter(NullProgress):
         self._resumed = 0
         self._size: int | None = None
         self._retries = 0
-        self._wire = _Speed(now)
-        self._moving = _Speed(now)
+        self._wire = Speed(now)
+        self._moving = Speed(now)
         self._lock = threading.Lock()
 
     def phase(self, name: str, total: int | None) -> None:
@@ -174,7 +188,7 @@ class Meter(NullProgress):
             self.name, self.total = name, total
             self.count = self._kept = 0
             self._read_before = self._read
-            self._moving = _Speed(time.monotonic())
+            self._moving = Speed(time.monotonic())
         self.changed(new_phase=True)
 
     def advance(self, count: int) -> None:
@@ -226,7 +240,7 @@ class Meter(NullProgress):
         """Return the current numbers."""
         with self._lock:
             now = time.monotonic()
-            wire, moving = self._wire.now(now, self._read), self._moving.now(now, self.count - self._kept)
+            wire, moving = self._wire.now(now), self._moving.now(now)
             total = self.total
             left = None
             if total is not None and moving and not self.finished:

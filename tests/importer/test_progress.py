@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
+from cdi_worker import contract, progress
 from tests.support import (
     clones,
     containers,
@@ -177,6 +177,27 @@ def test_clone_of_a_sparse_device_follows_the_data(
         sent = each["cdi_worker_read_bytes_total"]
         assert each["kubevirt_cdi_clone_progress_total"] <= 100 * (sent + 4 * MiB) / DATA
         assert each["cdi_worker_speed_bytes_per_second"] < 200 * MiB
+
+
+def test_speed_of_a_slow_wire_is_not_that_of_bursts() -> None:
+    """Six connections share 100 KiB/s: after a minute 6 MiB have arrived at once."""
+    speed, seen = progress.Speed(0.0), []
+    for second in range(1, 600):
+        if second % 60 == 0:
+            for piece in range(6):
+                speed.note(second + piece / 100, (second // 60 - 1) * 6 * MiB + (piece + 1) * MiB)
+        seen.append(speed.now(second + 0.1))
+    assert max(seen) < 1.05 * 6 * MiB / 60
+    assert min(seen[120:]) > 0.4 * 6 * MiB / 60
+
+
+def test_speed_of_a_fast_wire_falls_to_zero_when_it_halts() -> None:
+    speed = progress.Speed(0.0)
+    for tenth in range(1, 300):
+        speed.note(tenth / 10, tenth * MiB)
+    assert 9 * MiB < speed.now(30.0) < 11 * MiB
+    assert 4 * MiB < speed.now(35.0) < 8 * MiB
+    assert speed.now(41.0) == 0
 
 
 # -- at the terminal and in logs ------------------------------------------------------------------------
