@@ -188,7 +188,8 @@ class Meter(NullProgress):
             self.name, self.total = name, total
             self.count = self._kept = 0
             self._read_before = self._read
-            self._moving = Speed(time.monotonic())
+            now = time.monotonic()
+            self._wire, self._moving = Speed(now, self._read), Speed(now)
         self.changed(new_phase=True)
 
     def advance(self, count: int) -> None:
