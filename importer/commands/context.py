@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import click
-
+from cdi_worker import errors
 from cdi_worker.commands import config
 from cdi_worker.images.engine import cancelling
 
@@ -16,8 +15,8 @@ class Context:
     """The object that ``cli`` passes to every command.
 
     ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
-    standard output is the disk. ``config``: None until the top-level command has read it. ``faults``: of
-    options that only a pod's role reads.
+    standard output is the disk. ``config``: None until the top-level command has read it; ``unreadable``:
+    why it could not. ``faults``: of options that only a pod's role reads.
     """
 
     cancel: cancelling.Cancel
@@ -28,7 +27,8 @@ class Context:
     as_json: bool = False
     to_stdout: bool = False
     config: config.Config | None = None
-    faults: list[click.ClickException] = dataclasses.field(default_factory=list)
+    unreadable: errors.RequestError | None = None
+    faults: list[str] = dataclasses.field(default_factory=list)
 
     def log(self, verbosity: int = 0) -> None:
         """Set up logging for the largest ``verbosity`` so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cdi_worker import contract, lazy
+from cdi_worker import contract, errors, lazy
 from cdi_worker.commands import context, late
 from cdi_worker.roles import run
 
@@ -59,6 +59,20 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
 
 #: The section of the help with what only pods need.
 ROLE = "Options of a pod's role (without a command)"
+
+
+def _faults(ctx: click.Context) -> tuple[str, ...]:
+    """Return the faults of the variables and the file that set options of a pod's role."""
+    obj = ctx.find_object(context.Context)
+    if obj is None or obj.config is None:
+        return ()
+    found = [*(obj.unreadable.faults if obj.unreadable else ()), *obj.faults]
+    if obj.config.path and isinstance(ctx.command, late.PodGroup):
+        try:
+            ctx.command.check_keys(obj.config)
+        except errors.RequestError as err:
+            found += err.faults
+    return tuple(found)
 
 
 @click.group(cls=_Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...", epilog=EPILOG)
@@ -163,8 +177,6 @@ def cli(
         ctx.obj.log()
         return None
     ctx.obj.log(1)
-    for fault in ctx.obj.faults:
-        raise fault
     where = contract.Paths(
         data=paths["data_dir"],
         block=paths["block_device"],
@@ -180,4 +192,5 @@ def cli(
     if role is None:
         click.echo(ctx.get_help())
         return 2
-    return run.run(role, env, where, ctx.obj.cancel, strict=strict_exit_status, retries=retries)
+    options = run.Options(strict_exit_status, retries, _faults(ctx))
+    return run.run(role, env, where, ctx.obj.cancel, options)

@@ -100,7 +100,7 @@ class Option(click.Option):
             if obj is None or not isinstance(ctx.command, PodGroup):
                 raise fault from err
             # A command may follow, which does not read this option.
-            obj.faults.append(fault)
+            obj.faults.append(fault.format_message())
             return super().process_value(ctx, self.default)
 
 
@@ -144,12 +144,12 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
         return
     if path or obj.config is None:
         try:
-            obj.config = config.read(path or "", obj.env)
-        except errors.RequestError:
-            # The shell asks for completions: nothing else may be printed.
-            if not context.resilient_parsing:
-                raise
-            obj.config = config.Config()
+            obj.config, obj.unreadable = config.read(path or "", obj.env), None
+        except errors.RequestError as err:
+            # A shell that asks for completions must get nothing else. A pod's role reports it.
+            obj.config, obj.unreadable = config.Config(), err
+    if obj.unreadable and not (context.resilient_parsing or isinstance(context.command, PodGroup)):
+        raise obj.unreadable
     command = context.command
     if not isinstance(command, Command):
         return
@@ -157,10 +157,10 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
     if unknown and not command.is_complete:
         raise _Unknown
     root = context.find_root().command
-    if isinstance(root, PodGroup) and not context.resilient_parsing:
+    if isinstance(root, PodGroup) and command is not root and not context.resilient_parsing:
         names = {"", *root.list_commands(context)}
         # The keys of other commands are checked when these run: loading all commands takes time.
-        if not {*obj.config.sections} <= names or (unknown and command is not root):
+        if unknown or not {*obj.config.sections} <= names:
             root.check_keys(obj.config)
 
 

@@ -26,29 +26,39 @@ ROLES: lazy.Table[str, Role] = lazy.Table(
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How to run a role.
+
+    ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's
+    controllers expect, which read the message instead. ``retries``: how often to repeat a failed role in
+    this process. ``faults``: of the pod's options, which end it at once.
+    """
+
+    strict: bool = False
+    retries: int = 0
+    faults: tuple[str, ...] = ()
+
+
 def run(
     role: str,
     env: Mapping[str, str],
     paths: contract.Paths,
     cancel: cancelling.Cancel,
-    *,
-    strict: bool = False,
-    retries: int = 0,
+    options: Options | None = None,
 ) -> int:
-    """Run ``role``, write the termination message and return the exit status.
-
-    ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's
-    controllers expect, which read the message instead. ``retries``: how often to repeat a failed role in
-    this process.
-    """
+    """Run ``role``, write the termination message and return the exit status."""
     source = env.get("IMPORTER_SOURCE", "")
+    options = options or Options()
     try:
-        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), retries, cancel)
+        if options.faults:
+            raise errors.RequestError(*options.faults)
+        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), options.retries, cancel)
     except errors.Error as err:
         log.error("failed: %s", err)  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
-        if strict:
+        if options.strict:
             outcome = dataclasses.replace(outcome, status=err.status)
     except Exception as err:
         # A defect: the traceback goes to the log, one line to the controller.

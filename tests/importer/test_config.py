@@ -95,6 +95,9 @@ def test_faulty_file_is_refused(tmp_path: Path, text: str, message: str) -> None
         assert (done.status, message in done.error_message) == (REQUEST, True), done.errors
         assert str(path) in done.error_message
     assert worker.run("config", "--config", tmp_path / "missing").status == REQUEST
+    (tmp_path / "good.toml").write_text("wait = 1\n")
+    done = worker.run("config", "--config", tmp_path / "good.toml", env={"CDI_WORKER_CONFIG": str(path)})
+    assert done.status == 0, done.errors
 
 
 def test_file_may_hold_options_of_other_commands_and_of_sources(
@@ -136,13 +139,22 @@ def test_administrator_sets_options_of_all_pods(
     assert pod.disk.read_bytes() == disks.raw().read_bytes()
     done = pod.run(**env, CDI_WORKER_SHA256="true")
     assert f"read back sha256={disks_module.digest(disks.raw(), 'sha256')}" in done.errors
-    assert pod.run(**env, CDI_WORKER_CONNECTIONS="200").status == REQUEST
+    assert pod.run(**env, CDI_WORKER_CONNECTIONS="200").status == 1
+    words = "Unable to process data: Invalid value for '--connections': 200 is not in the range"
+    assert pod.message.startswith(words)
+    assert pod.message.endswith("(from CDI_WORKER_CONNECTIONS)")
     stalled = server.serve("/stalled", misbehave.Page(disks.raw().read_bytes(), cut=MIB, stall=60))
     done = pod.run(**{**env, "IMPORTER_ENDPOINT": stalled}, CDI_WORKER_STALL_TIMEOUT="2")
     assert done.status == 1
     (tmp_path / "config.toml").write_text("connections = 200\n")
     done = pod.run(**env, CDI_WORKER_CONFIG=str(tmp_path / "config.toml"))
-    assert (done.status, "config.toml" in done.errors) == (REQUEST, True)
+    assert (done.status, "config.toml)" in pod.message) == (1, True)
+    (tmp_path / "config.toml").write_text("connections = \n")
+    done = pod.run(**env, CDI_WORKER_CONFIG=str(tmp_path / "config.toml"))
+    assert (done.status, "config.toml: Invalid value (at line 1" in pod.message) == (1, True)
+    (tmp_path / "config.toml").write_text("conections = 2\n")
+    done = pod.run(**env, CDI_WORKER_CONFIG=str(tmp_path / "config.toml"))
+    assert (done.status, "did you mean 'connections'?" in pod.message) == (1, True)
 
 
 MIB = 1 << 20
