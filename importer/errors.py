@@ -41,11 +41,16 @@ class Error(Exception):
         return {**fields, "kind": type(self).__name__, **fixed}
 
 
+#: Characters of a message. A hostile index can list platforms of megabytes.
+LONGEST = 8000
+
+
 def one_line(text: str) -> str:
-    """Return ``text`` as one printable line.
+    """Return ``text`` as one printable line, cut to ``LONGEST`` characters.
 
     Names in images and archives are part of messages: they may be invalid UTF-8 or contain terminal escapes.
     """
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     if text.isprintable():
         return text
     odd = "\N{REPLACEMENT CHARACTER}"

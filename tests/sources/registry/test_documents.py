@@ -129,6 +129,12 @@ def test_missing_platform_lists_the_available_ones(platforms: tuple[str, ...]) -
             assert platform in str(caught.value)
 
 
+def test_list_of_available_platforms_is_cut() -> None:
+    with pytest.raises(errors.WrongPlatform, match="linux/0, linux/1, ") as caught:
+        documents.choose(index(*(f"linux/{number}" for number in range(5000))), "amd64", "x")
+    assert len(str(caught.value)) < 10_000
+
+
 def test_several_platforms_of_other_machines_need_a_choice() -> None:
     with pytest.raises(errors.WrongPlatform, match="available: linux/m68k, linux/vax"):
         documents.choose(index("linux/vax", "linux/m68k"), "", "x")
