@@ -211,6 +211,12 @@ class HttpSource(base.Source):
             raise self._resource.failure(response)
         self.size = _length(response)
         self._identify(_version(response, self.size))
+        if self.size is None and "Transfer-Encoding" not in response.headers:
+            # RFC 9112, 8: only a format or a checksum shows whether such a body is complete.
+            log.warning(
+                "no length url=%r: a connection that ends early looks like the end; give a checksum",
+                self.name,
+            )
         reader = _HttpStream(self._resource, response)
         head = bytearray(self.head_size)
         self._begin(bytes(head[: readers.fill(reader, memoryview(head))]))

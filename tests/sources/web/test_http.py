@@ -54,6 +54,15 @@ def test_offer_matches_the_server(
     assert {request.method for request in server.requests} == {"GET"}
 
 
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+def test_body_whose_end_is_not_marked_is_logged(
+    server: misbehave.Server, caplog: pytest.LogCaptureFixture, framing: str
+) -> None:
+    page = http_disk.changed(ranges=False, framing=framing)
+    with http_disk.opened(server.serve("/disk", page)):
+        assert ("give a checksum" in caplog.text) == (framing == "close")
+
+
 DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
 SIZE = len(http_disk.DATA)
 
