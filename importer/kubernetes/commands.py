@@ -28,8 +28,21 @@ NO_IMAGE = (
     "the Job needs a container image, and this version was released without one; "
     "build one (make image), push it, and name it: --image registry.example.org/cdi-worker:VERSION"
 )
+#: Characters of a label's value in Kubernetes.
+LABEL = 63
 #: A section of the help.
 JOB = "Job"
+
+
+def _parse_queue(text: str) -> str:
+    from cdi_worker.kubernetes import documents
+
+    if not documents.NAME.fullmatch(text) or len(text) > LABEL:
+        raise errors.RequestError(
+            f"{text!r} is not the name of a LocalQueue: lower-case letters, digits, - and ., at most {LABEL}"
+        )
+    return text
+
 
 _overhead = late.option(
     options.DISK,
@@ -53,7 +66,7 @@ _after = late.option(
 @click.command(
     cls=late.Command,
     example="cdi-worker manifest dv.yaml | kubectl apply -f -",
-    short_help="Print a DataVolume as Kubernetes objects.",
+    short_help="Print DataVolumes as Kubernetes objects.",
 )
 @click.argument("manifest")
 @late.option(JOB, "--image", help="Container image of the worker [default: that of this release].")
@@ -69,6 +82,13 @@ _after = late.option(
 @late.option(JOB, "--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
 @late.option(
     JOB, "--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch."
+)
+@late.option(
+    JOB,
+    "--queue",
+    type=late.Typed("name", _parse_queue),
+    help="Kueue's LocalQueue, which starts the Jobs [default: the DataVolume's label "
+    "kueue.x-k8s.io/queue-name].",
 )
 @late.option(
     JOB,
@@ -95,7 +115,7 @@ def manifest(
     secrets: str | None,
     **given: Any,
 ) -> None:
-    """Print the DataVolume in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
+    """Print the DataVolumes in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
 
     Secrets and ConfigMaps in the same file are printed, too.
     """
@@ -104,25 +124,41 @@ def manifest(
     from cdi_worker.kubernetes import manifest as datavolume_manifest
 
     found = documents.read(manifest)
-    faults: list[str] = []
-    volume = datavolume.parse(datavolume.find(found), faults)
-    if faults:
-        raise errors.RequestError(*faults)
+    chosen = datavolume.find_all(found)
+    volumes = datavolume.parse_all(chosen)
     settings = pod.Settings(image=image or version.image() or "", overhead=overhead, scratch=scratch, **given)
-    made = datavolume_manifest.objects(volume, settings)
+    made = datavolume_manifest.all_objects(volumes, [settings] * len(volumes))
     if not settings.image and any(each["kind"] == "Job" for each in made):
         raise errors.RequestError(NO_IMAGE)
-    if contact and scratch is None and volume.source.kind in UNKNOWN_SCRATCH and not volume.is_archive:
-        with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
-            needed = _needs_scratch(execute.inspect(stages[0], obj.cancel))
-        made = datavolume_manifest.objects(volume, dataclasses.replace(settings, scratch=needed))
-    beside, warnings = datavolume_manifest.companions(found, volume)
+    if contact and scratch is None:
+        each_settings = []
+        for document, volume in zip(chosen, volumes, strict=True):
+            # Only this DataVolume, with the Secrets and ConfigMaps of all.
+            own = [each for each in found if each.kind != "DataVolume" or each is document]
+            needed = _contacted(obj, own, volume, secrets, overhead)
+            each_settings.append(dataclasses.replace(settings, scratch=needed))
+        made = datavolume_manifest.all_objects(volumes, each_settings)
+    beside, warnings = datavolume_manifest.companions(found, volumes)
     for warning in warnings:
         log.warning("%s", warning)
     # First, so that no pod waits for them.
     all_made = [*beside, *made]
     text = datavolume_manifest.as_list(all_made) if obj.as_json else datavolume_manifest.dump(all_made)
     output.say(text.rstrip("\n"))
+
+
+def _contacted(
+    obj: context.Context,
+    found: list[documents.Document],
+    volume: datavolume.DataVolume,
+    secrets: str | None,
+    overhead: Fraction,
+) -> bool | None:
+    """Return whether the source's data needs scratch; None if that does not depend on its data."""
+    if volume.source.kind not in UNKNOWN_SCRATCH or volume.is_archive:
+        return None
+    with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
+        return _needs_scratch(execute.inspect(stages[0], obj.cancel))
 
 
 def _needs_scratch(inspection: execute.Inspection) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -148,12 +149,35 @@ def find(found: list[documents.Document]) -> documents.Document:
     return volumes[0]
 
 
+def find_all(found: list[documents.Document]) -> list[documents.Document]:
+    """Return the DataVolumes among documents. Raises ``RequestError`` if there is none, or a name twice."""
+    volumes = [document for document in found if document.kind == "DataVolume"]
+    if len(volumes) < 2:
+        return [find(found)]
+    counts = collections.Counter((document.namespace, document.name) for document in volumes)
+    twice = ["/".join(filter(None, name)) for name, count in counts.items() if count > 1]
+    if twice:
+        raise errors.RequestError(*(f"DataVolume {name}: appears twice; remove one" for name in twice))
+    return volumes
+
+
+def parse_all(found: list[documents.Document]) -> list[DataVolume]:
+    """Return the values of several DataVolumes. Raises ``RequestError`` with the faults of all, by name."""
+    volumes, faults = [], []
+    for document in found:
+        own: list[str] = []
+        volumes.append(parse(document, own))
+        named = f"{document.name or document.where}: " if len(found) > 1 else ""
+        faults += [f"{named}{fault}" for fault in own]
+    if faults:
+        raise errors.RequestError(*faults)
+    return volumes
+
+
 def parse(document: documents.Document, faults: list[str]) -> DataVolume:
     """Return the values of a DataVolume; each fault is added to ``faults``, with its path."""
     found: dict[str, str] = {}
-    # Published by CDI: tools/datavolume-schema.
-    published = json.loads(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
-    content = schema.check(document.content, {"allOf": [published, RULES]}, found)
+    content = schema.check(document.content, _schema(), found)
     metadata, spec = content.get("metadata", {}), content.get("spec", {})
     source = _source(spec, metadata, found)
     volume = DataVolume(
@@ -286,6 +310,13 @@ RULES: Mapping[str, Any] = {
         },
     },
 }
+
+
+@functools.cache
+def _schema() -> Mapping[str, Any]:
+    # Published by CDI: tools/schemas.
+    published = json.loads(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
+    return {"allOf": [published, RULES]}
 
 
 # -- rules between fields ---------------------------------------------------------------------

@@ -40,8 +40,15 @@ class Document:
 
     @property
     def name(self) -> str:
+        return self._of_metadata("name")
+
+    @property
+    def namespace(self) -> str:
+        return self._of_metadata("namespace")
+
+    def _of_metadata(self, key: str) -> str:
         metadata = self.content.get("metadata")
-        return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+        return str(metadata.get(key, "")) if isinstance(metadata, Mapping) else ""
 
 
 def read(path: str) -> list[Document]:

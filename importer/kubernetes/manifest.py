@@ -22,6 +22,8 @@ POD_ANNOTATIONS = {
 #: The exit statuses that the worker reports (docs/reference/exit-status.md), after its own retries. Any other
 #: one is of a pod that was killed or stopped (130, 137, 143): another pod resumes.
 REPORTED = [*range(1, 9)]
+#: Kueue's label of a Job: the LocalQueue in which it waits (https://kueue.sigs.k8s.io/docs/tasks/run/jobs/).
+QUEUE = "kueue.x-k8s.io/queue-name"
 #: Times that a pod which was killed is replaced; each may leave its scratch (docs/pods/kubernetes.md).
 REPLACED = 6
 #: Strings that every version of YAML reads as a string without quotes.
@@ -35,9 +37,9 @@ Object = datavolume_pod.Object
 def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> list[Object]:
     """Return the claim and the objects that import into it.
 
-    Raises ``RequestError`` if the DataVolume needs CDI's controllers.
+    Raises ``RequestError`` if the DataVolume needs CDI's controllers, or is to wait for Kueue and for a user.
     """
-    _check(volume)
+    _check(volume, settings)
     made = [_claim(volume, settings)]
     if volume.source.kind in {"pvc", "snapshot"}:
         if datavolume.BIND_IMMEDIATELY in volume.annotations:
@@ -52,15 +54,37 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
     return [*made, _job(volume, settings, name, _template(volume, settings))]
 
 
+def all_objects(
+    volumes: Iterable[datavolume.DataVolume], settings: Iterable[datavolume_pod.Settings]
+) -> list[Object]:
+    """Return the objects of several DataVolumes, each with its own settings.
+
+    Raises ``RequestError`` with the faults of all, by name.
+    """
+    made, faults = [], []
+    pairs = list(zip(volumes, settings, strict=True))
+    for volume, own in pairs:
+        try:
+            made += objects(volume, own)
+        except errors.RequestError as err:
+            named = f"{volume.name}: " if len(pairs) > 1 else ""
+            faults += [f"{named}{fault}" for fault in err.faults]
+    if faults:
+        raise errors.RequestError(*faults)
+    return made
+
+
 def companions(
-    found: Iterable[documents.Document], volume: datavolume.DataVolume
+    found: Iterable[documents.Document], volumes: Iterable[datavolume.DataVolume]
 ) -> tuple[list[Object], list[str]]:
     """Return the Secrets and ConfigMaps among documents, and a warning for each document that needs one.
 
-    One without a namespace gets that of the DataVolume, where the pod looks for it.
+    One without a namespace gets that of the DataVolume, where the pod looks for it. If the DataVolumes are in
+    several namespaces, there is a copy in each.
     """
     made, warnings = [], []
-    namespace = volume.namespace
+    namespaces = list(dict.fromkeys(volume.namespace for volume in volumes))
+    known = ", ".join(map(repr, namespaces))
     for document in found:
         name = f"{document.kind or 'document without kind'} {document.name}".rstrip()
         if document.kind not in {"Secret", "ConfigMap"}:
@@ -69,11 +93,11 @@ def companions(
             continue
         metadata = document.content.get("metadata")
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-        if namespace and metadata.setdefault("namespace", namespace) != namespace:
-            warnings.append(
-                f"{name}: namespace {metadata['namespace']!r} is not the DataVolume's {namespace!r}"
-            )
-        made.append({**document.content, "metadata": metadata})
+        if document.namespace and not {document.namespace, ""}.intersection(namespaces):
+            warnings.append(f"{name}: namespace {document.namespace!r} is not the DataVolume's {known}")
+        for namespace in [document.namespace] if document.namespace else namespaces:
+            own = metadata | ({"namespace": namespace} if namespace else {})
+            made.append({**document.content, "metadata": own})
     return made, warnings
 
 
@@ -100,7 +124,11 @@ def dump(made: Iterable[Object]) -> str:
     return yaml.dump_all(made, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1 << 20)
 
 
-def _check(volume: datavolume.DataVolume) -> None:
+def _queue(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> str:
+    return settings.queue or volume.labels.get(QUEUE, "")
+
+
+def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> None:
     faults = []
     source, claim = volume.source, volume.claim
     if claim.size is None:
@@ -111,6 +139,9 @@ def _check(volume: datavolume.DataVolume) -> None:
         faults.append(f"spec.source.{source.kind}.namespace: {where}; only CDI clones across namespaces")
     if source.kind == "vddk" and not source.init_image:
         faults.append("spec.source.vddk.initImageURL: missing; without CDI there is no ConfigMap v2v-vmware")
+    if settings.suspend and (queue := _queue(volume, settings)):
+        held = "to hold the queue, set spec.stopPolicy: Hold in it"
+        faults.append(f"--suspend: Kueue starts the Jobs of queue {queue!r}; omit --suspend; {held}")
     if faults:
         raise errors.RequestError(*faults)
 
@@ -144,13 +175,17 @@ def _job(
     spec: Object = {"backoffLimit": REPLACED}
     if settings.ttl is not None:
         spec["ttlSecondsAfterFinished"] = settings.ttl
-    if settings.suspend:
+    queue = _queue(volume, settings)
+    if settings.suspend or queue:
+        # Kueue's webhook suspends a Job, too. If Kueue is not there yet, no Job of a queue must start.
         spec["suspend"] = True
     if template["spec"]["restartPolicy"] == "Never":
         rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": REPORTED}}
         spec["podFailurePolicy"] = {"rules": [rule]}
     spec["template"] = template
     metadata = _metadata(volume, _name(f"{role}-{volume.name}"))
+    if queue:
+        metadata["labels"] = metadata.get("labels", {}) | {QUEUE: queue}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
@@ -204,8 +239,9 @@ def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
         name: value for name, usual in POD_ANNOTATIONS.items() if (value := given.get(name, usual))
     }
     metadata: Object = {"annotations": annotations | pod.annotations}
-    if pod.volume.labels:
-        metadata["labels"] = dict(pod.volume.labels)
+    # The Job is what waits in a queue: with this label, Kueue could take its pods for waiting ones, too.
+    if labels := {name: value for name, value in pod.volume.labels.items() if name != QUEUE}:
+        metadata["labels"] = labels
     return {"metadata": metadata, "spec": spec}
 
 

@@ -31,8 +31,8 @@ class Settings:
     """Settings beyond the manifest. ``overhead``: the part of a file system to leave free.
 
     ``scratch``: whether to mount scratch; None: if it may be needed. ``ttl``: seconds after which
-    a finished Job is deleted, with its pods and their scratch. ``after``: the checkpoint already on the
-    volume.
+    a finished Job is deleted, with its pods and their scratch. ``queue``: the LocalQueue of Kueue, also as a
+    label of the DataVolume. ``after``: the checkpoint already on the volume.
     """
 
     image: str
@@ -40,6 +40,7 @@ class Settings:
     scratch: bool | None = None
     scratch_class: str | None = None
     suspend: bool = False
+    queue: str | None = None
     ttl: int | None = None
     after: str = ""
 
