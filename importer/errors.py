@@ -335,9 +335,7 @@ class Cancelled(Error):
 
 
 class Interrupted(Cancelled):
-    """Cancelled, and the same call continues: ``kept`` says what with."""
-
-    template = "interrupted: {kept}; the same command continues"
+    """Cancelled, and the same call continues: ``kept`` says what with. A pod has no command to repeat."""
 
 
 def words(err: OSError) -> str:

@@ -73,6 +73,10 @@ def _scratch_too_small(error: errors.Error) -> str:
     return f"scratch space has {room}, the image needs {size}; name a larger folder with --scratch DIRECTORY"
 
 
+def _interrupted(error: errors.Error) -> str:
+    return f"interrupted: {error.fields['kept']}; the same command continues"
+
+
 def _size(value: Any) -> str:
     if not isinstance(value, int):
         return f"{value} bytes"
@@ -80,6 +84,7 @@ def _size(value: Any) -> str:
 
 
 _REMEDIES: dict[type[errors.Error], Callable[[errors.Error], str]] = {
+    errors.Interrupted: _interrupted,
     errors.TooLarge: _too_large,
     errors.NoSpace: _no_space,
     errors.ScratchRequired: _scratch_required,
