@@ -63,6 +63,8 @@ class GcsSource(http.HttpSource):
 
     def __enter__(self) -> Self:
         found = self._object.describe()
+        # An attempt before this one may have read bytes of another generation.
+        self._coverage = crc32c.Coverage()
         super().__enter__()
         self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
         self.weak = False

@@ -193,7 +193,6 @@ class HttpSource(base.Source):
             self._read_on(head, filled)
         except errors.NoRanges as err:
             log.warning("reading one ordered stream reason=%s", err)
-            self._has_ranges = False
             self._open_stream(self._resource.get(None))
             return
         self._begin(bytes(head))
@@ -209,6 +208,7 @@ class HttpSource(base.Source):
     def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
             raise self._resource.failure(response)
+        self._has_ranges = False
         self.size = _length(response)
         self._identify(_version(response, self.size))
         if self.size is None and "Transfer-Encoding" not in response.headers:

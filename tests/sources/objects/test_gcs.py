@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import gzip
+import random
 import time
 import urllib.parse
 from pathlib import Path
@@ -239,3 +240,17 @@ def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None
     assert {request.headers["user-agent"] for request in server.gets(gcs_objects.MEDIA)} == {
         session.USER_AGENT
     }
+
+
+def test_bytes_of_a_failed_first_contact_are_not_verified(server: misbehave.Server) -> None:
+    """The object may have been replaced before the next attempt."""
+    old, new = (random.Random(seed).randbytes(len(gcs_objects.DATA)) for seed in (1, 2))
+    turns = (*((gcs_objects.media(old, cut=cut), 1) for cut in (100_000, 50_000)), gcs_objects.error(503, ""))
+    url = gcs_objects.serve(server, *turns, data=old)
+    source = gcs_objects.opened(url)
+    with pytest.raises(errors.Transient, match="503"):
+        source.__enter__()
+    gcs_objects.serve(server, gcs_objects.media(new), data=new)
+    with source:
+        assert reading.read_through_engine(source) == new
+        source.verify()

@@ -108,3 +108,14 @@ def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, ki
             assert into == page.body
     # The first bytes, a part of them again, and a request for each connection: not all of them are used.
     assert len(server.gets("/disk")) <= options.connections
+
+
+def test_ranges_of_a_failed_first_contact_are_forgotten(server: misbehave.Server) -> None:
+    """The next attempt may reach another server behind the same name."""
+    turns = (http_disk.changed(cut=1000), 1), (misbehave.Page(status=503), 1)
+    source = http_disk.opened(server.serve("/disk", *turns, http_disk.changed(ranges=False)))
+    with pytest.raises(errors.Transient, match="503"):
+        source.__enter__()
+    with source:
+        assert source.ranges() is None
+        assert http_disk.whole(source) == http_disk.DATA
