@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
@@ -44,11 +44,12 @@ _CAUSES = {
 class Log:
     """The log of nbdkit: VDDK's version and host in ``info`` (contract, ``vddkInfo``), and recent errors.
 
-    Thread-safe.
+    ``hide`` removes secrets from messages. Thread-safe.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, hide: Callable[[str], str] = str) -> None:
         self.info: dict[str, str] = {}
+        self._hide = hide
         self._name = name
         self._errors: collections.deque[tuple[float, str]] = collections.deque(maxlen=4)
         self._connections = 0
@@ -57,6 +58,7 @@ class Log:
 
     def line(self, line: str) -> None:
         """Parse a log line."""
+        line = self._hide(line)
         log.debug("%s", line)
         for key, pattern in (("Version", _VERSION), ("Host", _HOST)):
             if found := pattern.search(line):
@@ -70,6 +72,7 @@ class Log:
 
     def ended(self, failure: errors.Error, again: bool) -> None:
         """Take note that nbdkit has ended, with all its connections, and whether it is started again."""
+        log.warning("nbdkit has ended reason=%r again=%s", self._hide(str(failure)), again)
         with self._changed:
             self._connections = 0
             self._gone = None if again else failure
@@ -90,15 +93,18 @@ class Log:
             message = "; ".join(dict.fromkeys(self._recent()))
             gone = self._gone
         if gone is not None:
-            reason = f"{gone}; run the import again" + (f" (VDDK: {message})" if message else "")
+            reason = f"{self._hide(str(gone))}; run the import again" + (
+                f" (VDDK: {message})" if message else ""
+            )
             return errors.TransferFailed(url=self._name, offset=at, reason=reason)
-        message = message or str(error.fields["reason"])
+        reported = self._hide(str(error.fields["reason"]))
+        message = message or reported
         for pattern, cause in _CAUSES.items():
             if re.search(pattern, message, re.IGNORECASE):
                 return errors.Unreachable(url=self._name, reason=f"{cause} (VDDK: {message})")
         if isinstance(error, errors.Transient):
-            return errors.Transient(url=self._name, reason=f"{error.fields['reason']} (VDDK: {message})")
-        return error
+            return errors.Transient(url=self._name, reason=f"{reported} (VDDK: {message})")
+        return type(error)(**{**error.fields, "reason": reported})
 
     def _recent(self) -> list[str]:
         return [message for at, message in self._errors if time.monotonic() - at < RECENT]

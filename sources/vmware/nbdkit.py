@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import logging
 import os
 import pathlib
 import threading
@@ -15,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
-
-log = logging.getLogger(__name__)
 
 #: nbdkit is not started again after so many ends within a number of seconds: VDDK fails on this disk.
 MOST_ENDS, SPAN = 4, 30.0
@@ -126,7 +123,6 @@ class _Server:
             failure: errors.Error = running.failure()
             self._ends.append(time.monotonic())
             again = len(self._ends) < MOST_ENDS or self._ends[-1] - self._ends[0] > SPAN
-            log.warning("nbdkit has ended reason=%r again=%s", str(failure), again)
             self._follow.on_end(failure, again)
             running.stop()
             if not again:

@@ -50,7 +50,7 @@ class VddkSource(base.Source):
         self._location = location
         self._cancel = cancel
         self._machine = machine
-        self._vddk = vddk_disk.Log(self.name)
+        self._vddk = vddk_disk.Log(self.name, location.access.hide)
         self._areas: list[tuple[int, int]] | None = None
         self._names: dict[str, frozenset[str]] = {}
         self._open = contextlib.ExitStack()

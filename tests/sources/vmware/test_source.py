@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
 from cdi_worker.sources.vmware import disk, locations, source
 from tests.support import repository
 
@@ -39,6 +41,19 @@ def test_reads_failing_together_have_the_same_message() -> None:
     for _ in range(2):
         found = log.explained(errors.Transient(url="disk", reason="reset"))
         assert str(found) == "disk: reset (VDDK: VixDiskLib_Read: Unknown error)"
+
+
+def test_secret_in_a_message_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    location = locations.Vddk("https://localhost", base.Access("user", "hunter2"))
+    log = source.VddkSource(location, cancelling.NEVER)._vddk
+    ended = errors.ToolFailed(tool="nbdkit", exit_status=1, reason="cannot log in with hunter2")
+    assert "hunter2" not in str(log.explained(ended))
+    log.line("nbdkit: vddk[1]: error: cannot use hunter2")
+    assert "hunter2" not in str(log.explained(errors.Transient(url="disk", reason="reset")))
+    log.ended(ended, False)
+    assert "with ***" in str(log.explained(errors.Transient(url="disk", reason="reset")))
+    assert "hunter2" not in caplog.text
 
 
 def test_machine_without_vddk_library_is_refused(tmp_path: Path) -> None:
