@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench import inputs, report, upload, vmware
+from tests.bench import inputs, report, scale, upload, vmware
 from tests.bench import measure as bench_measure
 from tests.bench import ovirt as bench_ovirt
 from tests.bench.measure import Cost
@@ -25,6 +25,8 @@ from tests.support import containers, devices, misbehave, objectservers, registr
 
 ROUNDS = 5
 MIB = 1 << 20
+#: Of the rows in ``scale``: imports at once, MiB of each, and extents of the largest disk.
+IMPORTS, SIZE, EXTENTS = 50, 128, 1 << 20
 
 #: The steps between the download and the disk, and how much of the rival's time is allowed.
 PIPES = {
@@ -262,7 +264,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", help="measure only rows whose name contains this; write no report")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks (20 GiB)")
+    parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks (50 GiB)")
+    parser.add_argument("--imports", type=int, default=IMPORTS, help="of the rows with many imports at once")
+    parser.add_argument("--size", type=int, default=SIZE, help="MiB of each of these imports")
+    parser.add_argument("--extents", type=int, default=EXTENTS, help="of the rows with many extents")
     parser.add_argument("--report", type=Path, default=Path("docs/about/benchmarks.md"))
     given = parser.parse_args()
     directory = given.directory.absolute()
@@ -273,13 +278,16 @@ def main() -> None:
         bench = Bench(directory, web, given.rounds)
         file = Target(directory / "target", block=False)
         block = Target(stack.enter_context(devices.loop(directory, 2 * inputs.GIB)), block=True)
+        crowd = scale.Crowd(directory, web, given.imports, given.size * MIB)
+        extents = scale.Extents(directory, web, given.extents)
         rows = []
-        for name, measure in _rows(bench, file, block).items():
+        measures = _rows(bench, file, block) | crowd.rows() | extents.rows()
+        for name, measure in measures.items():
             if given.only is None or given.only in name:
                 rows.append(measure())
                 print(rows[-1].line(), flush=True)
         if given.only is None:
-            report.write(given.report, rows, bench.growth(file), given.rounds)
+            report.write(given.report, rows, bench.growth(file), extents.growth, given.rounds)
         file.fresh()
 
 

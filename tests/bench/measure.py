@@ -1,7 +1,8 @@
-"""Run a command and measure its cost."""
+"""Run commands and measure their cost."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import statistics
@@ -9,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from pathlib import Path
 
 
@@ -18,7 +20,7 @@ class Cost:
 
     CPU counts the command and all its children, not the kernel's own threads. Memory is the sum of
     the proportional set sizes (smaps_rollup, Pss without that of files) of the command and
-    its children, sampled every 20 ms.
+    its children, sampled every 20 ms, with many commands at once less often.
     """
 
     wall: float
@@ -26,24 +28,56 @@ class Cost:
     memory: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Crowd:
+    """Commands that ran at once: the seconds of each, and the cost of all.
+
+    ``cost.memory`` and ``descriptors`` are those of the largest command, with its children.
+    """
+
+    cost: Cost
+    walls: Sequence[float]
+    descriptors: int
+
+
 def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
     """Run one command; raise with its output if it fails."""
+    return together([argv], timeout=timeout).cost
+
+
+def together(commands: Sequence[Sequence[str | Path]], *, timeout: float = 900) -> Crowd:
+    """Start all commands and wait for them; raise with the output of the first that failed."""
     before = os.times()
     started = time.perf_counter()
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        sampler = _Sampler(process.pid)
+    with contextlib.ExitStack() as stack, futures.ThreadPoolExecutor(len(commands)) as pool:
+        running = [
+            stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            for argv in commands
+        ]
+        sampler = _Sampler([process.pid for process in running])
         sampler.start()
-        output, _ = process.communicate(timeout=timeout)
-        wall = time.perf_counter() - started
+        ending = [pool.submit(_finish, process, started, timeout) for process in running]
+        futures.wait(ending)
         sampler.stop.set()
         sampler.join()
-    if process.returncode:
-        raise AssertionError(
-            f"{argv} ended with {process.returncode}: {output.decode(errors='replace')[-2000:]}"
-        )
+        walls = [each.result() for each in ending]
     after = os.times()
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
-    return Cost(wall, cpu, sampler.peak)
+    return Crowd(Cost(max(walls), cpu, sampler.memory), walls, sampler.descriptors)
+
+
+def _finish(process: subprocess.Popen[bytes], started: float, timeout: float) -> float:
+    """Return the seconds at which the process ended."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    ended = time.perf_counter() - started
+    if process.returncode:
+        text = output.decode(errors="replace")[-2000:]
+        raise AssertionError(f"{process.args!r} ended with {process.returncode}: {text}")
+    return ended
 
 
 def median(costs: Sequence[Cost]) -> Cost:
@@ -66,15 +100,21 @@ def alternate(rounds: int, sides: Sequence[Callable[[], Cost]]) -> list[Cost]:
 
 
 class _Sampler(threading.Thread):
-    def __init__(self, pid: int) -> None:
+    """Samples the commands with these process ids; keeps the largest values of any one command."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
         super().__init__(daemon=True)
         self.stop = threading.Event()
-        self.peak = 0
-        self._pid = pid
+        self.memory = self.descriptors = 0
+        self._pids = pids
 
     def run(self) -> None:
-        while not self.stop.wait(0.02):
-            self.peak = max(self.peak, sum(_memory(pid) for pid in _family(self._pid)))
+        # A sample takes the kernel some time for each process.
+        while not self.stop.wait(0.02 * len(self._pids)):
+            for pid in self._pids:
+                family = _family(pid)
+                self.memory = max(self.memory, sum(map(_memory, family)))
+                self.descriptors = max(self.descriptors, sum(map(_descriptors, family)))
 
 
 def _family(pid: int) -> list[int]:
@@ -95,3 +135,10 @@ def _memory(pid: int) -> int:
         return 0
     sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines[1:] if line.endswith("kB")}
     return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
+
+
+def _descriptors(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0

@@ -58,8 +58,11 @@ class Row:
 HEAD = ["row", "target", "s", "rival s", "ratio", "aim", "slowest stage s", "CPU s (ratio)", "MiB"]
 
 
+Growth = Sequence[tuple[int, Cost]]
+
+
 def write(
-    path: Path, rows: Sequence[Row], growth: Mapping[str, Sequence[tuple[int, Cost]]], rounds: int
+    path: Path, rows: Sequence[Row], growth: Mapping[str, Growth], extents: Growth, rounds: int
 ) -> None:
     """Write the page and its plots beside it."""
     plots = path.parent / "benchmarks"
@@ -67,6 +70,9 @@ def write(
     _plot_times(plots / "times.svg", rows)
     _plot_growth(plots / "memory.svg", growth, "peak memory, MiB", lambda cost: cost.memory / MIB)
     _plot_growth(plots / "growth.svg", growth, "seconds", lambda cost: cost.wall)
+    virtual = {"qcow2, an extent of 8 KiB in each 16 MiB": extents}
+    _plot_growth(plots / "extents.svg", virtual, "seconds", lambda cost: cost.wall)
+    _plot_growth(plots / "extents-memory.svg", virtual, "peak memory, MiB", lambda cost: cost.memory / MIB)
     table = [HEAD, ["---"] * len(HEAD), *(row.cells() for row in rows)]
     text = PAGE.format(
         date=dt.datetime.now(dt.UTC).date(),
@@ -118,6 +124,8 @@ For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile
 | c.qcow2 in a layer | the slowest of download, gunzip and `qemu-img convert`, each alone |
 | raw from S3 against http | cdi-worker itself, over HTTP with a presigned URL (256 MiB of data) |
 | reset every 64 MiB | none: the ratio is bytes fetched by size (256 MiB of data) |
+| imports at once | one import alone; the ratio is to that many imports one after the other |
+| an extent in each MiB, 16 MiB | none: time for each extent of 8 KiB, against the same with fewer extents |
 | upload | in parentheses: the ratio to the slowest stage, and to `curl -T` over plain HTTP |
 | clone | in parentheses: the ratio to an upload of all bytes to the same target |
 
@@ -127,6 +135,11 @@ For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile
 
 ![Memory by size of the image](benchmarks/memory.svg)
 ![Time by size of the image](benchmarks/growth.svg)
+
+## Time grows with the extents, not with the virtual size
+
+![Time by virtual size](benchmarks/extents.svg)
+![Memory by virtual size](benchmarks/extents-memory.svg)
 """
 
 
