@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -72,6 +72,15 @@ def _arguments() -> list[str]:
     return [program, *sys.argv[1:]] if program in group.PROGRAMS else sys.argv[1:]
 
 
+class _Formatter(logging.Formatter):
+    """Hides queries and passwords of URLs in tracebacks: exceptions of urllib3 show them with a signature."""
+
+    _SECRETS = re.compile(r"(?<=\?)[^\s?'\")>]*=[^\s'\")>]*|(?<=//)[^/\s@'\"]+(?=@)")
+
+    def formatException(self, *args: Any) -> str:  # noqa: N802  (logging's name)
+        return self._SECRETS.sub("…", super().formatException(*args))
+
+
 def set_up_logging(verbosity: int) -> None:
     """Log to standard error: warnings, from level 1 on info, from level 4 on debug (klog's levels).
 
@@ -79,9 +88,9 @@ def set_up_logging(verbosity: int) -> None:
     """
     levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.INFO}
     level = levels.get(max(-1, verbosity), logging.DEBUG)
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=level, force=True)
     for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client", "keystoneauth"):
         # urllib3 warns about malformed headers with the URL and its signature.
         logging.getLogger(noisy).setLevel(

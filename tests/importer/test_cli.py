@@ -51,6 +51,14 @@ def test_version_is_printed(tmp_path: Path) -> None:
 # -- import ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/disk?a=b&X-Amz-Signature={}", "http://u:{}@[::1]:1/?{}"])
+def test_traceback_shows_no_secret_of_a_url(tmp_path: Path, url: str) -> None:
+    done = worker.run("--verbosity=5", "import", url.format("hunter2", "x=hunter2"), tmp_path / "disk.img")
+    assert done.status == SOURCE
+    assert "urllib3.exceptions.MaxRetryError" in done.errors
+    assert "hunter2" not in done.errors
+
+
 @pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx", None)])
 def test_import_prints_json(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str, compression: str | None
