@@ -13,9 +13,7 @@ from tests.support import devices, misbehave, oracle
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
-EVERY_ROUTE = pytest.mark.parametrize(
-    ("variant", "compression"), disks_module.BY_RANGES, ids=disks_module.BY_RANGES_IDS
-)
+EVERY_ROUTE = pytest.mark.parametrize(("variant", "compression"), disks_module.BY_RANGES)
 
 
 def import_disk(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_worker.Result:

@@ -91,19 +91,17 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "bz2": lambda data: bz2.compress(data, 5),
 }
 
-#: An image and compression for each of the routes that read ranges, and the names of these pairs.
+#: An image and compression for each of the routes that read ranges.
 BY_RANGES: list[tuple[str, str | None]] = [
     ("raw", None),
     ("qcow2", None),
     ("qcow2-zlib", None),
-    ("qcow2-512", None),
     ("vmdk", None),
     ("vhdx", None),
     ("raw", "gz"),
     ("qcow2", "zst"),
     ("vdi", "xz"),
 ]
-BY_RANGES_IDS = [f"{variant}-{compression}" for variant, compression in BY_RANGES]
 
 
 class Disks:
