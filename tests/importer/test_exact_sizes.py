@@ -52,7 +52,7 @@ def test_device_of_the_size_is_accepted_and_a_smaller_one_refused(
         assert device.read_bytes()[:377_344] == bytes(377_344)
         assert device.read_bytes()[377_344:] == devices.DIRT * (409_600 - 377_344)
         for command in (("import", image, device, "--size=409601"), ("blank", device, "409601")):
-            assert "larger than the reported available" in run_json(*command, status=TOO_LARGE)
+            assert "name a larger target" in run_json(*command, status=TOO_LARGE)
 
 
 @pytest.mark.parametrize("command", ["import", "blank"])
@@ -61,7 +61,7 @@ def test_file_system_without_room_for_the_size_is_refused(image: Path, tmp_path:
     with devices.filesystem("tmpfs", tmp_path, 4 * MiB) as small:
         target = small / "disk.img"
         words = ("import", image, target, "--size=10M") if command == "import" else ("blank", target, "10M")
-        assert "larger than the reported available" in run_json(*words, status=TOO_LARGE)
+        assert "name a larger target" in run_json(*words, status=TOO_LARGE)
         assert not [*small.iterdir()]
 
 

@@ -38,7 +38,7 @@ def test_kind_is_consistent(kind: sources.kind.Kind) -> None:
     assert issubclass(kind.location_type, base.Location)
     assert sources.find(kind.name) == kind
     for field, default in kind.table.values():
-        assert bool(field.option) == bool(field.help)
+        assert field.help
         assert field.option == "" or field.option.startswith("--")
         assert field.env or field.option
         assert field.flag == isinstance(default, bool)
@@ -74,7 +74,9 @@ def test_unknown_kind_lists_the_known_ones() -> None:
         errors.RequestError, match=r"unknown source 'ftp'; supported: gcs, glance, http, .*vddk"
     ):
         sources.find("ftp")
-    with pytest.raises(errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, gs, http'):
+    with pytest.raises(
+        errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, glance, gs, http'
+    ):
         sources.find_scheme("ftp")
 
 
