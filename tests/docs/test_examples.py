@@ -48,10 +48,15 @@ class Example:
 
 
 def examples() -> Iterator[Example]:
-    """Yield the commands of every page, without prompts, comments and what they are piped to."""
+    """Yield the commands of every page, without prompts, comments and what they are piped to.
+
+    Those of docs/transcript.md run in their order, in a test of their own.
+    """
     root = repository.ROOT
     seen = set()
     for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        if page.name == "transcript.md":
+            continue
         text = page.read_text().replace("\\\n", " ")
         for line in re.findall(
             r"^(?:    |\$ )\$? ?((?:ssh .* \| )?(?:\w+=\S+ )*(?:\.venv/bin/)?cdi-worker .*)$",
