@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from typing import NamedTuple
 
 #: Maximum bytes of a batch with compressed clusters: the length of the longest compressed cluster.
@@ -98,10 +98,19 @@ def _joins(first: Piece, second: Piece) -> bool:
 
 
 def steady(table: array.array[int], step: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of the longest ranges of ``table`` in which entries increase by ``step``."""
-    deltas = map(operator.sub, islice(table, 1, None), table)
-    cuts = [index for index, delta in enumerate(deltas, 1) if delta != step]
-    return pairwise([0, *cuts, len(table)])
+    """Yield (first, end) of the longest ranges of ``table`` without 0 in which entries increase by ``step``.
+
+    Zeros, which stand for holes, are skipped in C: a disk of 1 TiB may have 100 million of them.
+    """
+    start = 0
+    for is_used, group in groupby(table, bool):
+        entries = list(group)
+        end = start + len(entries)
+        if is_used:
+            deltas = map(operator.sub, islice(entries, 1, None), entries)
+            cuts = [index for index, delta in enumerate(deltas, start + 1) if delta != step]
+            yield from pairwise([start, *cuts, end])
+        start = end
 
 
 def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, int]]:

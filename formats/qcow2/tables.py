@@ -66,7 +66,7 @@ def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) 
         start = first
         entry = table[first]
         if not entry & (_OFFSET | _COMPRESSED):
-            # A hole is 0: ``steady`` joins it with a following entry for the file's second cluster.
+            # No offset, but flags: ``steady`` joins it with a following entry for the file's second cluster.
             _check(header, entry)
             start, entry = first + 1, table[min(first + 1, len(table) - 1)]
         if start == end:

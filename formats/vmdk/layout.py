@@ -81,7 +81,7 @@ class Layout(mapped.Layout):
     def _runs(self, table: array.array[int], guest: int) -> Iterator[Piece]:
         grain = self.header.grain * SECTOR
         for first, end in pieces.steady(table, self.header.grain):
-            # A hole is 0 or 1: ``steady`` joins it with a following entry that is one grain larger.
+            # A hole may also be 1: ``steady`` joins it with a following entry that is one grain larger.
             start = first if table[first] >= self._first else first + 1
             if start < end:
                 offset = guest + start * grain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+
 import pytest
 
 from cdi_worker.formats.mapped import pieces
@@ -36,3 +38,20 @@ def test_tables_are_not_split() -> None:
     table = pieces.Piece(2 << 20, 2 << 20, 0, 512 << 30, compressed=False)
     (batch,) = pieces.whole([table], 8 << 20)
     assert batch == (2 << 20, 2 << 20, [table])
+
+
+@pytest.mark.parametrize(
+    ("table", "ranges"),
+    [
+        ([], []),
+        ([0, 0, 0], []),
+        ([8], [(0, 1)]),
+        ([0, 0, 8, 12, 16, 0, 0, 0], [(2, 5)]),
+        ([8, 0, 16, 20, 40, 36], [(0, 1), (2, 4), (4, 5), (5, 6)]),
+        # A hole is not joined with the entry after it; repeated entries are not joined either.
+        ([0, 4, 8, 8], [(1, 3), (3, 4)]),
+    ],
+)
+def test_ranges_of_tables_contain_no_holes(table: list[int], ranges: list[tuple[int, int]]) -> None:
+    """Most entries of a disk with little data are holes: they cost no step of the interpreter."""
+    assert list(pieces.steady(array.array("Q", table), 4)) == ranges
