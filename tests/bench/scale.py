@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ class Crowd:
     def _import(self, count: int) -> measure.Crowd:
         self._directory.mkdir(exist_ok=True)
         targets = [self._directory / f"disk-{number}" for number in range(count)]
+        os.sync()
         try:
             return measure.together([_ours(self._url, target) for target in targets], timeout=3600)
         finally:
