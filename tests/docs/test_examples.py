@@ -130,7 +130,8 @@ def place(
     containers.archive(tmp_path / "images/fedora.tar", {"v1": containers.image_of(disks.image("qcow2"))})
     manifest = (repository.DATAVOLUMES / "http.yaml").read_text()
     manifest = manifest.replace("http://images.invalid/cirros.img", web.url("disk.qcow2"))
-    (tmp_path / "dv.yaml").write_text(manifest)
+    for name in ("dv", "disks-of-esx-1", "disks-of-esx-2"):
+        (tmp_path / f"{name}.yaml").write_text(manifest)
     return tmp_path
 
 
