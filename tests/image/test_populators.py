@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.importer import test_metrics
 from tests.importer.kubernetes import test_populators
-from tests.support import devices, disks, openstack, oracle, ovirt_disks, pods, processes
+from tests.support import devices, disks, meters, openstack, oracle, ovirt_disks, pods, processes
 
 #: The first test starts the services.
 pytestmark = pytest.mark.timeout(openstack.START * 2)
@@ -38,7 +37,7 @@ def populate(pod: pods.Pod, name: str, secret: Mapping[str, str], metric: str, *
     expression = re.compile(metric + r'\{ownerUID="' + UID + r'"\} (\d{1,3}\.?\d*)')
 
     def percent() -> float:
-        found = expression.search(test_metrics.scrape(PORT))
+        found = expression.search(meters.scrape(PORT))
         assert found
         return float(found[1])
 
