@@ -49,7 +49,8 @@ def test_hardly_a_byte_is_fetched_twice(
     import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
     spans = requested_ranges(server)
-    assert len(spans) == requests
+    # Fewer and longer ones where the server takes long to answer, as it does on a busy machine.
+    assert len(spans) <= requests
     assert spans[0] == (0, 256 * KIB)
     assert sum(end - start for start, end in spans) <= len(data) + 2 * 512 * requests
 
