@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import compileall
+import contextlib
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support import devices, processes, repository
@@ -87,6 +90,17 @@ def noise(directory: Path, size: int) -> Path:
                 stream.write(os.urandom(1 << 20))
         growing.rename(path)
     return path
+
+
+@contextlib.contextmanager
+def folder(directory: Path, name: str) -> Iterator[Path]:
+    """Make a directory for the files of a server, and remove it."""
+    own = directory / f"{name}-{os.urandom(4).hex()}"
+    own.mkdir()
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own)
 
 
 def _fill(mount: Path, data: int) -> None:

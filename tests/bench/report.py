@@ -2,138 +2,172 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.bench import settings
 from tests.bench.measure import Cost
+from tests.bench.results import Result, Results
 from tests.support import processes
 
 MIB = 1 << 20
+HEAD = [
+    "row",
+    "target",
+    "s",
+    "rival s",
+    "Go s",
+    "ratio",
+    "aim",
+    "",
+    "machine's limit s",
+    "CPU s (ratio)",
+    "MiB",
+]
+#: Points of a plot: size in bytes and cost.
+Points = Sequence[tuple[int, Cost]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of the table. ``ratio`` is what ``aim`` bounds; ``limits``: each stage by itself."""
+def cells(result: Result) -> list[str]:
+    """Return a line of the table."""
+    ours, rival, go = result.ours, result.rival, result.go
+    compared = rival or go
+    ratio = f"{result.ratio:.2f}" if result.ratio is not None else ""
+    return [
+        result.name,
+        result.target,
+        f"{ours.wall:.2f}" if ours else "",
+        f"{rival.wall:.2f}" if rival else "",
+        f"{go.wall:.2f}" if go else "",
+        " ".join(filter(None, (ratio, result.note))),
+        f"{result.aim}" if result.aim is not None else "",
+        result.verdict,
+        f"{result.limit[0]} {result.limit[1]:.2f}" if result.limit else "",
+        (f"{ours.cpu:.2f}" + (f" ({ours.cpu / compared.cpu:.2f})" if compared and compared.cpu else ""))
+        if ours
+        else "",
+        f"{ours.memory / MIB:.0f}" if ours else "",
+    ]
 
-    name: str
-    target: str
-    ours: Cost
-    theirs: Cost | None = None
-    aim: float | None = None
-    ratio: float | None = None
-    limits: Mapping[str, Cost] = dataclasses.field(default_factory=dict)
-    note: str = ""
 
-    def cells(self) -> list[str]:
-        theirs = self.theirs
-        slowest = max(self.limits.items(), key=lambda item: item[1].wall, default=None)
-        met = (
-            ""
-            if self.aim is None or self.ratio is None
-            else " ok"
-            if self.ratio <= self.aim
-            else " **missed**"
-        )
-        return [
-            self.name,
-            self.target,
-            f"{self.ours.wall:.2f}",
-            f"{theirs.wall:.2f}" if theirs else "",
-            (f"{self.ratio:.2f}" if self.ratio is not None else "") + (f" {self.note}" if self.note else ""),
-            f"{self.aim}{met}" if self.aim is not None else "",
-            f"{slowest[0]} {slowest[1].wall:.2f}" if slowest else "",
-            f"{self.ours.cpu:.2f}"
-            + (f" ({self.ours.cpu / theirs.cpu:.2f})" if theirs and theirs.cpu else ""),
-            f"{self.ours.memory / MIB:.0f}",
+def line(result: Result) -> str:
+    """Return a line for the terminal."""
+    why = (result.failure, result.rival_failure and f"rival: {result.rival_failure}", result.skipped)
+    return " | ".join([*cells(result), *filter(None, why)])
+
+
+def slower(now: Results, last: Results) -> list[str]:
+    """Return what got slower by more than a tenth since the last report."""
+    found = []
+    for setting, rows in now.rows.items():
+        for key, result in rows.items():
+            before = last.rows.get(setting, {}).get(key)
+            if before and not result.skipped and result.is_slower(before):
+                new, old = result.measure, before.measure
+                change = f"{old:.2f} → {new:.2f}" if new and old else f"failed: {result.failure}"
+                found.append(f"- **{key}** ({setting}): {change} (report of {before.date})")
+    return found
+
+
+def write(path: Path, keys: Sequence[str], now: Results) -> None:
+    """Write the page, with its figures and plots beside it. ``keys``: of all declared rows, in order."""
+    folder = path.parent / "benchmarks"
+    folder.mkdir(exist_ok=True)
+    figures = folder / "results.json"
+    machine = now.rows.get("machine", {})
+    plot_times(folder / "times.svg", [result for result in machine.values() if result.aim])
+    curves = _curves(machine.values())
+    growth = {name: points for name, points in curves.items() if "extent" not in name}
+    extents = {name: points for name, points in curves.items() if name not in growth}
+    for name, points in (("growth", growth), ("extents", extents)):
+        plot_growth(folder / f"{name}.svg", points, "seconds", lambda cost: cost.wall)
+        plot_growth(folder / f"{name}-memory.svg", points, "peak memory, MiB", lambda cost: cost.memory / MIB)
+    path.write_text(page(keys, now, Results(figures)))
+    now.save(figures)
+
+
+def page(keys: Sequence[str], now: Results, last: Results) -> str:
+    """Return the page. ``last``: the figures of the last report."""
+    changes = slower(now, last)
+    sections = []
+    for setting in settings.SETTINGS.values():
+        known = now.rows.get(setting.name, {})
+        rows = [known[key] for key in keys if key in known]
+        shown = [row for row in rows if not (row.curve and row.aim is None) and not row.skipped]
+        failures = [
+            f"- {row.name}, {row.target}: {why}"
+            for row in rows
+            for why in (
+                row.failure,
+                row.rival_failure and f"the rival failed: {row.rival_failure}",
+                row.skipped and f"not run: {row.skipped}",
+            )
+            if why
         ]
-
-    def line(self) -> str:
-        return " | ".join(self.cells())
-
-
-HEAD = ["row", "target", "s", "rival s", "ratio", "aim", "slowest stage s", "CPU s (ratio)", "MiB"]
-
-
-Growth = Sequence[tuple[int, Cost]]
-
-
-def write(
-    path: Path, rows: Sequence[Row], growth: Mapping[str, Growth], extents: Growth, rounds: int
-) -> None:
-    """Write the page and its plots beside it."""
-    plots = path.parent / "benchmarks"
-    plots.mkdir(exist_ok=True)
-    _plot_times(plots / "times.svg", rows)
-    _plot_growth(plots / "memory.svg", growth, "peak memory, MiB", lambda cost: cost.memory / MIB)
-    _plot_growth(plots / "growth.svg", growth, "seconds", lambda cost: cost.wall)
-    virtual = {"qcow2, an extent of 8 KiB in each 16 MiB": extents}
-    _plot_growth(plots / "extents.svg", virtual, "seconds", lambda cost: cost.wall)
-    _plot_growth(plots / "extents-memory.svg", virtual, "peak memory, MiB", lambda cost: cost.memory / MIB)
-    table = [HEAD, ["---"] * len(HEAD), *(row.cells() for row in rows)]
-    text = PAGE.format(
+        text = [
+            f"## {setting.title}",
+            setting.about,
+            _table([HEAD, *map(cells, shown)]) if shown else "Not run.",
+        ]
+        if failures:
+            text.append("\n".join(["Without figures:", "", *failures]))
+        sections.append("\n\n".join(text))
+    rivals = {row.name: row.rival_is for rows in now.rows.values() for row in rows.values() if row.rival_is}
+    return PAGE.format(
+        changes="\n".join(["**Slower by more than a tenth** than in the last report:", "", *changes])
+        if changes
+        else "No row is slower by more than a tenth than in the last report.",
         date=dt.datetime.now(dt.UTC).date(),
         machine=f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}",
         versions=_versions(),
-        rounds=rounds,
-        table="\n".join("| " + " | ".join(cells) + " |" for cells in table),
+        sections="\n\n".join(sections),
+        rivals=_table([["row", "rival"], *([name, rival] for name, rival in rivals.items())]),
     )
-    path.write_text(text)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(
+        "| " + " | ".join(each) + " |" for each in (lines[0], ["---"] * len(lines[0]), *lines[1:])
+    )
 
 
 PAGE = """\
 # Benchmarks
 
+{changes}
+
 Generated by `make bench` on {date}. Machine: {machine}. Versions: {versions}.
 
-Each value is the median of {rounds} rounds. Each row alternates with its rival in one run. Compare the
-ratios, not the seconds: the machine is shared and noisy.
+Each value is the median of the rounds of a row, which alternates with its rival in one run. Compare the
+ratios, not the seconds: the machine is shared and noisy. All figures are in
+[results.json](benchmarks/results.json).
 
-**The disk** is 2 GiB: an ext4 file system with 400 MiB of real files from /usr, served by nginx on loopback.
+**The disk** is an ext4 file system with real files from /usr, served by nginx on loopback: 2 GiB with 400 MiB
+of files, or as the section says.
 
-**The rival** is what a user would type:
+**Columns.** *Go s* is CDI's own worker; it is measured where `CDI_GO_WORKER` names the directory of its
+programs. *machine's limit*: the seconds that this machine needs for what cannot be avoided: writing the data
+to the target (`dd` with a sync), receiving the bytes (one `curl`, or the rate of the emulated network), or
+unpacking (the fastest tool, writing to /dev/null). A row that misses its aim within 1.2 times that is marked
+*limit*. CPU includes child processes. MiB is the peak of anonymous memory of all processes together. For the
+causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile.md).
 
-- raw: `curl | dd bs=1M iflag=fullblock conv=sparse,fsync`, with `pigz -dc`, `xz -T0 -dc` or `zstd -dc` in
-  between for compressed disks, and without `sparse` on a block device;
-- other formats: `curl -o F && qemu-img convert -m 16 -W`, then a sync;
-- uploads: `curl -T` over TLS to a server that discards the data, compared with `curl -T` to cdi-worker;
-- clones: `curl -T` of all bytes of the disk to that server.
+{sections}
 
-**Columns.** *slowest stage* is the slowest stage of the rival on its own: no pipeline of these stages can
-be faster. CPU includes child processes. MiB is the peak of anonymous memory of all processes together.
-For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile.md).
+## What each row is compared with
 
-{table}
+The rival is what a user would type.
 
-**Rows that need an explanation.** All use the same disk unless they say otherwise.
-
-| row | rival |
-| --- | --- |
-| c.qcow2 | as qcow2; the image is compressed (`qemu-img convert -c`) |
-| raw.gz against isal alone | the same decompression library (isal) writing to /dev/null |
-| vddk, 5 ms a read | nbdkit and `nbdcopy`, one read at a time; each read is delayed by 5 ms (2 GiB of data) |
-| vddk | the same without the delay, `nbdcopy` with its default settings |
-| oVirt, 5 ms a read | `curl` from the imageio server into `dd`; each storage read is delayed by 5 ms |
-| oVirt, 5 ms, client library | the download of oVirt's client library, with one connection |
-| qcow2 in gz | `curl`, `pigz -dc`, then `qemu-img convert` |
-| 40 MB/s a connection | one `curl`; the server limits each connection to 40 MB/s (256 MiB of data) |
-| resume 90 % at 40 MB/s | `curl`, which fetches all 2 GiB; one connection at 40 MB/s each |
-| c.qcow2 in a layer | the slowest of download, gunzip and `qemu-img convert`, each alone |
-| raw from S3 against http | cdi-worker itself, over HTTP with a presigned URL (256 MiB of data) |
-| reset every 64 MiB | none: the ratio is bytes fetched by size (256 MiB of data) |
-| imports at once | one import alone; the ratio is to that many imports one after the other |
-| an extent in each MiB, 16 MiB | none: time for each extent of 8 KiB, against the same with fewer extents |
-| upload | in parentheses: the ratio to the slowest stage, and to `curl -T` over plain HTTP |
-| clone | in parentheses: the ratio to an upload of all bytes to the same target |
+{rivals}
 
 ![Time compared with the rivals](benchmarks/times.svg)
 
 ## Memory does not grow with the size of the image
 
-![Memory by size of the image](benchmarks/memory.svg)
+![Memory by size of the image](benchmarks/growth-memory.svg)
 ![Time by size of the image](benchmarks/growth.svg)
 
 ## Time grows with the extents, not with the virtual size
@@ -143,19 +177,28 @@ For the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile
 """
 
 
-def _plot_times(path: Path, rows: Sequence[Row]) -> None:
+def _curves(results: Iterable[Result]) -> dict[str, list[tuple[int, Cost]]]:
+    found: dict[str, list[tuple[int, Cost]]] = {}
+    for result in results:
+        if result.curve and result.ours:
+            name, size = result.curve
+            found.setdefault(name, []).append((size, result.ours))
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in found.items()}
+
+
+def plot_times(path: Path, rows: Sequence[Result]) -> None:
+    """Draw our time and the rival's for each row, by the rival's time."""
     from matplotlib import pyplot as plt
 
-    shown = [row for row in rows if row.theirs is not None]
+    shown = [row for row in rows if row.ours and row.rival]
     places = range(len(shown))
     figure, axes = plt.subplots(figsize=(9, 0.4 * len(shown) + 1))
-    axes.barh([place + 0.2 for place in places], [row.ours.wall for row in shown], 0.4, label="cdi-worker")
-    axes.barh(
-        [place - 0.2 for place in places],
-        [row.theirs.wall for row in shown if row.theirs],
-        0.4,
-        label="rival",
-    )
+    for shift, label, costs in (
+        (0.2, "cdi-worker", [row.ours for row in shown]),
+        (-0.2, "rival", [row.rival for row in shown]),
+    ):
+        walls = [cost.wall for cost in costs if cost]
+        axes.barh([place + shift for place in places], walls, 0.4, label=label)
     axes.set_yticks(list(places), [f"{row.name}, {row.target}" for row in shown])
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
@@ -164,27 +207,28 @@ def _plot_times(path: Path, rows: Sequence[Row]) -> None:
     plt.close(figure)
 
 
-def _plot_growth(path, growth, label, value) -> None:
+def plot_growth(path: Path, curves: Mapping[str, Points], label: str, value: Callable[[Cost], float]) -> None:
+    """Draw a value of the cost against the size of the disk."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 3.5))
-    for name, costs in growth.items():
+    for name, points in curves.items():
         axes.plot(
-            [size / (1 << 30) for size, _ in costs], [value(cost) for _, cost in costs], "o-", label=name
+            [size / (1 << 30) for size, _ in points], [value(cost) for _, cost in points], "o-", label=name
         )
     axes.set_xlabel("size of the disk, GiB")
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
-    axes.legend()
+    if curves:
+        axes.legend()
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
 
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine()
-    )
+    names = (each.partition(": ")[2] for each in lines if each.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _versions() -> str:

@@ -6,38 +6,51 @@ import contextlib
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench import inputs, measure, report
-from tests.bench.measure import Cost
+from tests.bench import bench as benches
+from tests.bench import inputs
+from tests.bench.bench import Bench, Sides, Work
 from tests.support import vmware
 
-#: Bytes; large enough for the start-up of either side not to matter.
-SIZE = 2 << 30
 #: One read in flight, as large as the worker's, to show the cost of each read's delay.
 SINGLE = "--synchronous --connections=1 --requests=1 --request-size=2097152"
 
 
-def delayed(directory: Path, target: Path, rounds: int) -> report.Row:
+@benches.row(
+    "vddk, 5 ms a read",
+    rival="nbdkit and `nbdcopy`, one read at a time; each read is delayed by 5 ms (2 GiB of data)",
+    aim=0.25,
+)
+def delayed(bench: Bench) -> Iterator[Sides]:
     """Measure against nbdcopy with one read at a time, where each read is delayed by 5 ms."""
-    with _disk(directory, delay=5000) as vcsim:
-        return _row("vddk, 5 ms a read", 0.25, vcsim, target, rounds, SINGLE)
+    with _disk(bench, delay=5000) as vcsim:
+        yield _sides(bench, vcsim, SINGLE)
 
 
-def undelayed(directory: Path, target: Path, rounds: int) -> report.Row:
+@benches.row("vddk", rival="the same without the delay, `nbdcopy` with its default settings", aim=1.11)
+def undelayed(bench: Bench) -> Iterator[Sides]:
     """Measure against nbdcopy at its best: 0.9 of its speed is 1.11 of its time."""
-    with _disk(directory, delay=0) as vcsim:
-        return _row("vddk", 1.11, vcsim, target, rounds, "")
+    with _disk(bench, delay=0) as vcsim:
+        yield _sides(bench, vcsim, "")
+
+
+def _sides(bench: Bench, vcsim: vmware.Vcsim, options: str) -> Sides:
+    target = bench.file
+    return Sides(
+        bench.command(_ours(vcsim, target), target),
+        bench.command(_nbdcopy(vcsim, target, options), target),
+        work=Work(vcsim.size, vcsim.size),
+    )
 
 
 @contextlib.contextmanager
-def _disk(directory: Path, delay: int) -> Iterator[vmware.Vcsim]:
-    own = directory / f"vmware-{os.urandom(4).hex()}"
-    vcsim = vmware.Vcsim(own, SIZE)
+def _disk(bench: Bench, delay: int) -> Iterator[vmware.Vcsim]:
+    own = bench.directory / f"vmware-{os.urandom(4).hex()}"
+    vcsim = vmware.Vcsim(own, bench.setting.size)
     vcsim.content(0).unlink()
-    vcsim.content(0).hardlink_to(inputs.noise(directory, SIZE))
+    vcsim.content(0).hardlink_to(inputs.noise(bench.directory, bench.setting.size))
     vcsim.take_snapshot()
     del vcsim.settings["log"]
     vcsim.settings["delay"] = delay
@@ -47,19 +60,6 @@ def _disk(directory: Path, delay: int) -> Iterator[vmware.Vcsim]:
             yield vcsim
     finally:
         shutil.rmtree(own)
-
-
-def _row(name: str, aim: float, vcsim: vmware.Vcsim, target: Path, rounds: int, options: str) -> report.Row:
-    def ours() -> Cost:
-        target.unlink(missing_ok=True)
-        return measure.run(_ours(vcsim, target))
-
-    def theirs() -> Cost:
-        target.unlink(missing_ok=True)
-        return measure.run(_nbdcopy(vcsim, target, options))
-
-    mine, rival = measure.alternate(rounds, [ours, theirs])
-    return report.Row(name, "file", mine, rival, aim, mine.wall / rival.wall)
 
 
 def _ours(vcsim: vmware.Vcsim, target: Path) -> list[str | Path]:
@@ -73,10 +73,9 @@ def _ours(vcsim: vmware.Vcsim, target: Path) -> list[str | Path]:
         "--thumbprint": known.thumbprint,
         "--vddk-libdir": known.vddk_libdir,
         "--current-checkpoint": known.current,
-        "--progress": "none",
     }
     options = [part for pair in given.items() for part in pair]
-    return [sys.executable, "-m", "cdi_worker", "import", "--force", *options, known.endpoint, target]
+    return benches.importing(known.endpoint, target, *options)
 
 
 def _nbdcopy(vcsim: vmware.Vcsim, target: Path, options: str) -> list[str | Path]:

@@ -1,0 +1,179 @@
+"""Uploads and clones, compared with a client whose server discards the bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.bench import bench as benches
+from tests.bench import inputs, measure
+from tests.bench.bench import Bench, Sides, Verdict, Work
+from tests.bench.measure import Cost
+from tests.support import devices, limits, processes, uploads, worker
+
+#: The allowed ratio of each upload to one whose bytes are discarded.
+UPLOADS = ("raw", "raw.gz", "qcow2")
+AIM = 1.2
+CLONE_AIM = 0.35
+#: The clones: of a device or a file system (with a disk and a small file), and the kind of the target.
+CLONES = (("device", "block"), ("device", "file"), ("file system", "file"), ("file system", "block"))
+#: The volume modes of the contract.
+MODES = {"device": "block", "file system": "filesystem"}
+DISCARDED = "`curl -T` over TLS to a server that discards the data"
+
+
+class Ends:
+    """Servers and clients of a row. ``directory``: for their files; ``server``: the limits of servers."""
+
+    def __init__(self, bench: Bench, directory: Path, server: limits.Cgroup | None) -> None:
+        self._bench = bench
+        self._directory = directory
+        self._server_prefix = server.prefix if server else ()
+        self._made = uploads.certificates(directory / "certificates")
+
+    def upload(self, path: Path, target: Path) -> Cost:
+        """Upload to our server."""
+        with self._server(target) as port:
+            return self.send(path, f"https://localhost:{port}/v1beta1/upload", "--request", "POST")
+
+    def clone(self, mode: str, source: Path, target: Path) -> Cost:
+        """Clone a volume from our source to our server."""
+        with self._server(target) as port:
+            env = {
+                "CLIENT_KEY": self._made.client.key.read_text(),
+                "CLIENT_CERT": self._made.client.certificate.read_text(),
+                "SERVER_CA_CERT": self._made.authority.certificate.read_text(),
+                "UPLOAD_URL": f"https://localhost:{port}/v1beta1/upload",
+                "VOLUME_MODE": mode,
+                "MOUNT_POINT": str(source),
+            }
+            given = [f"{name}={value}" for name, value in env.items()]
+            return self._bench.run(["env", *given, *_pod(self._directory / "cloner.message")])
+
+    def send(self, path: Path, url: str, *more: str) -> Cost:
+        """Send a file with curl."""
+        made = self._made
+        pair = ["--cert", str(made.client.certificate), "--key", str(made.client.key)]
+        authority = ["--cacert", str(made.authority.certificate)]
+        return measure.run(["curl", "-sSf", *pair, *authority, *more, "-T", path, url])
+
+    @contextlib.contextmanager
+    def discarding(self, *, tls: bool) -> Iterator[str]:
+        """Yield the URL of a server that discards what it receives."""
+        port = processes.free_port()
+        pair = [self._made.server.certificate, self._made.server.key] if tls else []
+        argv = [*self._server_prefix, sys.executable, "-m", "tests.bench.null", str(port), *pair]
+        ready = functools.partial(processes.is_listening, port)
+        with processes.running(argv, log=self._directory / f"null-{tls}.log", ready=ready):
+            yield f"http{'s' * tls}://localhost:{port}/"
+
+    @contextlib.contextmanager
+    def source(self, what: str) -> Iterator[Path]:
+        """Yield the volume of a clone source: a device, or a directory with a disk and a small file."""
+        if what == "device":
+            with devices.attached(self._bench.raw, direct=False) as device:
+                yield device
+            return
+        volume = self._directory / "volume"
+        volume.mkdir()
+        processes.run("cp", "--sparse=always", self._bench.raw, volume / "disk.img")
+        (volume / "note").write_text("beside the disk")
+        yield volume
+        shutil.rmtree(volume)
+
+    @contextlib.contextmanager
+    def target(self, kind: str) -> Iterator[Path]:
+        """Yield the disk of a target: a device that is not empty, or a file that does not exist."""
+        if kind == "block":
+            yield self._bench.block
+            return
+        data = self._bench.file.with_name("data")
+        data.mkdir(exist_ok=True)
+        yield data / "disk.img"
+        shutil.rmtree(data)
+
+    @contextlib.contextmanager
+    def _server(self, target: Path) -> Iterator[int]:
+        """Yield the port of our server; wait for its end, then remove what it has written to a file."""
+        port = processes.free_port()
+        env = {
+            **os.environ,
+            "LISTEN_ADDRESS": "127.0.0.1",
+            "LISTEN_PORT": str(port),
+            "TLS_CERT_FILE": str(self._made.server.certificate),
+            "TLS_KEY_FILE": str(self._made.server.key),
+            "CLIENT_CERT_FILE": str(self._made.authority.certificate),
+            "CLIENT_NAME": uploads.CLIENT,
+            "DESTINATION": str(target),
+        }
+        ready = functools.partial(processes.is_listening, port)
+        argv = [*self._server_prefix, *_pod(self._directory / "server.message")]
+        with processes.running(argv, log=self._directory / "server.log", ready=ready, env=env) as server:
+            yield port
+            server.wait(processes.PATIENCE)
+        if not target.is_block_device():
+            for path in target.parent.iterdir():
+                path.unlink()
+
+
+def upload(bench: Bench, name: str) -> Iterator[Sides]:
+    """Measure curl against our server, and against one that discards everything.
+
+    The rival uses TLS, as our server must; the note has the ratio to plain HTTP.
+    """
+    path = bench.form(name)
+    with (
+        inputs.folder(bench.directory, "upload") as own,
+        contextlib.ExitStack() as stack,
+    ):
+        ends = Ends(bench, own, stack.enter_context(bench.setting.limited()))
+        null, plain = (stack.enter_context(ends.discarding(tls=tls)) for tls in (True, False))
+        target = stack.enter_context(ends.target("file"))
+        yield Sides(
+            functools.partial(ends.upload, path, target),
+            lambda: ends.send(path, null),
+            [lambda: ends.send(path, plain)],
+            work=Work(path.stat().st_size, bench.setting.data, "raw.gz" if name == "raw.gz" else ""),
+            verdict=lambda costs: _against(costs, "plain HTTP"),
+        )
+
+
+def clone(bench: Bench, what: str, kind: str) -> Iterator[Sides]:
+    """Measure a clone, from start to end, against sending all bytes of its disk to a discarding server.
+
+    The note has the ratio to sending them to the same target.
+    """
+    with inputs.folder(bench.directory, "clone") as own, contextlib.ExitStack() as stack:
+        ends = Ends(bench, own, stack.enter_context(bench.setting.limited()))
+        source = stack.enter_context(ends.source(what))
+        target = stack.enter_context(ends.target(kind))
+        null = stack.enter_context(ends.discarding(tls=True))
+        yield Sides(
+            functools.partial(ends.clone, MODES[what], source, target),
+            lambda: ends.send(bench.raw, null),
+            [functools.partial(ends.upload, bench.raw, target)],
+            work=Work(bench.setting.data, bench.setting.data),
+            verdict=lambda costs: _against(costs, "to the same target"),
+        )
+
+
+def _against(costs: Sequence[Cost], what: str) -> Verdict:
+    ours, theirs, other = costs
+    return ours.wall / theirs.wall, f"({what} {ours.wall / other.wall:.2f})"
+
+
+for _name in UPLOADS:
+    benches.add(f"upload {_name}", functools.partial(upload, name=_name), rival=DISCARDED, aim=AIM)
+for _what, _kind in CLONES:
+    _rival = f"{DISCARDED}: all bytes of the disk"
+    _clone = functools.partial(clone, what=_what, kind=_kind)
+    benches.add(f"clone of a {_what}", _clone, target=_kind, rival=_rival, aim=CLONE_AIM)
+
+
+def _pod(message: Path) -> list[str | Path]:
+    return [*worker.COMMAND, "--metrics-port=0", f"--termination-log={message}"]

@@ -1,0 +1,81 @@
+"""Measure one row in one setting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from tests.bench import measure
+from tests.bench.bench import Bench, Row, Side, Sides
+from tests.bench.machine import Machine
+from tests.bench.measure import Cost
+from tests.bench.results import Result
+
+#: In a pod, of the time of CDI's Go worker, and of a rival that is not a lower bound.
+POD_AIM = 0.7
+#: Characters of a failure in the report.
+_LENGTH = 200
+
+
+def row(bench: Bench, declared: Row, machine: Machine) -> Result:
+    """Measure a row; a failure of a side is part of the result."""
+    result = Result(declared.name, declared.target, declared.rival, declared.aim, curve=declared.curve)
+    try:
+        with declared.open(bench) as sides:
+            _measure(bench, sides, result)
+            result.limit = machine.limit(sides.work, declared.target)
+    except pytest.skip.Exception as err:
+        result.skipped = str(err)
+    except Exception as err:  # noqa: BLE001  the other rows must still be measured
+        result.skipped = f"{type(err).__name__}: {err}"[:_LENGTH]
+    return result
+
+
+def _measure(bench: Bench, sides: Sides, result: Result) -> None:
+    compared = [sides.ours, *([sides.rival] if sides.rival else []), *sides.others]
+    found = _alternate(bench, [*compared, *([sides.go] if sides.go else [])])
+    costs = [cost for cost in found[: len(compared)] if isinstance(cost, Cost)]
+    result.rounds = bench.rounds
+    result.ours, result.failure = _split(found[0])
+    if sides.rival:
+        result.rival, result.rival_failure = _split(found[1])
+    if sides.go:
+        result.go, failure = _split(found[-1])
+        result.rival_failure = "; ".join(filter(None, (result.rival_failure, failure and f"Go: {failure}")))
+    if len(costs) == len(compared):
+        result.ratio, result.note = sides.judge(costs)
+    if not bench.setting.is_pod:
+        return
+    if result.ours and result.go:
+        result.aim, result.ratio = POD_AIM, result.ours.wall / result.go.wall
+    elif result.aim is not None and result.aim <= 1 and not sides.verdict:
+        result.aim = POD_AIM
+
+
+def _alternate(bench: Bench, sides: Sequence[Side]) -> list[Cost | str]:
+    """Measure all sides in turn; return the medians. A side that fails is not tried again: its message."""
+    costs: list[list[Cost]] = [[] for _ in sides]
+    failures: dict[int, str] = {}
+    for _ in range(bench.rounds):
+        for number, side in enumerate(sides):
+            if number in failures:
+                continue
+            os.sync()
+            before = bench.group.killed() if bench.group else 0
+            try:
+                costs[number].append(side())
+            except Exception as err:  # noqa: BLE001  whatever a side does wrong is its result
+                killed = bench.group is not None and bench.group.killed() > before
+                failures[number] = ("killed for memory; " if killed else "") + _short(str(err))
+    return [failures.get(number) or measure.median(found) for number, found in enumerate(costs)]
+
+
+def _split(found: Cost | str) -> tuple[Cost | None, str]:
+    return (None, found) if isinstance(found, str) else (found, "")
+
+
+def _short(text: str) -> str:
+    """Return the end of a message, which says why, in one line for a table."""
+    return " ".join(text.split())[-_LENGTH:].replace("|", "/")

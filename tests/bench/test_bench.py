@@ -1,0 +1,121 @@
+"""What the benchmark makes of its figures: failures, aims, and rows that got slower."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench import bench as benches
+from tests.bench import report, run, wire
+from tests.bench.bench import Bench, Row, Sides, Work
+from tests.bench.machine import Machine
+from tests.bench.measure import Cost
+from tests.bench.results import Result, Results
+from tests.bench.settings import MACHINE, POD
+from tests.support import limits, processes, repository, servers
+
+MiB = 1 << 20
+
+
+def measured(bench: Bench, sides: Sides, aim: float | None = None) -> Result:
+    row = Row("row", lambda _: contextlib.nullcontext(sides), aim=aim)
+    return run.row(bench, row, Machine(bench, {"network": 100, "disk file": 10}))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    web = servers.Web("http", 1, tmp_path, tmp_path)
+    return Bench(tmp_path, web, tmp_path / "target", tmp_path / "block", MACHINE, None, rounds=3)
+
+
+def always(wall: float) -> Callable[[], Cost]:
+    return lambda: Cost(wall, wall, 0)
+
+
+def test_ratio_of_medians_is_compared_with_the_aim(bench: Bench) -> None:
+    walls = iter([1.0, 9.0, 2.0])
+    result = measured(bench, Sides(lambda: Cost(next(walls), 0, 0), always(4)), aim=0.5)
+    assert (result.ratio, result.verdict) == (0.5, "ok")
+    assert measured(bench, Sides(always(3), always(4)), aim=0.5).verdict == "**missed**"
+
+
+def test_machine_limit_excuses_a_missed_aim(bench: Bench) -> None:
+    sides = Sides(always(1.1), always(1.0), work=Work(fetched=50, written=10))
+    result = measured(bench, sides, aim=0.5)
+    assert (result.limit, result.verdict) == (("disk", 1.0), "limit")
+
+
+def test_failure_of_a_side_is_its_result(bench: Bench) -> None:
+    fail = bench.command(["sh", "-c", "echo no such disk; exit 1"], bench.file)
+    result = measured(bench, Sides(fail, always(1), work=Work(1, 1)), aim=0.5)
+    assert result.verdict == "**failed**"
+    assert result.failure.endswith("no such disk")
+    assert "no such disk" in measured(bench, Sides(always(1), fail), aim=0.5).rival_failure
+
+
+def test_failure_to_start_a_row_does_not_end_the_run(bench: Bench) -> None:
+    @contextlib.contextmanager
+    def opening(_: Bench) -> Iterator[Sides]:
+        pytest.skip("needs a server")
+        yield Sides(always(1))
+
+    result = run.row(bench, Row("row", opening), Machine(bench, {}))
+    assert (result.skipped, result.verdict) == ("needs a server", "not run")
+
+
+def test_row_killed_for_memory_says_so(bench: Bench) -> None:
+    with limits.cgroup(memory=32 * MiB, cpus=1) as group:
+        pod = dataclasses.replace(bench, setting=POD, group=group, rounds=1)
+        eat = pod.command([sys.executable, "-c", "bytearray(128 << 20)"], pod.file)
+        assert measured(pod, Sides(eat, always(1))).failure.startswith("killed for memory")
+
+
+def test_pod_is_compared_with_the_go_worker(bench: Bench) -> None:
+    pod = dataclasses.replace(bench, setting=POD)
+    result = measured(pod, Sides(always(3), always(9), go=always(4)), aim=0.5)
+    assert (result.ratio, result.aim, result.verdict) == (0.75, run.POD_AIM, "**missed**")
+
+
+@pytest.mark.parametrize(("ratio", "slow"), [(0.43, False), (0.45, True)])
+def test_report_names_rows_that_got_slower(tmp_path: Path, ratio: float, slow: bool) -> None:
+    last, now = (Results(tmp_path / name) for name in ("last", "now"))
+    for results, value in ((last, 0.40), (now, ratio)):
+        result = Result("qcow2", "file", "curl", 0.5, Cost(1, 1, MiB), Cost(2, 2, MiB), ratio=value)
+        results.keep("machine", "qcow2, file", result)
+    page = report.page(["qcow2, file"], Results(tmp_path / "now"), Results(tmp_path / "last"))
+    assert ("**qcow2, file** (machine): 0.40 → 0.45" in page) == slow
+    assert "| qcow2 | file | 1.00 | 2.00 |" in page
+
+
+def test_rows_have_names_of_their_own() -> None:
+    from tests.bench import rows
+
+    assert rows
+    keys = [row.key for row in benches.ROWS]
+    assert len(keys) == len({*keys})
+
+
+_ROUND_TRIP = """
+import pathlib, socket, sys, time
+from tests.bench import wire
+with wire.delayed(pathlib.Path(sys.argv[1]), 0.1, 10**9), socket.create_server(("127.0.0.1", 0)) as server:
+    started = time.monotonic()
+    with socket.create_connection(server.getsockname()):
+        print(time.monotonic() - started)
+"""
+
+
+def test_wire_delays_the_loopback_interface(tmp_path: Path) -> None:
+    processes.need_root()
+    processes.need("unshare", "ip")
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("needs /dev/net/tun")
+    assert wire
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(repository.ROOT)}
+    argv = ["unshare", "--net", sys.executable, "-c", _ROUND_TRIP, tmp_path]
+    assert 0.1 < float(processes.run(*argv, env=env).stdout) < 0.3
