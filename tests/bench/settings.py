@@ -65,7 +65,7 @@ class Setting:
                 return
             slow = [
                 stack.enter_context(devices.slow(directory, size, bytes_per_second=self.disk))
-                for size in (self.size, 2 * self.size)
+                for size in (self.size, 4 * self.size)
             ]
             point = directory / f"slow-{os.urandom(4).hex()}"
             stack.callback(point.rmdir)
