@@ -37,7 +37,6 @@ STRANGERS = {
 _ISO9660 = 32769
 _LUKS = b"LUKS\xba\xbe"
 _TAR_BLOCK = 512
-_TAR_NAME = 100
 _TAR_CHECKSUM = slice(148, 156)
 
 #: (format, offset, bytes), as qemu, the kernel and the formats' own tools check them.
@@ -117,11 +116,6 @@ def detect(head: bytes) -> str:
 def is_luks(head: bytes) -> bool:
     """Return whether a raw disk is encrypted as a whole; only the guest can decrypt it."""
     return head.startswith(_LUKS)
-
-
-def is_ova(head: bytes) -> bool:
-    """Return whether a tar archive is a virtual machine: an OVF descriptor comes first (DSP0243, 5.3)."""
-    return head[:_TAR_NAME].partition(b"\0")[0].lower().endswith(b".ovf")
 
 
 def refuse_stranger(name: str) -> None:

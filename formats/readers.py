@@ -120,6 +120,32 @@ class Raw(io.RawIOBase):
         return self._reader.readinto(into)
 
 
+class Seekable(io.RawIOBase):
+    """Adapt ``read(offset, length)``, random access to ``size`` bytes, for ``io.BufferedReader``."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read_at = read
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def readinto(self, into: memoryview, /) -> int:  # type: ignore[override] # BufferedReader passes one
+        count = max(0, min(len(into), self._size - self._at))
+        if count:
+            into[:count] = self._read_at(self._at, count)
+            self._at += count
+        return count
+
+
 def fill(reader: Reader, into: memoryview) -> int:
     """Read until ``into`` is full or the reader ends; return the number of bytes read."""
     count = 0

@@ -53,6 +53,10 @@ class Engine:
             retried=self._retried,
         )
 
+    def at_random(self, source: base.Source, cancel: cancelling.Cancel) -> Callable[[int, int], bytes] | None:
+        """See ``sources.base.Engine``."""
+        return self.fetcher(source, cancel).read if self.seeks(source) and source.size else None
+
     def ordered(
         self,
         source: base.Source,

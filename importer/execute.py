@@ -9,7 +9,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from cdi_worker import engine, errors, lazy, plan, request, sources
+from cdi_worker import engine, errors, lazy, package, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
 from cdi_worker.images import target
@@ -107,13 +107,18 @@ def run_source(
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     reading = engine.Engine(wanted.fetch, progress.retry)
     opening = opened(unopened, reading, wanted, progress, reads)
-    with _claimed(wanted, reads) as held, opening as source, _reached():
+    with (
+        _claimed(wanted, reads) as held,
+        opening as served,
+        _reached(),
+        package.unpacked(served, reading, wanted, reads) as (source, asked),
+    ):
         folder = wanted.volume or wanted.target
         if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
-        found = survey_module.survey(source, reading, wanted, reads)
-        job = _run_plan(wanted, source, reading, found, progress, held=held, reads=reads, accepted=accepted)
+        found = survey_module.survey(source, reading, asked, reads)
+        job = _run_plan(asked, source, reading, found, progress, held=held, reads=reads, accepted=accepted)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -160,14 +165,17 @@ def inspect(
         return _inspect(kind.open(wanted.location, stop), wanted, stop)
 
 
-def _inspect(source: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
+def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
     silent = progress_module.NullProgress()
     reading = engine.Engine(wanted.fetch, silent.retry)
-    with opened(source, reading, wanted, silent, cancel):
-        found = survey_module.survey(source, reading, wanted, cancel)
+    with (
+        opened(unopened, reading, wanted, silent, cancel) as served,
+        package.unpacked(served, reading, wanted, cancel) as (source, asked),
+    ):
+        found = survey_module.survey(source, reading, asked, cancel)
         made, obstacle = None, None
         try:
-            made = found.plan(wanted)
+            made = found.plan(asked)
         except errors.Error as err:
             obstacle = err
         volume = survey_module.volume_size(found.content, wanted.overhead)

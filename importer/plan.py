@@ -34,7 +34,8 @@ class Offer:
 
     ``checksum``: the server states one of the bytes as served. ``extents``: it reports data and holes of its
     ranges; ``runs``: its stream marks holes, of a file system those of its disk. ``once``: its stream can be
-    read only once. ``blank``: it has no data, the disk is all zeros.
+    read only once. ``blank``: it has no data, the disk is all zeros. ``obstacle``: why it is not imported
+    although it can be examined.
     """
 
     size: int | None = None
@@ -45,6 +46,7 @@ class Offer:
     runs: bool = False
     once: bool = False
     blank: bool = False
+    obstacle: errors.Error | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,18 +112,24 @@ class Plan:
 def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, scratch: int | None) -> Plan:
     """Return the plan with the best possible route. ``scratch``: free bytes of scratch, None without scratch.
 
-    Raises ``TooLarge``, ``ScratchRequired``, ``ScratchTooSmall`` and ``Unsupported`` if there is none.
+    Raises ``TooLarge``, ``ScratchRequired``, ``ScratchTooSmall`` and ``Unsupported`` if there is none, and
+    the obstacle of the source.
     """
+    if offer.obstacle is not None:
+        raise offer.obstacle
     if offer.blank:
         return _blank(wanted, space)
     detect.refuse_stranger(content.format)
     if wanted.is_archive:
         return _unpack(wanted, offer, content, space)
-    if content.format == "tar" and detect.is_ova(content.head):
-        reason = "an OVA is a tar archive with a virtual machine; unpack it (tar -xf) and import a disk in it"
-        raise errors.Unsupported(reason=reason)
+    if content.format == "tar" and content.compressions:
+        raise errors.Unsupported(reason="a compressed tar archive is not a disk; decompress an OVA first")
     if content.format == "tar":
-        raise errors.Unsupported(reason="a tar archive is not a disk; import it with content type archive")
+        reason = (
+            "a tar archive is not a disk; import it with content type archive. In an OVA the OVF descriptor "
+            "is the first file; pack it again: tar -cf vm.ova vm.ovf, then the other files"
+        )
+        raise errors.Unsupported(reason=reason)
     size = content.virtual_size
     if size is not None and size - content.footer > space.available and not space.thin:
         raise errors.TooLarge(virtual_size=size, available=space.available)

@@ -36,7 +36,8 @@ class Request:
     free. ``volume``: the mount point of a file system that contains nothing but this import's target, else
     None.
     ``direct``: bypass the page cache.
-    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served.
+    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``disk``: of an OVA, by file name, disk id or
+    number; empty: the only one.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, or ``remove`` it first, where the volume has no space for both. ``wait``: seconds to wait
@@ -56,6 +57,7 @@ class Request:
     preallocation: bool = False
     direct: bool = False
     checksum: str | None = None
+    disk: str = ""
     connect_patience: float = CONNECT_PATIENCE
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)

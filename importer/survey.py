@@ -89,6 +89,7 @@ def survey(
         runs=source.runs() is not None or source.folder() is not None,
         once=source.once,
         blank=source.blank,
+        obstacle=source.obstacle,
     )
     return Survey(offer, content, room(wanted, thin=source.thin), spare(wanted))
 
@@ -98,9 +99,9 @@ def examine(
 ) -> plan.Content:
     """Detect the format of the source and run the safety checks that its first bytes (or ranges) allow."""
     read: views.Read | None = None
-    if reading.seeks(source) and source.size:
+    if (at_random := reading.at_random(source, cancel)) is not None:
         # The routes read these bytes again from memory: they cannot change after the check.
-        read = source.known.remembering(reading.fetcher(source, cancel).read)
+        read = source.known.remembering(at_random)
     if source.format is not None:
         return _declared(source, source.format, read, wanted)
     detected = _look(source, read, wanted, cancel)

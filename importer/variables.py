@@ -48,6 +48,9 @@ VARIABLES = (
         (IMPORTER,),
         "`md5`, `sha1`, `sha256` or `sha512`, a colon, and the checksum of the bytes as served",
     ),
+    Variable(
+        "CDI_WORKER_DISK", (IMPORTER,), "disk of an OVA: its file name, disk id or number", "the only one"
+    ),
     Variable("IMPORTER_ACCESS_KEY_ID", _CREDENTIALS, "user, or access key"),
     Variable("IMPORTER_SECRET_KEY", _CREDENTIALS, "password, or secret key"),
     Variable("IMPORTER_SESSION_TOKEN", _CREDENTIALS, "session token of temporary S3 keys"),

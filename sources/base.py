@@ -130,9 +130,16 @@ class Engine(Protocol):
         bytes received.
         """
 
+    def at_random(self, source: Source, cancel: Cancel) -> Callable[[int, int], bytes] | None:
+        """Return a function that reads ``(offset, length)``; None if ``source`` is read in order."""
+
 
 class Plain:
     """Reads the plain stream, without retries: for a source that is opened outside of an import."""
+
+    def at_random(self, source: Source, cancel: Cancel) -> Callable[[int, int], bytes] | None:
+        """See ``Engine``."""
+        return None
 
     def ordered(
         self,
@@ -184,6 +191,8 @@ class Source:
     begun: Reader | None = None
     #: The bytes of the first response (the whole image if it is small).
     head: bytes = b""
+    #: Why the source cannot be imported although it can be examined: a choice among several disks is missing.
+    obstacle: errors.Error | None = None
 
     @property
     def transferred(self) -> int | None:

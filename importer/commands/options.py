@@ -136,6 +136,12 @@ _SOURCE: tuple[Decorator, ...] = (
         "--checksum",
         help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512).",
     ),
+    late.option(
+        SOURCE,
+        "--disk",
+        default="",
+        help="Disk of an OVA: its file name, disk id or number [default: the only one].",
+    ),
     *_LOGIN,
     late.option(
         ACCESS,
@@ -266,6 +272,7 @@ def make_request(
         preallocation=given.get("preallocate", False),
         direct=given.get("direct", False),
         checksum=given["checksum"],
+        disk=given["disk"],
         existing="replace" if given.get("force") else "refuse",
         wait=given.get("wait", 0.0),
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),

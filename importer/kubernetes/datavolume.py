@@ -21,6 +21,8 @@ from cdi_worker.kubernetes import documents, schema
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
 VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
+#: Our own: the disk of an OVA, by file name, disk id or number.
+DISK = "cdi-worker/disk"
 #: Requests that the claim is bound at once, not when a virtual machine first uses it.
 BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
 #: The kind of source that provides the bytes, where its name is another.
@@ -48,6 +50,7 @@ class Source:
     headers: tuple[str, ...] = ()
     secret_headers: tuple[str, ...] = ()
     checksum: str = ""
+    disk: str = ""
     image_stream: str = ""
     node_pull: bool = False
     insecure: bool = False
@@ -334,14 +337,16 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
     if len(given) != 1:
         return Source(kind="")
     ((kind, fields),) = given.items()
-    if kind == "vddk" and VDDK_ARGUMENTS in (annotations := metadata.get("annotations", {})):
+    annotations = metadata.get("annotations", {})
+    if kind == "vddk" and VDDK_ARGUMENTS in annotations:
         fields = {"extraArgs": annotations[VDDK_ARGUMENTS]} | fields
     made: dict[str, Any] = {
         attribute: tuple(fields[name]) if isinstance(fields[name], list) else fields[name]
         for name, attribute in NAMES.items()
         if name in fields
     }
-    return Source(kind=kind, given=fields, node_pull=fields.get("pullMethod") == "node", **made)
+    made |= {"disk": annotations.get(DISK, ""), "node_pull": fields.get("pullMethod") == "node"}
+    return Source(kind=kind, given=fields, **made)
 
 
 def _check_source(volume: DataVolume, found: dict[str, str]) -> None:

@@ -230,6 +230,7 @@ def importer(pod: Pod) -> Object:
         FILESYSTEM_OVERHEAD=decimal(overhead(pod.volume, pod.settings)),
         PREALLOCATION=boolean(pod.volume.preallocation),
         IMPORTER_CHECKSUM=source.checksum,
+        CDI_WORKER_DISK=source.disk,
         INSECURE_TLS="true" if source.insecure else "",
         **_variables(source),
         **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},

@@ -96,6 +96,7 @@ class Planner:
             existing="replace" if settings.force else "refuse",
             wait=settings.wait,
             checksum=volume.source.checksum or None,
+            disk=volume.source.disk,
             connect_patience=min(request.CONNECT_PATIENCE, settings.stall),
             fetch=fetch.Options(connections=settings.connections, no_progress=settings.stall),
         )

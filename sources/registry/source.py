@@ -148,6 +148,10 @@ class _Counting:
         self._before = 0
         self._report: Callable[[int], None] | None = None
 
+    def at_random(self, source: base.Source, cancel: base.Cancel) -> Callable[[int, int], bytes] | None:
+        """See ``base.Engine``."""
+        return self._engine.at_random(source, cancel)
+
     def ordered(
         self,
         source: base.Source,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import contract, misbehave, oracle, processes, servers, worker
+from tests.support import contract, misbehave, oracle, ovas, processes, servers, worker
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -68,6 +68,37 @@ def test_cache_mode_does_not_change_the_disk(
     done = pod.run(IMPORTER_ENDPOINT=web.url(disks.raw()), CACHE_MODE=value)
     assert (done.status, pod.message) == (0, contract.COMPLETE)
     contract.check_disk(pod, disks.raw())
+
+
+@pytest.mark.parametrize("choice", ["", "vm-disk2.vmdk"])
+def test_disk_of_an_ova_is_chosen(
+    pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks, choice: str
+) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    packed = ovas.ova(ovas.Disk(image), ovas.Disk(image, "vm-disk2.vmdk"))
+    url = server.serve("/vm.ova", misbehave.Page(packed))
+    done = pod.run(IMPORTER_ENDPOINT=url, CDI_WORKER_DISK=choice)
+    if choice:
+        assert (done.status, pod.message) == (0, contract.COMPLETE)
+        contract.check_disk(pod, disks.expected("vmdk-stream"))
+    else:
+        assert done.status == 1
+        assert pod.message.startswith("Unable to process data: OVA image refused (one disk): ")
+
+
+def test_wrong_checksum_of_a_manifest_is_final(
+    pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks
+) -> None:
+    disk = ovas.Disk(disks.raw().read_bytes())
+    packed = ovas.packed(
+        ("vm.ovf", ovas.descriptor([disk])),
+        (disk.name, disk.data),
+        ("vm.mf", ovas.manifest([(disk.name, b"")])),
+    )
+    url = server.serve("/vm.ova", misbehave.Page(packed, ranges=False))
+    done = pod.run(IMPORTER_ENDPOINT=url)
+    assert (done.status, "checksum mismatch" in pod.message) == (0, True)
+    oracle.unusable(pod.disk)
 
 
 def test_disk_is_preallocated(pod: worker.Pod, web: servers.Web, disks: disks_module.Disks) -> None:

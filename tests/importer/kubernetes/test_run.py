@@ -14,12 +14,15 @@ from tests.support import (
     containers,
     devices,
     manifests,
+    misbehave,
     objectservers,
     oracle,
+    ovas,
     registries,
     repository,
     servers,
     tls,
+    worker,
 )
 from tests.support import disks as disks_module
 
@@ -76,6 +79,21 @@ def test_http_source_is_imported(
     assert "Bound=True Running=False Ready=True" in done.output.splitlines()[3]
     oracle.same(workspace.target, disks.expected("qcow2"))
     assert workspace.target.stat().st_size == manifests.SIZE
+
+
+def test_disk_of_an_ova_is_chosen_by_annotation(
+    workspace: manifests.Workspace, server: misbehave.Server, disks: disks_module.Disks
+) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    packed = ovas.ova(ovas.Disk(image), ovas.Disk(image, "b.vmdk"))
+    workspace.volume({"http": {"url": server.serve("/vm.ova", misbehave.Page(packed))}})
+    assert "holds 2 disks" in workspace.run().error_message
+    workspace.documents[0]["metadata"]["annotations"] = {"cdi-worker/disk": "b.vmdk"}
+    done = workspace.run()
+    assert done.status == 0, done.errors
+    oracle.same(workspace.target, disks.expected("vmdk-stream"))
+    objects = worker.run("manifest", workspace.directory / "dv.yaml", "--image=worker").output
+    assert "CDI_WORKER_DISK\n          value: b.vmdk" in objects
 
 
 def test_status_is_printed_as_json(

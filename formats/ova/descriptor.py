@@ -1,0 +1,173 @@
+"""Read an OVF descriptor (DMTF DSP0243): which files of a virtual machine are its disks.
+
+The standard library's expat is enough. An OVF descriptor has no document type, and without one XML has no
+entities: neither those that expand without end nor those that name files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Final
+from xml.parsers import expat
+
+from cdi_worker import errors
+from cdi_worker.formats.tar import archive
+
+#: Bytes of a descriptor. Real ones have up to some hundred KiB, most of it licence texts.
+LARGEST: Final = 4 << 20
+#: Levels of elements; real descriptors have about six.
+_DEEPEST: Final = 64
+#: Files and disks. vSphere attaches at most 256 disks to a virtual machine.
+_MOST: Final = 1024
+#: ``byte * 2^30``, and the names of OVF 0.9, which oVirt still writes.
+_UNITS = re.compile(r"byte(?:s)?(?: *\* *2\^([0-9]{1,2}))?", re.IGNORECASE)
+_OLD_UNITS = {"kilobytes": 10, "megabytes": 20, "gigabytes": 30, "terabytes": 40}
+_COMPRESSIONS = {"gzip": "gz", "bzip2": "bz2"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk. ``file``: its member of the archive. ``index``: from 1, as the descriptor lists the disks.
+
+    ``capacity``: in bytes, None if it is not a number. ``size``: of the file, if stated. ``compression``: our
+    name for it. ``obstacle``: why it cannot be imported although the others can.
+    """
+
+    index: int
+    file: str
+    id: str
+    capacity: int | None = None
+    size: int | None = None
+    compression: str = ""
+    obstacle: str = ""
+
+    def describe(self) -> dict[str, object]:
+        """Return what ``inspect`` shows."""
+        found = {"index": self.index, "file": self.file, "id": self.id, "capacity": self.capacity}
+        return {name: value for name, value in found.items() if value not in {None, ""}}
+
+
+def parse(data: bytes) -> tuple[Disk, ...]:
+    """Return the disks that have a file, in order. Raises ``errors.Refused`` and ``errors.Corrupt``."""
+    reading = _Reading()
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    parser.StartElementHandler = reading.start
+    parser.EndElementHandler = reading.end
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, ValueError, LookupError) as err:
+        # A declared encoding that Python does not know, or one of several bytes.
+        raise errors.Corrupt(format="OVF descriptor", reason=str(err)) from err
+    return reading.disks()
+
+
+def refused(rule: str, reason: str) -> errors.Refused:
+    """Return the error of a safety rule for an OVA."""
+    return errors.Refused(format="OVA", rule=rule, reason=reason)
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise refused("document type", "the descriptor has a document type, which may declare entities")
+
+
+class _Reading:
+    """Collects elements. OVF 0.9, which oVirt writes in places, has ``Section`` for ``DiskSection``."""
+
+    def __init__(self) -> None:
+        self._path: list[str] = []
+        self._files: dict[str, Mapping[str, str]] = {}
+        self._disks: list[Mapping[str, str]] = []
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Take a start tag."""
+        name = name.rpartition(" ")[2]
+        above = self._path[-1] if self._path else ""
+        if not self._path and name != "Envelope":
+            raise errors.Corrupt(format="OVF descriptor", reason=f"the document is a {name[:80]!r}")
+        if len(self._path) >= _DEEPEST or len(self._files) + len(self._disks) >= _MOST:
+            raise refused("size", "the descriptor has too many elements")
+        self._path.append(name)
+        if (above, name) == ("References", "File"):
+            found = _own(attributes)
+            if found.get("id", "") in self._files:
+                raise refused("duplicate", f"two files with the id {found.get('id', '')!r}")
+            self._files[found.get("id", "")] = found
+        elif name == "Disk" and above in {"DiskSection", "Section"}:
+            self._disks.append(_own(attributes))
+
+    def end(self, _name: str) -> None:
+        """Take an end tag."""
+        self._path.pop()
+
+    def disks(self) -> tuple[Disk, ...]:
+        """Return the disks. One without a file is blank."""
+        found: list[Disk] = []
+        for given in self._disks:
+            reference = given.get("fileRef", "")
+            if not reference:
+                continue
+            if reference not in self._files:
+                raise refused("reference", f"disk {given.get('diskId', '')!r} names no file ({reference!r})")
+            found.append(_disk(len(found) + 1, given, self._files[reference]))
+        if len({disk.file for disk in found}) < len(found):
+            raise refused("duplicate", "two disks have the same file")
+        return tuple(found)
+
+
+def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> Disk:
+    href = file.get("href", "")
+    compression = file.get("compression", "").lower()
+    obstacle = ""
+    if re.match(r"[a-z][a-z0-9+.-]+:", href, re.IGNORECASE):
+        obstacle = "is not in the archive but at a URL; import it from there"
+    elif file.get("chunkSize"):
+        obstacle = "is split into chunks (ovf:chunkSize); pack it again in one piece"
+    elif given.get("parentRef"):
+        obstacle = "holds only the changes to another disk (ovf:parentRef)"
+    elif compression not in {"", "identity", *_COMPRESSIONS}:
+        obstacle = f"has the unknown compression {compression[:80]!r}"
+    if not obstacle or "://" not in href:
+        # A name that leads outside is no mistake: nothing of this archive is used.
+        href = "/".join(archive.archive_path(href.encode()))
+    if not href:
+        raise refused("reference", f"disk {given.get('diskId', '')!r} has a file without a name")
+    return Disk(
+        index,
+        href,
+        given.get("diskId", ""),
+        _capacity(given),
+        _number(file.get("size", "")),
+        _COMPRESSIONS.get(compression, ""),
+        obstacle,
+    )
+
+
+def _own(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes by local name: those of an OVF namespace, or of none; not those of a vendor."""
+    found: dict[str, str] = {}
+    for name, value in attributes.items():
+        namespace, _, local = name.rpartition(" ")
+        if not namespace or "/ovf/" in namespace:
+            found[local] = value
+    return found
+
+
+def _capacity(given: Mapping[str, str]) -> int | None:
+    units = given.get("capacityAllocationUnits", "byte").strip()
+    match = _UNITS.fullmatch(units)
+    shift = int(match[1] or 0) if match else _OLD_UNITS.get(units.lower())
+    number = _number(given.get("capacity", ""))
+    return None if number is None or shift is None else number << shift
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,19}", text.strip()) else None
+
+
+def names(file: str) -> tuple[str, ...]:
+    """Return the names that the member of ``ovf:href`` may have: as it is, and percent-decoded."""
+    return tuple(dict.fromkeys((file, urllib.parse.unquote(file))))

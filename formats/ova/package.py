@@ -1,0 +1,147 @@
+"""Go through an OVA: a tar archive with an OVF descriptor, the files it names, and perhaps a manifest.
+
+DSP0243, 5.3: the descriptor comes first. Programs write the manifest after it (VMware) or last (VirtualBox).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cdi_worker import errors
+from cdi_worker.formats import checksum, readers
+from cdi_worker.formats.ova import descriptor, manifest
+from cdi_worker.formats.tar import archive, headers, walk
+
+#: Members of an archive: each costs a request where it is read by ranges.
+_MOST = 4096
+
+
+class Member(NamedTuple):
+    """A file of the archive. Its data begins at ``offset``; ``type``: see ``formats.tar.headers``."""
+
+    name: str
+    offset: int
+    size: int
+    type: bytes
+
+
+class Package:
+    """One pass through an archive: iterate over its members. ``readinto`` reads the current one.
+
+    ``disks``: known after the first member, the descriptor. ``checksums``: of the manifest, None before it.
+    Raises ``errors.Refused``, ``errors.Corrupt`` and ``errors.Truncated``.
+    """
+
+    def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
+        self.disks: tuple[descriptor.Disk, ...] = ()
+        self.checksums: Mapping[str, checksum.Checksum] | None = None
+        self.members: dict[str, Member] = {}
+        self._walk = walk.Walk(reader)
+        self._descriptor: tuple[str, bytes] = ("", b"")
+
+    def next(self) -> Member | None:
+        """Go to the next member; return None at the end of the archive."""
+        while entry := self._walk.next():
+            path = archive.archive_path(entry.name.encode(errors="surrogateescape"))
+            if entry.type == headers.DIRECTORY:
+                continue
+            member = Member("/".join(path), self._walk.at, entry.size, entry.type)
+            self._take(member)
+            return member
+        if not self.members:
+            raise descriptor.refused("descriptor", "the archive is empty")
+        return None
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read the current member; return 0 after its last byte."""
+        return self._walk.readinto(into)
+
+    def drain(self) -> None:
+        """Read to the end of the stream, behind the archive."""
+        self._walk.drain()
+
+    def member_of(self, disk: descriptor.Disk) -> Member | None:
+        """Return the member of a disk, None if it has not passed. Raises ``errors.Refused`` for a bad one."""
+        found = next(
+            (self.members[name] for name in descriptor.names(disk.file) if name in self.members), None
+        )
+        if found is None:
+            return None
+        what = f"{disk.file!r}"
+        if found.type == headers.SPARSE:
+            raise descriptor.refused("sparse", f"{what} is a sparse member; pack it without tar --sparse")
+        if found.type != headers.FILE:
+            raise descriptor.refused("type", f"{what} is not a file but has type {found.type!r}")
+        if disk.size is not None and not disk.compression and disk.size != found.size:
+            stated = f"the descriptor states {disk.size} bytes for {what}, the archive has {found.size}"
+            raise descriptor.refused("size", f"{stated}; it was changed or cut")
+        return found
+
+    def checksum_of(self, member: Member) -> checksum.Checksum | None:
+        """Return the checksum in the manifest; None without a manifest, or before it."""
+        if self.checksums is None:
+            return None
+        if member.name not in self.checksums:
+            raise descriptor.refused("manifest", f"the manifest has no checksum of {member.name!r}")
+        return self.checksums[member.name]
+
+    def _take(self, member: Member) -> None:
+        if member.name in self.members:
+            raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
+        if len(self.members) >= _MOST:
+            raise descriptor.refused("members", f"more than {_MOST} members")
+        is_first = not self.members
+        self.members[member.name] = member
+        if is_first or member.name.lower().endswith(".ovf"):
+            self._take_descriptor(member, is_first=is_first)
+        elif member.name.lower().endswith(".mf"):
+            self._take_manifest(member)
+
+    def _take_descriptor(self, member: Member, *, is_first: bool) -> None:
+        if not is_first:
+            raise descriptor.refused("descriptor", f"a second descriptor, {member.name!r}")
+        if not member.name.lower().endswith(".ovf"):
+            raise descriptor.refused("descriptor", f"{member.name!r} comes first, not the descriptor")
+        data = self._content(member, descriptor.LARGEST, "descriptor")
+        self._descriptor = member.name, data
+        self.disks = descriptor.parse(data)
+        if not self.disks:
+            raise descriptor.refused("disk", "the descriptor lists no disk with a file")
+
+    def _take_manifest(self, member: Member) -> None:
+        if self.checksums is not None:
+            raise descriptor.refused("manifest", f"a second manifest, {member.name!r}")
+        self.checksums = manifest.parse(self._content(member, manifest.LARGEST, "manifest"))
+        name, data = self._descriptor
+        if stated := self.checksums.get(name):
+            calculated = hashlib.new(stated.algorithm, data, usedforsecurity=False).hexdigest()
+            if calculated != stated.digest:
+                raise errors.ChecksumMismatch(
+                    algorithm=stated.algorithm, expected=stated.digest, calculated=calculated
+                )
+
+    def _content(self, member: Member, limit: int, what: str) -> bytes:
+        if member.type != headers.FILE:
+            raise descriptor.refused("type", f"the {what} {member.name!r} is not a file")
+        if member.size > limit:
+            raise descriptor.refused("size", f"the {what} has {member.size} bytes, at most {limit} are read")
+        data = memoryview(bytearray(member.size))
+        readers.fill(self, data)
+        return bytes(data)
+
+    def close(self) -> None:
+        """Do nothing: the caller closes the stream."""
+
+
+def is_ova(head: bytes) -> bool:
+    """Return whether a tar archive that begins with ``head`` is an OVA: its first file is a descriptor."""
+    entries = walk.Walk(readers.Bytes(head))
+    try:
+        while (entry := entries.next()) is not None and entry.type == headers.DIRECTORY:
+            pass
+    except errors.ImageError:
+        return False
+    return entry is not None and entry.name.lower().endswith(".ovf")
