@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import urllib.parse
 from collections.abc import Mapping
 from typing import Final
 from xml.parsers import expat
@@ -25,6 +24,7 @@ _MOST: Final = 1024
 #: ``byte * 2^30``, and the names of OVF 0.9, which oVirt still writes.
 _UNITS = re.compile(r"byte(?:s)?(?: *\* *2\^([0-9]{1,2}))?", re.IGNORECASE)
 _OLD_UNITS = {"kilobytes": 10, "megabytes": 20, "gigabytes": 30, "terabytes": 40}
+_ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _COMPRESSIONS = {"gzip": "gz", "bzip2": "bz2"}
 
 
@@ -170,4 +170,5 @@ def _number(text: str) -> int | None:
 
 def names(file: str) -> tuple[str, ...]:
     """Return the names that the member of ``ovf:href`` may have: as it is, and percent-decoded."""
-    return tuple(dict.fromkeys((file, urllib.parse.unquote(file))))
+    decoded = _ENCODED.sub(lambda found: bytes.fromhex(found[1].decode()), file.encode())
+    return tuple(dict.fromkeys((file, decoded.decode(errors="surrogateescape"))))

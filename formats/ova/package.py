@@ -92,7 +92,7 @@ class Package:
         if member.name in self.members:
             raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
         if len(self.members) >= _MOST:
-            raise descriptor.refused("members", f"more than {_MOST} members")
+            raise descriptor.refused("size", f"more than {_MOST} members")
         is_first = not self.members
         self.members[member.name] = member
         if is_first or member.name.lower().endswith(".ovf"):
@@ -109,7 +109,7 @@ class Package:
         self._descriptor = member.name, data
         self.disks = descriptor.parse(data)
         if not self.disks:
-            raise descriptor.refused("disk", "the descriptor lists no disk with a file")
+            raise descriptor.refused("one disk", "the descriptor lists no disk with a file")
 
     def _take_manifest(self, member: Member) -> None:
         if self.checksums is not None:

@@ -22,6 +22,7 @@ from cdi_worker.commands import group
 from tests.support import (
     containers,
     objectservers,
+    ovas,
     processes,
     registries,
     repository,
@@ -83,6 +84,7 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
     os.link(disks.image("qcow2"), root / "disk.qcow2")
     for compression in ("gz", "xz"):
         os.link(disks.wrapped("raw", compression), root / f"disk.raw.{compression}")
+    (root / "vm.ova").write_bytes(ovas.ova(ovas.Disk(disks.image("vmdk-stream").read_bytes())))
     with servers.nginx(tmp_path_factory.mktemp("nginx"), root) as served:
         yield served
 
@@ -113,6 +115,8 @@ def place(
 ) -> Path:
     """The directory in which a reader runs an example, with the files that it names."""
     (tmp_path / "disk.qcow2").write_bytes(disks.image("qcow2").read_bytes())
+    second = ovas.Disk(disks.image("vmdk-stream").read_bytes(), "vm-disk2.vmdk")
+    (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(b"other"), second))
     (tmp_path / "secret").write_text(PASSWORD)
     (tmp_path / "token").write_text("token")
     (tmp_path / "key.json").write_text("{}")

@@ -43,7 +43,7 @@ COMMANDS = "cdi_worker.commands.disk cdi_worker.commands.options cdi_worker.kube
 ROUTES = "cdi_worker.routes.convert cdi_worker.routes.unpack subprocess"
 #: Raise a number only for a module that this start needs.
 BUDGETS = {
-    "help": _budget(92, 186, "click", "requests ssl cdi_worker.routes.direct"),
+    "help": _budget(93, 187, "click", "requests ssl cdi_worker.routes.direct"),
     "version": _budget(21, 137, "click", f"{COMMANDS} cdi_worker.execute fractions"),
     "blank": _budget(73, 161, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
     "raw": _budget(
