@@ -7,8 +7,11 @@ Early Hints for the final one. The overrides are of private methods, because ``b
 from __future__ import annotations
 
 import http.client
+import io
 import time
 from typing import Any, BinaryIO
+
+from cdi_worker.images.engine import sockets
 
 #: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
 LARGEST = 256 << 10
@@ -29,6 +32,8 @@ class Response(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         self._timeout: float | None = sock.gettimeout()
         self._plain = self.fp
+        self._receiver = sockets.Receiver(sock)
+        self._is_drained = False
         # For CONNECT, http.client reads the head from here without ``begin``.
         self._limit()
 
@@ -37,6 +42,22 @@ class Response(http.client.HTTPResponse):
             super().begin()
         finally:
             self._unlimit()
+
+    def receive(self, into: memoryview) -> int:
+        """Read 1 to ``len(into)`` bytes of a body that has more, past the buffer of ``fp``; 0 at the end."""
+        if self._is_drained:
+            count = self._receiver.readinto(into)
+        else:
+            # With bytes in its buffer, a longer ``readinto1`` reads the socket too, and a reset loses them.
+            self._is_drained = len(into) >= io.DEFAULT_BUFFER_SIZE
+            count = self.fp.readinto1(into[: io.DEFAULT_BUFFER_SIZE])
+        if self.length is not None:
+            self.length -= count
+        return count
+
+    def reset(self) -> None:
+        """Let ``fp`` read what is left, after ``receive``."""
+        self._receiver.reset()
 
     def _read_status(self) -> tuple[str, int, str]:
         while True:

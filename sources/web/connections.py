@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import http.client
-import io
 import ipaddress
 import socket
 import ssl
@@ -125,14 +124,12 @@ def read(raw: Any, into: memoryview) -> int:
     """
     answer, left = getattr(raw.connection, "answer", None), raw.length_remaining
     if answer is not None and answer.fp is not None and left and answer.length == left > 1:
-        # With bytes in its buffer, a longer ``readinto1`` reads the socket too, and a reset loses them.
-        most = len(into) if getattr(answer, "is_drained", False) else io.DEFAULT_BUFFER_SIZE
-        count: int = answer.fp.readinto1(into[: min(left - 1, most)])
-        answer.is_drained = len(into) >= io.DEFAULT_BUFFER_SIZE
-        answer.length -= count
+        count: int = answer.receive(into[: left - 1])
         raw.length_remaining -= count
         if count:
             return count
+    if answer is not None:
+        answer.reset()
     data = raw.read1(min(len(into), READ_SIZE))
     into[: len(data)] = data
     return len(data)
@@ -149,7 +146,7 @@ class _Plain(urllib3.connection.HTTPConnection):
     """
 
     #: Kept for ``read``.
-    answer: http.client.HTTPResponse
+    answer: responses.Response
     #: The socket of the response, also if the connection is not kept alive.
     answering: Any = None
     _is_left = False

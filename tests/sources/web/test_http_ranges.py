@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdi_worker import engine, errors
 from cdi_worker.images.engine import cancelling, fetch
-from tests.support import http_disk, misbehave, reading
+from cdi_worker.sources import base
+from cdi_worker.sources.web import http
+from tests.support import http_disk, misbehave, reading, tls
 
 
 @pytest.mark.parametrize(
@@ -119,3 +124,22 @@ def test_ranges_of_a_failed_first_contact_are_forgotten(server: misbehave.Server
     with source:
         assert source.ranges() is None
         assert http_disk.whole(source) == http_disk.DATA
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_body_of_many_packets_wakes_the_reader_seldom(tmp_path: Path, is_secure: bool) -> None:
+    """Each wake-up costs CPU time, here and of the other threads, which wait for the interpreter."""
+    body, pieces = os.urandom(8 << 20), 512
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
+    with misbehave.Server(pair) as server:
+        page = misbehave.Page(body, drip=(len(body) // pieces, 0.0005))
+        with http.HttpSource(server.serve("/disk", page), base.Access(insecure=True)) as source:
+            into = memoryview(bytearray(len(body)))
+            source.expect(0, len(body))
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            done = 0
+            while done < len(body):
+                done += source.read_range(done, into[done : done + (1 << 20)])
+            waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    assert into == body
+    assert waits < pieces / 4

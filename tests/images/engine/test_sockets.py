@@ -1,0 +1,157 @@
+"""Receiving a body with few calls: every byte, whatever the peer's pace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdi_worker.images.engine import sockets
+from tests.support import processes, tls
+
+MIB = 1 << 20
+DATA = os.urandom(4 * MIB)
+#: Seconds.
+TIMEOUT = 0.5
+
+Send = Callable[[Any], object]
+
+
+@contextlib.contextmanager
+def receiving(send: Send, pair: tls.KeyPair | None = None) -> Iterator[socket.socket]:
+    """Yield the socket of a client whose peer runs ``send`` and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            taken: socket.socket = listener.accept()[0]
+            if pair is not None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(pair.certificate, pair.key)
+                taken = context.wrap_socket(taken, server_side=True)
+            with taken, contextlib.suppress(OSError):
+                send(taken)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = socket.create_connection(listener.getsockname(), timeout=TIMEOUT)
+        if pair is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            client = context.wrap_socket(client)
+        try:
+            yield client
+        finally:
+            client.close()
+            thread.join(processes.PATIENCE)
+
+
+def read(client: socket.socket, into: memoryview) -> list[int]:
+    """Fill ``into`` as an HTTP client does, the last byte by itself; return the lengths of the reads."""
+    receiver, counts = sockets.Receiver(client), []
+    done = 0
+    while done < len(into) - 1:
+        counts.append(receiver.readinto(into[done : min(done + MIB, len(into) - 1)]))
+        if not counts[-1]:
+            return counts
+        done += counts[-1]
+    receiver.reset()
+    client.recv_into(into[done:])
+    return counts
+
+
+def in_pieces(size: int, pause: float) -> Send:
+    def send(peer: socket.socket) -> None:
+        for start in range(0, len(DATA), size):
+            peer.sendall(DATA[start : start + size])
+            time.sleep(pause)
+
+    return send
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_body_arrives_with_few_waits(tmp_path: Path, is_secure: bool) -> None:
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
+    into = memoryview(bytearray(len(DATA)))
+    with receiving(in_pieces(16 << 10, 0.001), pair) as client:
+        before = time.thread_time()
+        counts = read(client, into)
+        print("seconds of CPU", time.thread_time() - before)
+    assert into == DATA
+    if not is_secure:
+        # TLS returns one record of 16 KiB at a time.
+        assert len(counts) < 16
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_slow_peer_is_no_silent_one(tmp_path: Path, is_secure: bool) -> None:
+    """A few bytes within the time-out are progress."""
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
+    sent = DATA[: 100 << 10]
+
+    def send(peer: socket.socket) -> None:
+        for start in range(0, len(sent), 20 << 10):
+            peer.sendall(sent[start : start + (20 << 10)])
+            time.sleep(TIMEOUT / 2)
+
+    into = memoryview(bytearray(len(sent)))
+    with receiving(send, pair) as client:
+        read(client, into)
+    assert into == sent
+
+
+@pytest.mark.parametrize("count", [0, 1, 300 << 10])
+def test_silent_peer_is_a_timeout(count: int) -> None:
+    over = threading.Event()
+
+    def send(peer: socket.socket) -> None:
+        peer.sendall(DATA[:count])
+        over.wait(processes.PATIENCE)
+
+    with receiving(send) as client:
+        receiver, into = sockets.Receiver(client), memoryview(bytearray(MIB))
+        done = receiver.readinto(into) if count else 0
+        with pytest.raises(TimeoutError):
+            receiver.readinto(into[done:])
+        over.set()
+    assert done == count
+    assert into[:done] == DATA[:done]
+
+
+@pytest.mark.parametrize("end", ["closed", "reset"])
+def test_bytes_before_the_end_are_returned_at_once(end: str) -> None:
+    def send(peer: socket.socket) -> None:
+        peer.sendall(DATA[: 200 << 10])
+        # Both ends wake a thread that waits for more than they leave.
+        time.sleep(TIMEOUT / 2)
+        if end == "reset":
+            sockets.shut(peer)
+
+    into = memoryview(bytearray(MIB))
+    with receiving(send) as client:
+        client.settimeout(processes.PATIENCE)
+        receiver, done, began = sockets.Receiver(client), 0, time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            while count := receiver.readinto(into[done:]):
+                done += count
+    assert time.monotonic() - began < processes.PATIENCE / 2
+    assert done == (200 << 10)
+    assert into[:done] == DATA[:done]
+
+
+def test_shut_ends_a_wait_for_many_bytes() -> None:
+    over = threading.Event()
+    with receiving(lambda _: over.wait(processes.PATIENCE)) as client:
+        client.settimeout(processes.PATIENCE)
+        threading.Timer(TIMEOUT / 2, sockets.shut, [client]).start()
+        began = time.monotonic()
+        assert not sockets.Receiver(client).readinto(memoryview(bytearray(MIB)))
+        assert time.monotonic() - began < processes.PATIENCE / 2
+        over.set()
