@@ -74,7 +74,8 @@ class Row:
     """The declaration of a row. ``rival``: what it is compared with, for the reader.
 
     ``target``: "file" or "block", as shown. ``pod``: whether it is measured as a pod, too. ``curve``: of the
-    plots by size, and the size in bytes; without an aim, the row is only a point of that plot.
+    plots by size, and the size in bytes; without an aim, the row is only a point of that plot. ``only``:
+    the setting of a row that is measured in no other.
     """
 
     name: str
@@ -84,6 +85,13 @@ class Row:
     aim: float | None = None
     pod: bool = True
     curve: tuple[str, int] | None = None
+    only: str = ""
+
+    def is_for(self, setting: Setting) -> bool:
+        """Return whether the row is measured in a setting."""
+        if self.only or setting.is_special:
+            return self.only == setting.name
+        return self.pod or not setting.is_pod
 
     @property
     def key(self) -> str:
@@ -91,25 +99,26 @@ class Row:
         return f"{self.name}, {self.target}"
 
 
+#: A function that starts the servers of a row and yields its sides.
+Opening = Callable[["Bench"], Iterator[Sides]]
 #: All rows, in the order of the table.
 ROWS: list[Row] = []
 
 
-def add(
-    name: str, opening: Callable[[Bench], Iterator[Sides]], *, target: str = "file", rival: str = "",
-    aim: float | None = None, pod: bool = True, curve: tuple[str, int] | None = None,
-) -> None:  # fmt: skip
-    """Declare a row; ``opening`` yields its sides once, while its servers run."""
-    ROWS.append(Row(name, contextlib.contextmanager(opening), target, rival, aim, pod, curve))
-
-
 def row(
-    name: str, *, target: str = "file", rival: str = "", aim: float | None = None, pod: bool = True
-) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Declare the decorated function as a row."""
+    name: str,
+    *,
+    target: str = "file",
+    rival: str = "",
+    aim: float | None = None,
+    pod: bool = True,
+    curve: tuple[str, int] | None = None,
+    only: str = "",
+) -> Callable[[Opening], Opening]:
+    """Declare the decorated function as a row; it yields its sides once, while its servers run."""
 
-    def declare(opening: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
-        add(name, opening, target=target, rival=rival, aim=aim, pod=pod)
+    def declare(opening: Opening) -> Opening:
+        ROWS.append(Row(name, contextlib.contextmanager(opening), target, rival, aim, pod, curve, only))
         return opening
 
     return declare

@@ -24,7 +24,8 @@ class Setting:
     """Limits for both sides of a row. Zero: no limit.
 
     ``delay``: seconds of a round trip; ``wire``: bytes a second of the network; ``disk``: bytes a second that
-    the storage writes. ``size``, ``data``: of the disk that most rows import.
+    the storage writes. ``size``, ``data``: of the disk that most rows import. ``is_special``: only for
+    rows that name it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Setting:
     disk: int = 0
     size: int = 2 * GIB
     data: int = 400 * MIB
+    is_special: bool = False
 
     @property
     def is_pod(self) -> bool:
@@ -73,6 +75,8 @@ class Setting:
             yield point, slow[0]
 
 
+#: Bytes a second of 1 Gbit/s.
+_WIRE = 125_000_000
 MACHINE = Setting("machine", "The machine as it is", "No limits; the network is the loopback interface.")
 POD = Setting(
     "pod",
@@ -93,11 +97,33 @@ def _far(milliseconds: int) -> Setting:
         about="As in a pod; in addition storage that writes 20 MB/s, and a network of 1 Gbit/s with "
         f"{milliseconds} ms of round-trip time. The disk is 512 MiB with 100 MiB of files.",
         delay=milliseconds / 1000,
-        wire=125_000_000,
+        wire=_WIRE,
         disk=20_000_000,
         size=512 * MIB,
         data=100 * MIB,
     )
 
 
-SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (MACHINE, POD, _far(5), _far(50))}
+#: For the time that a distant source costs, where storage does not limit.
+FAR = dataclasses.replace(
+    POD,
+    name="far",
+    title="In a pod, 50 ms from the source",
+    about="0.75 CPU and 600M of memory, a network of 1 Gbit/s, 50 ms of round-trip time; storage as it is.",
+    delay=0.05,
+    wire=_WIRE,
+    is_special=True,
+)
+#: For counting round trips: one takes so long that the time between them does not count.
+DISTANT = dataclasses.replace(
+    FAR,
+    name="distant",
+    title="Round trips",
+    about="As above, with a round-trip time of 1 s, so that what takes time between them does not count.",
+    delay=1.0,
+    size=256 * MIB,
+    data=50 * MIB,
+)
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting for setting in (MACHINE, POD, _far(5), _far(50), FAR, DISTANT)
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.bench.bench import Bench, Row, Sides, Work
 from tests.bench.machine import Machine
 from tests.bench.measure import Cost
 from tests.bench.results import Result, Results
+from tests.bench.rows import scale
 from tests.bench.settings import MACHINE, POD
 from tests.support import limits, processes, repository, servers
 
@@ -119,3 +121,14 @@ def test_wire_delays_the_loopback_interface(tmp_path: Path) -> None:
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(repository.ROOT)}
     argv = ["unshare", "--net", sys.executable, "-c", _ROUND_TRIP, tmp_path]
     assert 0.1 < float(processes.run(*argv, env=env).stdout) < 0.3
+
+
+@pytest.mark.parametrize("spacing", [1 * MiB, 16 * MiB])
+def test_images_of_many_extents_are_valid(tmp_path: Path, spacing: int) -> None:
+    with scale._image(tmp_path, spacing, 5000) as image:
+        checked = json.loads(processes.run("qemu-img", "check", "--output=json", image).stdout)
+        mapped = json.loads(processes.run("qemu-img", "map", "--output=json", image).stdout)
+    assert (checked["check-errors"], checked.get("leaks", 0)) == (0, 0)
+    data = [extent for extent in mapped if extent["data"]]
+    assert [extent["start"] // spacing for extent in data] == [*range(5000)]
+    assert {extent["length"] for extent in data} == {scale.CLUSTER}

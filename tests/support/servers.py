@@ -27,7 +27,9 @@ class Web:
         return f"{self.scheme}://{host}:{self.port}/{name}"
 
     def requests(self) -> list[dict[str, str]]:
-        """Return the finished requests: method, path, status, range, bytes, agent, authorization.
+        """Return the finished requests: method, path, status, range, bytes, agent, authorization, time.
+
+        ``ended``: seconds since the epoch; ``seconds``: how long the request took.
 
         nginx logs a request after its response has ended, so a client may be a moment ahead of the log.
         """
@@ -94,7 +96,7 @@ events {{ worker_connections 512; }}
 http {{
     log_format json escape=json '{{"method":"$request_method","path":"$uri","status":"$status",'
         '"range":"$http_range","bytes":"$body_bytes_sent","agent":"$http_user_agent",'
-        '"authorization":"$http_authorization"}}';
+        '"authorization":"$http_authorization","ended":"$msec","seconds":"$request_time"}}';
     access_log {directory}/access.log json;
     client_body_temp_path {directory}/temp;
     proxy_temp_path {directory}/temp;

@@ -61,16 +61,12 @@ def converted(bench: Bench, name: str, kind: str) -> Iterator[Sides]:
 for _kind in ("file", "block"):
     for _name, (_unpack, _aim) in PIPES.items():
         _rival = ", ".join(f"`{step.strip(' |')}`" for step in ("curl", _unpack, "dd") if step)
-        benches.add(
-            _name, functools.partial(pipe, name=_name, kind=_kind), target=_kind, rival=_rival, aim=_aim
+        benches.row(_name, target=_kind, rival=_rival, aim=_aim)(
+            functools.partial(pipe, name=_name, kind=_kind)
         )
     for _name, _aim in CONVERTED.items():
-        benches.add(
-            _name,
-            functools.partial(converted, name=_name, kind=_kind),
-            target=_kind,
-            rival="`curl`, then `qemu-img convert -m 16 -W`",
-            aim=_aim,
+        benches.row(_name, target=_kind, rival="`curl`, then `qemu-img convert -m 16 -W`", aim=_aim)(
+            functools.partial(converted, name=_name, kind=_kind)
         )
 
 

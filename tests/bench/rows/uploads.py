@@ -168,11 +168,11 @@ def _against(costs: Sequence[Cost], what: str) -> Verdict:
 
 
 for _name in UPLOADS:
-    benches.add(f"upload {_name}", functools.partial(upload, name=_name), rival=DISCARDED, aim=AIM)
+    benches.row(f"upload {_name}", rival=DISCARDED, aim=AIM)(functools.partial(upload, name=_name))
 for _what, _kind in CLONES:
     _rival = f"{DISCARDED}: all bytes of the disk"
     _clone = functools.partial(clone, what=_what, kind=_kind)
-    benches.add(f"clone of a {_what}", _clone, target=_kind, rival=_rival, aim=CLONE_AIM)
+    benches.row(f"clone of a {_what}", target=_kind, rival=_rival, aim=CLONE_AIM)(_clone)
 
 
 def _pod(message: Path) -> list[str | Path]:
