@@ -125,6 +125,31 @@ def run_source(
     return _result(job, time.monotonic() - started, labels=labels, vddk_info=info)
 
 
+def run_all(
+    wanted: request.Request,
+    progress: progress_module.Progress | None = None,
+    cancel: cancelling.Cancel | cancelling.Event | None = None,
+) -> list[Result]:
+    """Import all disks of an OVA, as ``run`` does, to files in the folder ``wanted.target``.
+
+    From a stream they are imported in one pass, and none is usable before all are verified.
+    """
+    progress = progress or progress_module.NullProgress()
+    request.check(wanted)
+    kind = sources.find(wanted.source)
+    done: dict[str, Result] = {}
+    with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
+        reading = engine.Engine(wanted.fetch, progress.retry)
+
+        def import_disk(disk: base.Source, wanted: request.Request) -> None:
+            done[wanted.target] = run_source(disk, wanted, progress_module.Part(progress), reads)
+
+        with opened(kind.open(wanted.location, reads), reading, wanted, progress, reads) as served:
+            package.each(served, wanted, reads, import_disk)
+    progress.done()
+    return [done[path] for path in sorted(done)]
+
+
 def _result(
     job: job_module.Job, seconds: float, *, labels: Mapping[str, str], vddk_info: Mapping[str, str]
 ) -> Result:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from cdi_worker import engine, errors, request
 from cdi_worker.formats import checksum, detect
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 
+if TYPE_CHECKING:
+    from cdi_worker.formats.ova import descriptor
+
 log = logging.getLogger(__name__)
+
+
+class Run(Protocol):
+    """Imports a disk as requested."""
+
+    def __call__(self, disk: base.Source, wanted: request.Request) -> None: ...
 
 
 @contextlib.contextmanager
@@ -29,10 +41,9 @@ def unpacked(
         yield source, wanted
         return
     # Imported when used: few sources are packages (start-up time).
-    from cdi_worker.sources import ova
+    from cdi_worker.sources.ova import source as ova
 
-    expected = None if wanted.checksum is None else checksum.parse(wanted.checksum)
-    found = ova.OvaSource(source, wanted.disk, expected, cancel)
+    found = ova.OvaSource(source, wanted.disk, _expected(wanted), cancel)
     with contextlib.closing(found):
         try:
             found.__enter__()
@@ -41,6 +52,37 @@ def unpacked(
             reading.do_without_ranges(err)
             found.__enter__()
         yield found, dataclasses.replace(wanted, checksum=None)
+
+
+def each(
+    source: base.Source,
+    wanted: request.Request,
+    cancel: cancelling.Cancel,
+    run: Run,
+) -> None:
+    """Call ``run`` with each disk in ``source``, an open OVA, and the request for a file of its own.
+
+    Raises ``errors.RequestError`` if it is not an OVA, ``errors.TargetExists``.
+    """
+    if not _is_ova(source, wanted):
+        raise errors.RequestError(f"{source.name}: not an OVA; import its disk without --all")
+    from cdi_worker.sources.ova import every
+
+    def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
+        paths = [f"{wanted.target}/{every.image_name(disk)}" for disk in disks]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
+            if wanted.existing == "refuse" and os.path.lexists(path):
+                raise errors.TargetExists(path=path, reason="exists")
+        asked = [dataclasses.replace(wanted, target=path, checksum=None, disk="") for path in paths]
+        return [functools.partial(run, wanted=each) for each in asked]
+
+    every.each(source, _expected(wanted), cancel, begin)
+
+
+def _expected(wanted: request.Request) -> checksum.Checksum | None:
+    return None if wanted.checksum is None else checksum.parse(wanted.checksum)
 
 
 def _is_ova(source: base.Source, wanted: request.Request) -> bool:

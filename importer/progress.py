@@ -437,3 +437,10 @@ class Several:
     def done(self) -> None:
         for one in self._each:
             one.done()
+
+
+class Part(Several):
+    """Passes on the progress of one import of several: its end is not the end of all."""
+
+    def done(self) -> None:
+        """Do nothing."""

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum, readers
+from cdi_worker.formats import checksum, facts, readers
 from cdi_worker.formats.ova import descriptor, manifest
 from cdi_worker.formats.tar import archive, headers, walk
 
 #: Members of an archive: each costs a request where it is read by ranges.
 _MOST = 4096
+#: Bytes behind the archive: tools fill a record. A stream may be endless.
+_LARGEST_END = 64 << 20
+_SCRAP = 1 << 18
 
 
 class Member(NamedTuple):
@@ -60,8 +63,11 @@ class Package:
         return self._walk.readinto(into)
 
     def drain(self) -> None:
-        """Read to the end of the stream, behind the archive."""
-        self._walk.drain()
+        """Read to the end of the stream. Raises ``errors.TrailingGarbage`` if much follows the archive."""
+        end, scrap = self._walk.at, memoryview(bytearray(_SCRAP))
+        while self._walk.read_behind(scrap):
+            if self._walk.at - end > _LARGEST_END:
+                raise errors.TrailingGarbage(format="OVA", offset=end)
 
     def member_of(self, disk: descriptor.Disk) -> Member | None:
         """Return the member of a disk, None if it has not passed. Raises ``errors.Refused`` for a bad one."""
@@ -93,6 +99,8 @@ class Package:
             raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
         if len(self.members) >= _MOST:
             raise descriptor.refused("size", f"more than {_MOST} members")
+        if member.size > facts.MAX_VIRTUAL_SIZE:
+            raise descriptor.refused("size", f"{member.name!r} has {member.size} bytes")
         is_first = not self.members
         self.members[member.name] = member
         if is_first or member.name.lower().endswith(".ovf"):

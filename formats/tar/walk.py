@@ -72,8 +72,14 @@ class Walk(headers.Stream):
     def drain(self) -> None:
         """Read to the end of the stream; any bytes may follow the archive."""
         scrap = memoryview(bytearray(BUFFER))
-        while count := self._stream.readinto1(scrap):
-            self.at += count
+        while self.read_behind(scrap):
+            pass
+
+    def read_behind(self, into: memoryview) -> int:
+        """Read bytes behind the archive; return 0 at the end of the stream."""
+        count = self._stream.readinto1(into)
+        self.at += count
+        return count
 
     def _entry(self, raw: headers.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes]) -> Entry:
         name = records.get(b"path", names.get(headers.LONG_NAME, raw.name))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +57,8 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
     if obj.to_stdout and given["digest"]:
         raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
     wanted = options.make_request(source, target, given, contract.environment())
+    if given["every"]:
+        return _import_all(obj, dataclasses.replace(wanted, target=target), given)
     if given["dry_run"]:
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
     if source == locations.STDIN and not given["kind"]:
@@ -62,6 +66,22 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
     with output.progress(given["style"], obj) as reporter:
         result = execute.run(wanted, reporter, obj.cancel)
     output.result(result, obj, digest=given["digest"])
+    return 0
+
+
+def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
+    """Import all disks of an OVA to a folder, and print the result of each."""
+    others = {"--disk": wanted.disk, "--size": wanted.image_size, "--content-type": wanted.is_archive}
+    others["--dry-run"] = given["dry_run"]
+    faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
+    if not images_target.is_folder(wanted.target):
+        faults.append(f"{wanted.target}: --all needs a folder")
+    if faults:
+        raise errors.RequestError(*faults)
+    with output.progress(given["style"], obj) as reporter:
+        results = execute.run_all(wanted, reporter, obj.cancel)
+    for result in results:
+        output.result(result, obj, digest=given["digest"])
     return 0
 
 

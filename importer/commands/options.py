@@ -180,6 +180,14 @@ _WRITING: tuple[Decorator, ...] = (
 )
 _IMPORT: tuple[Decorator, ...] = (
     late.option(
+        SOURCE,
+        "--all",
+        "every",
+        is_flag=True,
+        here=True,
+        help="Import all disks of an OVA to files in the folder TARGET, in one pass.",
+    ),
+    late.option(
         DISK,
         "--size",
         type=SIZE,

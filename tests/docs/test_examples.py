@@ -116,7 +116,7 @@ def place(
     """The directory in which a reader runs an example, with the files that it names."""
     (tmp_path / "disk.qcow2").write_bytes(disks.image("qcow2").read_bytes())
     second = ovas.Disk(disks.image("vmdk-stream").read_bytes(), "vm-disk2.vmdk")
-    (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(b"other"), second))
+    (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(bytes(512)), second))
     (tmp_path / "secret").write_text(PASSWORD)
     (tmp_path / "token").write_text("token")
     (tmp_path / "key.json").write_text("{}")
@@ -192,6 +192,7 @@ def test_example_runs(
     assert done.returncode == 0, f"{line}\n{done.stderr}"
     if " import " in line and "--dry-run" not in line:
         target = place / ("vdb.img" if "vdb.img" in line else "disk.img")
+        target = place / "images/vm-disk2.img" if "--all" in line else target
         processes.run("cmp", target, disks.image("raw"))
 
 

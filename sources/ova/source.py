@@ -1,0 +1,193 @@
+"""A disk in an OVA, wherever the OVA is: a member of a tar archive that another source serves.
+
+By ranges only the headers, the descriptor and the wanted disk are read. A source without ranges is read once,
+and the disk is written as it passes. A checksum of the whole OVA also needs all of its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Self
+
+from cdi_worker import errors
+from cdi_worker.formats import checksum, detect, readers
+from cdi_worker.formats.ova import descriptor, package
+from cdi_worker.sources import base, part
+from cdi_worker.sources.ova import passing
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a read for headers: small files after a header need no request of their own.
+_HEADERS: Final = 32 << 10
+
+
+class OvaSource(part.Part):
+    """The disk ``choice`` (its file name, disk id or number; empty: the only one) in ``whole``, an open OVA.
+
+    ``expected``: the checksum of the whole OVA, or None. Closing it leaves ``whole`` open.
+    """
+
+    def __init__(
+        self,
+        whole: base.Source,
+        choice: str,
+        expected: checksum.Checksum | None,
+        cancel: base.Cancel,
+    ) -> None:
+        super().__init__(whole, 0, 0, whole.name)
+        self.engine = whole.engine
+        self.once = whole.once
+        self.weak = whole.weak
+        self._choice = choice
+        self._expected = expected
+        self._cancel = cancel
+        self._passing: passing.Pass | None = None
+        self._file: passing.File | None = None
+        self._is_fresh = False
+        self._disk: descriptor.Disk | None = None
+        self._package: package.Package | None = None
+
+    def __enter__(self) -> Self:
+        read = self.engine.at_random(self._whole, self._cancel) if self._expected is None else None
+        if read is not None:
+            self._open_ranges(read)
+        else:
+            file = self._begin_pass()
+            self.size, self.head = file.member.size, file.head
+            self._name(file.disk, file.member)
+        disk, member = self._disk, self.size
+        log.info("disk file=%r size=%r ranges=%s", disk.file if disk else "", member, read is not None)
+        return self
+
+    def close(self) -> None:
+        if self._passing is not None:
+            self._passing.close()
+
+    @property
+    def listed(self) -> tuple[descriptor.Disk, ...]:
+        """The disks that the descriptor lists."""
+        return self._package.disks if self._package is not None else ()
+
+    @property
+    def transferred(self) -> int | None:
+        """The size of the OVA if all of it passes, else that of the disk's file."""
+        return self.size if self._is_random else self._whole.size
+
+    def ranges(self) -> base.RandomReader | None:
+        return super().ranges() if self._passing is None else None
+
+    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
+        if self._is_random:
+            return super().ordered(cancel, advance)
+        begun, self.begun = self.begun, None
+        if begun is None or self._passing is None:
+            begun = self._begin()
+        assert self._passing is not None  # noqa: S101  (set by ``_pass``)
+        self._passing.report(advance)
+        return begun
+
+    def verify(self) -> None:
+        """Read the rest of an OVA that passes, and verify the checksums. Safe to call twice."""
+        if self._passing is not None and self._file is not None:
+            self._file.rest()
+            self._passing.finish()
+            self._file.verify()
+        self._whole.verify()
+
+    def describe(self) -> Mapping[str, object]:
+        """Return the disks, which one is imported, and the checksum that the manifest states for it."""
+        if self._package is None or self._disk is None:
+            return {}
+        there = self.checksum or ("not read yet" if self._passing is not None else "none")
+        disks = [disk.describe() for disk in self._package.disks]
+        return {**self._whole.describe(), "disks": disks, "disk": self._disk.file, "manifest": there}
+
+    def _open_ranges(self, read: Callable[[int, int], bytes]) -> None:
+        """Read all headers, the descriptor and the manifest; check them before the disk is read."""
+        size = self._whole.size or 0
+        self._package = found = package.Package(io.BufferedReader(readers.Seekable(read, size), _HEADERS))
+        while (member := found.next()) is not None:
+            if member.offset + member.size > size:
+                reason = f"{member.name!r} ends at byte {member.offset + member.size} of {size}"
+                raise errors.Truncated(format="OVA", reason=reason)
+        disk = self._choose(found)
+        chosen = passing.needed(found, disk)
+        stated = found.checksum_of(chosen)
+        passing.warn(self._whole.name, found)
+        self.checksum = f"{stated.algorithm}:{stated.digest}" if stated else ""
+        self._offset, self.size = chosen.offset, chosen.size
+        self.head = read(chosen.offset, min(chosen.size, detect.HEAD))
+        passing.check_compression(disk, self.head)
+        self._name(disk, chosen)
+
+    def _name(self, disk: descriptor.Disk, member: package.Member) -> None:
+        self._disk = disk
+        self.name = f"{self._whole.name}#{disk.file}"
+        if self._whole.identity is not None:
+            self.identity = f"{self._whole.identity} {member.name} at {member.offset}"
+
+    @property
+    def _is_random(self) -> bool:
+        """Whether the disk is read by ranges; those of a server may turn out to be wrong later."""
+        return self._passing is None and self.engine.at_random(self._whole, self._cancel) is not None
+
+    def _begin(self) -> passing.File:
+        """Let the OVA pass to the disk, again if its first pass was used."""
+        if self._file is None or not self._is_fresh:
+            file = self._begin_pass()
+            # A pass verifies the disk by itself.
+            self.checksum = ""
+            self._check_same(file.member)
+        else:
+            file = self._file
+        self._is_fresh = False
+        return file
+
+    def _check_same(self, now: package.Member) -> None:
+        if now.size != self.size:
+            before, after = f"{self.size} bytes", f"{now.size} bytes"
+            raise errors.SourceChanged(url=self.name, what="disk", before=before, now=after)
+
+    def _begin_pass(self) -> passing.File:
+        self.close()
+        # If the ranges of the server were not right, this engine knows.
+        self._whole.engine = self.engine
+        self._passing = passing.Pass(self._whole, self._cancel, self._expected)
+        self._file = self._passing.find(self._choose)
+        self._package = self._passing.package
+        self._is_fresh = True
+        return self._file
+
+    def _choose(self, found: package.Package) -> descriptor.Disk:
+        """Return the wanted disk; if that is none or not known, the first one, which can be examined."""
+        disks, choice = found.disks, self._choice
+        named = [disk for disk in disks if choice in descriptor.names(disk.file)]
+        named = named or [disk for disk in disks if choice in {disk.id, str(disk.index)}]
+        if not choice:
+            named = list(disks)
+        if len(named) != 1:
+            what = f"holds {len(disks)} disks" if not choice else f"has no disk {choice!r}"
+            listed = ", ".join(_listed(disk) for disk in disks)
+            reason = (
+                f"{self._whole.name}: {what}: {listed}; choose one with --disk (in a pod: CDI_WORKER_DISK)"
+            )
+            self.obstacle = descriptor.refused("one disk", reason)
+            return next((disk for disk in disks if not disk.obstacle), disks[0])
+        if named[0].obstacle:
+            raise errors.Unsupported(reason=f"{self._whole.name}: disk {named[0].file!r} {named[0].obstacle}")
+        return named[0]
+
+
+def disks(whole: base.Source, cancel: base.Cancel) -> tuple[descriptor.Disk, ...]:
+    """Return the disks of ``whole``, an open OVA with ranges."""
+    with contextlib.closing(OvaSource(whole, "", None, cancel)) as found:
+        found.__enter__()
+        return found.listed
+
+
+def _listed(disk: descriptor.Disk) -> str:
+    capacity = "" if disk.capacity is None else f", {disk.capacity} bytes"
+    return f"{disk.index} {disk.file} ({disk.id}{capacity})"

@@ -1,0 +1,143 @@
+"""All disks of an OVA are imported, in one pass of a stream; none is usable before all are verified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors, execute
+from tests.support import disks as disks_module
+from tests.support import misbehave, oracle, ovas, worker
+from tests.support.ovas import Disk
+
+VARIANTS = ("vmdk-stream", "raw", "qcow2", "vdi")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "disks"
+    made.mkdir()
+    return made
+
+
+def packed(disks: disks_module.Disks, listed: str = "last") -> bytes:
+    """Return an OVA of a disk in each of VARIANTS."""
+    each = [Disk(disks.image(variant).read_bytes(), f"{variant}.bin") for variant in VARIANTS]
+    return ovas.ova(*each, listed=listed)
+
+
+def request(
+    server: misbehave.Server, data: bytes, folder: Path, *, ranges: bool, **options: object
+) -> cdi_worker.Request:
+    url = server.serve("/vm.ova", misbehave.Page(data, ranges=ranges))
+    values = {"scratch": str(folder.parent), **options}
+    return cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(folder), **values)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("listed", ["first", "last", "none"])
+def test_all_disks_are_imported(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, listed: str, *, ranges: bool
+) -> None:
+    data = packed(disks, listed)
+    results = execute.run_all(request(server, data, folder, ranges=ranges))
+    assert sorted(os.listdir(folder)) == sorted(f"{variant}.img" for variant in VARIANTS)
+    assert len(results) == len(VARIANTS)
+    for variant in VARIANTS:
+        oracle.same(folder / f"{variant}.img", disks.expected(variant))
+    assert ranges or server.sent("/vm.ova") == len(data), "the stream was read once"
+
+
+@pytest.mark.parametrize("listed", ["first", "last"])
+@pytest.mark.parametrize("which", range(len(VARIANTS)))
+def test_no_disk_of_a_stream_is_usable_if_one_is_wrong(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, listed: str, which: int
+) -> None:
+    data = packed(disks, listed)
+    disk = disks.image(VARIANTS[which]).read_bytes()
+    at = data.index(disk) + len(disk) - 1
+    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    with pytest.raises(errors.ImageError):
+        execute.run_all(request(server, data, folder, ranges=False))
+    assert os.listdir(folder) == []
+
+
+def test_checksum_is_of_the_whole(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
+    data = packed(disks)
+    wrong = request(server, data, folder, ranges=True, checksum=f"sha1:{'0' * 40}")
+    with pytest.raises(errors.ChecksumMismatch):
+        execute.run_all(wrong)
+    assert os.listdir(folder) == []
+    right = f"sha1:{hashlib.sha1(data).hexdigest()}"
+    execute.run_all(request(server, data, folder, ranges=True, checksum=right))
+    assert len(os.listdir(folder)) == len(VARIANTS)
+
+
+def test_existing_file_is_refused_before_anything_is_read(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    (folder / "vdi.img").write_bytes(b"old")
+    with pytest.raises(errors.TargetExists):
+        execute.run_all(request(server, packed(disks), folder, ranges=False))
+    assert os.listdir(folder) == ["vdi.img"]
+
+
+def test_command_reads_a_pipe_once(disks: disks_module.Disks, folder: Path) -> None:
+    pipe = folder.parent / "pipe"
+    os.mkfifo(pipe)
+    data = packed(disks)
+    writing = threading.Thread(target=pipe.write_bytes, args=(data,))
+    writing.start()
+    done = worker.run("import", "--all", "--json", pipe, folder, "--scratch", folder.parent)
+    writing.join()
+    assert done.status == 0, done.errors
+    printed = [json.loads(line) for line in done.output.splitlines()]
+    assert {Path(line["target"]).name for line in printed} == {f"{variant}.img" for variant in VARIANTS}
+    for variant in VARIANTS:
+        oracle.same(folder / f"{variant}.img", disks.expected(variant))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--disk=1"], "--disk cannot be used with --all"),
+        (["--size=1Gi"], "--size cannot be used with --all"),
+        (["--dry-run"], "--dry-run cannot be used with --all"),
+    ],
+)
+def test_options_of_one_disk_are_refused(
+    disks: disks_module.Disks, folder: Path, options: list[str], message: str
+) -> None:
+    path = folder.parent / "vm.ova"
+    path.write_bytes(packed(disks))
+    done = worker.run("import", "--all", path, folder, *options)
+    assert (done.status, done.error_message) == (2, message)
+
+
+def test_twenty_disks_pass(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    each = [Disk(image, f"{number}.vmdk") for number in range(20)]
+    execute.run_all(request(server, ovas.ova(*each, listed="last"), folder, ranges=False))
+    for number in range(20):
+        oracle.same(folder / f"{number}.img", disks.expected("vmdk-stream"))
+
+
+def test_names_that_differ_in_their_ending_only_are_refused(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    data = ovas.ova(Disk(image, "a.vmdk"), Disk(image, "a.raw.gz"), Disk(image, "b/a.qcow2"))
+    for ranges in (True, False):
+        with pytest.raises(errors.RequestError, match=r"two disks would be .*a\.img"):
+            execute.run_all(request(server, data, folder, ranges=ranges))
+
+
+def test_disk_alone_has_no_others(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
+    with pytest.raises(errors.RequestError, match="not an OVA"):
+        execute.run_all(request(server, disks.raw().read_bytes(), folder, ranges=True))
