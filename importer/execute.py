@@ -296,6 +296,9 @@ def _run_plan(
                     ROUTES[made.route](job)
             return job
         except errors.NoRanges as err:
+            if made.route is plan.Route.UPDATE:
+                # Changes are not a stream.
+                raise
             reading.do_without_ranges(err)
             log.warning("falling back to one ordered stream reason=%s", err)
             progress.retry(err)

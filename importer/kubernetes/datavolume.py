@@ -30,7 +30,18 @@ KINDS = {"blank": "none", "upload": "local", "pvc": "volume", "snapshot": "volum
 #: Sources that are an object of the cluster, which knows its own size.
 CLONES = frozenset({"pvc", "snapshot"})
 #: Sources that may give an archive.
-ARCHIVES = frozenset({"http", "upload"}) | CLONES
+ARCHIVES = frozenset({"http", "upload", "kubevirt"}) | CLONES
+#: Sources that CDI's API does not have, and the types of their fields.
+OWN: Mapping[str, Mapping[str, str]] = {
+    "kubevirt": {
+        "url": "string",
+        "secretRef": "string",
+        "certConfigMap": "string",
+        "extraHeaders": "array",
+        "secretExtraHeaders": "array",
+        "insecureSkipVerify": "boolean",
+    }
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +277,7 @@ SOURCES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "blank": ((), ()),
     "imageio": (WEB, ("url", "diskId", "secretRef")),
     "vddk": (WEB, ("url", "uuid", "backingFile", "thumbprint", "secretRef")),
+    "kubevirt": (("kubevirt", "https"), ("url",)),
     "pvc": ((), ("namespace", "name")),
     "snapshot": ((), ("namespace", "name")),
 }
@@ -315,10 +327,18 @@ RULES: Mapping[str, Any] = {
 }
 
 
+def _own_schema(types: Mapping[str, str]) -> dict[str, Any]:
+    strings = {"items": {"type": "string"}}
+    fields = {name: {"type": kind} | (strings if kind == "array" else {}) for name, kind in types.items()}
+    return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
 @functools.cache
 def _schema() -> Mapping[str, Any]:
     # Published by CDI: tools/schemas.
     published = json.loads(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
+    known = published["properties"]["spec"]["properties"]["source"]["properties"]
+    known |= {kind: _own_schema(types) for kind, types in OWN.items()}
     return {"allOf": [published, RULES]}
 
 
@@ -357,10 +377,9 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
             found.setdefault(f"{where}.url", "expected either url or imageStream")
         if source.image_stream and not source.node_pull:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
-    if source.kind == "imageio" and not source.insecure and not source.certificates:
-        found.setdefault(f"{where}.certConfigMap", "missing")
+    _check_access(source, where, found)
     if volume.checkpoints and source.kind and not source.provider.location_type.staged:
-        only = " and ".join(sorted(kind.name for kind in sources.own() if kind.location_type.staged))
+        only = ", ".join(sorted(kind.name for kind in sources.own() if kind.location_type.staged))
         found.setdefault("spec.checkpoints", f"source {source.kind} has no checkpoints, only {only}")
     for index, (before, stage) in enumerate(itertools.pairwise(volume.checkpoints), 1):
         # A change id of VMware, with "/", names the checkpoint in another way. A device cannot remember the
@@ -373,6 +392,13 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
     if volume.is_archive and volume.claim.block:
         needed = "an archive needs a volume with a file system; remove volumeMode: Block"
         found.setdefault("spec.contentType", needed)
+
+
+def _check_access(source: Source, where: str, found: dict[str, str]) -> None:
+    if source.kind == "imageio" and not source.insecure and not source.certificates:
+        found.setdefault(f"{where}.certConfigMap", "missing")
+    if source.kind == "kubevirt" and not (source.secret or source.secret_headers or source.headers):
+        found.setdefault(f"{where}.secretRef", "missing: the Secret with the token of the export")
 
 
 def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> Claim:

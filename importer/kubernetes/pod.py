@@ -107,7 +107,7 @@ def needs_scratch(volume: datavolume.DataVolume, settings: Settings) -> bool:
         return settings.scratch
     if volume.source.kind == "imageio":
         return any(stage.previous for stage in volume.checkpoints)
-    return volume.source.kind not in {"blank", "vddk"} and not volume.is_archive
+    return volume.source.kind not in {"blank", "vddk", "kubevirt"} and not volume.is_archive
 
 
 def overhead(volume: datavolume.DataVolume, settings: Settings) -> Fraction:
@@ -259,6 +259,9 @@ def _add_secrets(pod: Pod) -> None:
         secret = {"secret": {"secretName": source.secret}}
         pod.mount("credentials", "/google", secret, readOnly=True)
         pod.set(GOOGLE_APPLICATION_CREDENTIALS="/google/credentials.json")
+    elif source.secret and source.kind == "kubevirt":
+        secret = {"secret": {"secretName": source.secret}}
+        pod.mount("export-token", "/export-token", secret, readOnly=True)
     elif source.secret and not source.node_pull:
         for name, key in (("IMPORTER_ACCESS_KEY_ID", "accessKeyId"), ("IMPORTER_SECRET_KEY", "secretKey")):
             pod.set_from(name, {"secretKeyRef": {"name": source.secret, "key": key}})

@@ -336,7 +336,22 @@ class _Range(_HttpStream):
             raise errors.CutShort(url=self._resource.name, reason="empty response")
         self._offset += done
         self.left -= done
+        if not self.left:
+            self._end()
         return done
+
+    def _end(self) -> None:
+        """Read the end of a body without a length, or else its connection cannot be used again.
+
+        Raises ``errors.NoRanges`` if the body is longer than the range.
+        """
+        if self._response.raw.length_remaining is not None:
+            return
+        # The range itself is complete, even if the connection breaks here.
+        with contextlib.suppress(errors.Transient):
+            if self.readinto(memoryview(bytearray(1))):
+                self.close()
+                raise errors.NoRanges(url=self._resource.name, reason="a response longer than its range")
 
     def skip_to(self, offset: int, into: memoryview) -> bool:
         """Skip to ``offset``, with ``into`` as a buffer. Return False if the response does not reach it."""

@@ -109,6 +109,14 @@ def test_values_are_parsed() -> None:
             {"source": {"imageio": {**IMAGEIO, "certConfigMap": None}}},
             "spec.source.imageio.certConfigMap: missing",
         ),
+        (
+            {"source": {"kubevirt": {"url": "kubevirt://x/exports/a/map"}}},
+            "spec.source.kubevirt.secretRef: missing: the Secret with the token",
+        ),
+        (
+            {"source": {"kubevirt": {"url": "http://x/exports/a/map", "secretRef": "s"}}},
+            "spec.source.kubevirt.url: is not a URL that begins with kubevirt: or https:",
+        ),
         ({"source": {"imageio": {**IMAGEIO, "diskId": ""}}}, "spec.source.imageio.diskId: missing"),
         ({"source": {"vddk": {"url": "https://v.invalid"}}}, "spec.source.vddk.thumbprint: missing"),
         ({"source": {"pvc": {"name": "a"}}, "pvc": None}, "spec.source.pvc.namespace: missing"),
@@ -139,7 +147,7 @@ def test_values_are_parsed() -> None:
         ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: not supported"),
         (
             {"checkpoints": [{"previous": "", "current": "a"}]},
-            "spec.checkpoints: source http has no checkpoints, only imageio and vddk",
+            "spec.checkpoints: source http has no checkpoints, only imageio, kubevirt, vddk",
         ),
         (
             {"source": {"imageio": IMAGEIO}, "checkpoints": [{"current": "a"}]},
@@ -220,7 +228,7 @@ def test_every_published_source_has_rules() -> None:
     published = json.loads(Path(datavolume.__file__).with_name("datavolume.json").read_text())
     assert published["$comment"]
     sources = published["properties"]["spec"]["properties"]["source"]["properties"]
-    assert sources.keys() == datavolume.SOURCES.keys()
+    assert sources.keys() | datavolume.OWN.keys() == datavolume.SOURCES.keys()
 
 
 def test_invalid_values_count_as_absent() -> None:

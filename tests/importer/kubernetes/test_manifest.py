@@ -131,6 +131,7 @@ def test_block_volumes_are_devices() -> None:
         ("archive", None, False),
         ("blank", None, False),
         ("vddk-stages", None, False),
+        ("kubevirt", None, False),
         ("imageio", None, True),
         ("registry", None, True),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import engine as engine_module
-from tests.support import imageiod, manifests, oracle, ovirt_stages, vmware
+from tests.support import imageiod, kubevirt, kubevirt_stages, manifests, oracle, ovirt_stages, vmware
 
 
 @pytest.fixture
@@ -84,3 +84,28 @@ def test_stages_from_vmware_run(workspace: manifests.Workspace) -> None:
     stage = ["ImportScheduled", "ImportInProgress"]
     assert manifests.phases(done) == ["Pending", *stage, "Paused", *stage, "Succeeded"]
     oracle.same(workspace.target, vcsim.content(1))
+
+
+def test_backups_of_kubevirt_are_stages(workspace: manifests.Workspace) -> None:
+    """Each backup has a URL of its own, so each stage is a run of its own."""
+    folder = workspace.directory / "kubevirt"
+    folder.mkdir()
+    with kubevirt_stages.running(folder) as machine:
+        source = {"url": machine.server.url("exports", "root", "map"), "secretRef": "export"}
+        first = machine.checkpoint()
+        checkpoints = [{"previous": "", "current": first}]
+        workspace.volume({"kubevirt": source | {"certConfigMap": "ca"}}, checkpoints=checkpoints, size="16Mi")
+        workspace.secret("export", token=kubevirt.TOKEN)
+        workspace.config_map("ca", **{"ca.pem": machine.authority.certificate.read_text()})
+        with machine.backup():
+            assert workspace.plan()["route"] == "extents"
+            done = workspace.run()
+        assert (done.status, manifests.phases(done)[-1]) == (0, "Paused"), done.errors
+        oracle.same(workspace.target, machine.content(first))
+        second = machine.checkpoint(*kubevirt_stages.FIRST)
+        checkpoints.append({"previous": first, "current": second})
+        workspace.documents[0]["spec"]["finalCheckpoint"] = True
+        with machine.backup(since=first):
+            done = workspace.run(f"--after={first}")
+        assert (done.status, manifests.phases(done)[-1]) == (0, "Succeeded"), done.errors
+        oracle.same(workspace.target, machine.content(second))

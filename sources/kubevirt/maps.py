@@ -1,0 +1,165 @@
+"""The map of a disk in a backup: pages of extents, checked and kept in little memory.
+
+A page is the JSON of ``ExportMapResponse`` (kubevirt, pkg/storage/export/virt-exportserver/apis): ``extents``
+(null if there are none), each with ``offset``, ``length``, ``type`` and ``description``, and ``next_offset``,
+where the next page begins, null on the last one. Nothing states the size of the disk: it is the end of the
+last extent (kubevirt#18634).
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from cdi_worker import errors
+from cdi_worker.sources import base
+
+#: Extents of a page that is requested, at most. Each is about 75 bytes, written with the longest numbers 110.
+PAGE: Final = 4096
+LARGEST_PAGE: Final = PAGE * 128
+#: Extents of a map: 9 bytes of memory each. A disk of 512 GiB that changes every 64 KiB, the granularity of
+#: QEMU's bitmaps, has so many.
+MOST: Final = 1 << 23
+#: The largest disk of QEMU, in bytes.
+LARGEST: Final = (1 << 63) - 1
+
+#: What is done with an extent: read it, zero it, or leave it as it is. One that reads as zeros is left if the
+#: other extents show that the map lists changes, and zeroed otherwise.
+READ, ZERO, KEEP, EITHER = range(4)
+#: Extents by type and description (``allocDescription`` and ``mergedDescription`` of kubevirt's
+#: pkg/storage/nbdclient), and whether the map lists changes; None: either. A hole that does not read as zeros
+#: may read as anything (the NBD protocol, base:allocation).
+KINDS: Final[dict[tuple[int, str], tuple[int, bool | None]]] = {
+    (0, "data"): (READ, False),
+    (1, "hole"): (READ, False),
+    (2, "zero"): (EITHER, None),
+    (3, "hole,zero"): (ZERO, False),
+    (0, "clean"): (KEEP, True),
+    (1, "dirty"): (READ, True),
+    (3, "dirty,zero"): (ZERO, True),
+}
+
+#: Returns the page of a map that begins at an offset.
+Ask = Callable[[int], bytes]
+
+
+class Map:
+    """The extents from the first byte of a disk to its end. ``name``: of the disk, for messages.
+
+    Pages are added with ``read``, which continues after a failure.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ends = array.array("Q")
+        self._kinds = bytearray()
+        self._count = 0
+        self._is_whole = False
+        #: Whether the map lists changes; None while both is possible.
+        self._lists_changes: bool | None = None
+
+    @property
+    def size(self) -> int:
+        """The size of the disk, in bytes."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def lists_changes(self) -> bool:
+        """Whether the map lists the changes since a checkpoint, and not the data of the whole disk."""
+        return bool(self._lists_changes)
+
+    def read(self, ask: Ask) -> None:
+        """Request the pages that are missing. Raises ``errors.SourceError`` if they cannot be a map."""
+        while not self._is_whole:
+            self._add(ask(self.size))
+        if not self.size:
+            raise self._wrong("it has no extents")
+
+    def extents(self) -> Iterator[base.Extent]:
+        """Yield the extents to read or to zero, in order."""
+        either = KEEP if self._lists_changes else ZERO
+        start = 0
+        for end, kind in zip(self._ends, self._kinds, strict=True):
+            done = either if kind == EITHER else kind
+            if done != KEEP:
+                yield base.Extent(start, end - start, zero=done == ZERO)
+            start = end
+
+    def changed(self) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the areas that have changed, zeros and data alike."""
+        runs = ((extent.offset, extent.offset + extent.length) for extent in self.extents())
+        last: tuple[int, int] | None = None
+        for start, end in runs:
+            if last is not None and last[1] == start:
+                last = last[0], end
+                continue
+            if last is not None:
+                yield last
+            last = start, end
+        if last is not None:
+            yield last
+
+    def check_same(self, other: Map) -> None:
+        """Raise ``errors.SourceChanged`` if ``other`` is not a later answer for the same backup.
+
+        What is allocated may change, because the guest continues to write; size and changes cannot.
+        """
+        pairs = {"size": (self.size, other.size), "kind of map": (self._lists_changes, other._lists_changes)}
+        for what, (before, now) in pairs.items():
+            if before != now:
+                raise errors.SourceChanged(url=self._name, what=what, before=before, now=now)
+        if self.lists_changes:
+            for area, later in itertools.zip_longest(self.changed(), other.changed()):
+                if area != later:
+                    raise errors.SourceChanged(url=self._name, what="changed area", before=area, now=later)
+
+    def _add(self, page: bytes) -> None:
+        """Add a page that begins where the last one ended."""
+        if len(page) > LARGEST_PAGE:
+            raise self._wrong(f"a page has more than {LARGEST_PAGE} bytes")
+        try:
+            found = json.loads(page)
+            listed, following = found["extents"] or [], found["next_offset"]
+            for extent in listed:
+                self._append(extent)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+            raise self._wrong("a page is not of the form that KubeVirt describes") from err
+        if following is None:
+            self._is_whole = True
+        elif not listed or isinstance(following, bool) or following != self.size:
+            raise self._wrong(f"a page ends at byte {self.size}, the next begins at {_shown(following)}")
+
+    def _append(self, extent: Any) -> None:
+        offset, length = extent["offset"], extent["length"]
+        kind, about = KINDS.get((extent["type"], extent["description"]), (-1, None))
+        if type(offset) is not int or type(length) is not int:
+            raise TypeError("extent")
+        if kind < 0:
+            shown = f"{_shown(extent['type'])} ({_shown(extent['description'])})"
+            raise self._wrong(f"the extent at byte {offset} has the unknown type {shown}")
+        if offset != self.size:
+            raise self._wrong(f"the extent after byte {self.size} begins at byte {offset}")
+        if not 0 < length <= LARGEST - offset:
+            raise self._wrong(f"the extent at byte {offset} has {length} bytes")
+        if about is not None and about is not self._lists_changes:
+            if self._lists_changes is not None:
+                raise self._wrong(f"at byte {offset} it turns from one kind of map into the other")
+            self._lists_changes = about
+        self._count += 1
+        if self._count > MOST:
+            raise self._wrong(f"it has more than {MOST} extents")
+        if self._kinds and self._kinds[-1] == kind:
+            self._ends[-1] = offset + length
+            return
+        self._ends.append(offset + length)
+        self._kinds.append(kind)
+
+    def _wrong(self, what: str) -> errors.SourceError:
+        return errors.SourceError(reason=f"{self._name}: the map of the disk is not valid: {what}")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40]
