@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from pathlib import Path
 
@@ -87,16 +87,6 @@ def median(costs: Sequence[Cost]) -> Cost:
         statistics.median(cost.cpu for cost in costs),
         max(cost.memory for cost in costs),
     )
-
-
-def alternate(rounds: int, sides: Sequence[Callable[[], Cost]]) -> list[Cost]:
-    """Measure all sides in turn, ``rounds`` times; return the median of each."""
-    costs: list[list[Cost]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for found, side in zip(costs, sides, strict=True):
-            os.sync()
-            found.append(side())
-    return [median(found) for found in costs]
 
 
 class _Sampler(threading.Thread):

@@ -14,19 +14,7 @@ from tests.bench.results import Result, Results
 from tests.support import processes
 
 MIB = 1 << 20
-HEAD = [
-    "row",
-    "target",
-    "s",
-    "rival s",
-    "Go s",
-    "ratio",
-    "aim",
-    "",
-    "machine's limit s",
-    "CPU s (ratio)",
-    "MiB",
-]
+HEAD = ["row", "target", "s", "rival s", "Go s", "ratio", "aim", "", "limit s", "CPU s (ratio)", "MiB"]
 #: Points of a plot: size in bytes and cost.
 Points = Sequence[tuple[int, Cost]]
 
@@ -92,30 +80,6 @@ def write(path: Path, keys: Sequence[str], now: Results) -> None:
 def page(keys: Sequence[str], now: Results, last: Results) -> str:
     """Return the page. ``last``: the figures of the last report."""
     changes = slower(now, last)
-    sections = []
-    for setting in settings.SETTINGS.values():
-        known = now.rows.get(setting.name, {})
-        rows = [known[key] for key in keys if key in known]
-        shown = [row for row in rows if not (row.curve and row.aim is None) and not row.skipped]
-        failures = [
-            f"- {row.name}, {row.target}: {why}"
-            for row in rows
-            for why in (
-                row.failure,
-                row.rival_failure and f"the rival failed: {row.rival_failure}",
-                row.skipped and f"not run: {row.skipped}",
-            )
-            if why
-        ]
-        text = [
-            f"## {setting.title}",
-            setting.about,
-            _table([HEAD, *map(cells, shown)]) if shown else "Not run.",
-        ]
-        if failures:
-            text.append("\n".join(["Without figures:", "", *failures]))
-        sections.append("\n\n".join(text))
-    rivals = {row.name: row.rival_is for rows in now.rows.values() for row in rows.values() if row.rival_is}
     return PAGE.format(
         changes="\n".join(["**Slower by more than a tenth** than in the last report:", "", *changes])
         if changes
@@ -123,9 +87,60 @@ def page(keys: Sequence[str], now: Results, last: Results) -> str:
         date=dt.datetime.now(dt.UTC).date(),
         machine=f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}",
         versions=_versions(),
-        sections="\n\n".join(sections),
-        rivals=_table([["row", "rival"], *([name, rival] for name, rival in rivals.items())]),
+        table=_overview(keys, now),
+        sections="\n\n".join(_section(setting, keys, now) for setting in settings.SETTINGS.values()),
     )
+
+
+def _overview(keys: Sequence[str], now: Results) -> str:
+    """Return the table of all rows, each once, with the ratios in the other settings."""
+    names = [setting.name for setting in settings.SETTINGS.values()]
+    pods = [
+        setting.name for setting in settings.SETTINGS.values() if setting.is_pod and not setting.is_special
+    ]
+    lines = [[*HEAD[:2], "compared with", *HEAD[2:], *pods]]
+    for key in keys:
+        found = {name: now.rows.get(name, {}).get(key) for name in names}
+        first = next(filter(None, found.values()), None)
+        if first is None or (first.curve and first.aim is None):
+            continue
+        others = [found[name] for name in pods]
+        short = [_short(other) if other and other is not first else "" for other in others]
+        shown = cells(first)
+        lines.append([*shown[:2], first.rival_is, *shown[2:], *short])
+    return _table(lines)
+
+
+def _short(result: Result) -> str:
+    ratio = f"{result.ratio:.2f}" if result.ratio is not None else ""
+    return " ".join(filter(None, (ratio, result.verdict)))
+
+
+def _section(setting: settings.Setting, keys: Sequence[str], now: Results) -> str:
+    known = now.rows.get(setting.name, {})
+    rows = [known[key] for key in keys if key in known]
+    rates = now.rates.get(setting.name, {})
+    text = [f"## {setting.title}", setting.about]
+    if rates:
+        parts = [
+            f"{name} {rate:.1f} s" if name.startswith("unpack") else f"{name} {rate / 1e6:.0f} MB/s"
+            for name, rate in rates.items()
+        ]
+        text.append(f"The machine's limits here: {', '.join(parts)}.")
+    if setting.is_pod:
+        shown = [row for row in rows if not row.skipped]
+        text.append(_table([HEAD, *map(cells, shown)]) if shown else "Not measured.")
+    failures = [f"- {row.name}, {row.target}: {why}" for row in rows for why in _failures(row)]
+    if failures:
+        text.append("\n".join(["Without figures:", "", *failures]))
+    elif rows:
+        text.append("Every row ran at the first try.")
+    return "\n\n".join(text)
+
+
+def _failures(row: Result) -> list[str]:
+    rival = row.rival_failure and f"the rival failed: {row.rival_failure}"
+    return [why for why in (row.failure, rival, row.skipped and f"not run: {row.skipped}") if why]
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
@@ -149,21 +164,18 @@ ratios, not the seconds: the machine is shared and noisy. All figures are in
 of files, or as the section says.
 
 **Columns.** *Go s* is CDI's own worker; it is measured where `CDI_GO_WORKER` names the directory of its
-programs. *machine's limit*: the seconds that this machine needs for what cannot be avoided: writing the data
-to the target (`dd` with a sync), receiving the bytes (one `curl`, or the rate of the emulated network), or
-unpacking (the fastest tool, writing to /dev/null). A row that misses its aim within 1.2 times that is marked
-*limit*. CPU includes child processes. MiB is the peak of anonymous memory of all processes together. For the
-causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile.md).
+programs. *limit s* is the machine's limit: the seconds for what cannot be avoided, the longest of writing
+the data to the target (`dd` with a sync), receiving the bytes (one `curl`, or the rate of the emulated
+network), and unpacking (the fastest tool, writing to /dev/null). A row that misses its aim and is within
+1.2 of that is marked *limit*. The last columns are the ratios in pods; the sections below have their
+seconds. CPU includes child processes. MiB is the peak of anonymous memory of all processes together. For
+the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile.md).
 
-{sections}
-
-## What each row is compared with
-
-The rival is what a user would type.
-
-{rivals}
+{table}
 
 ![Time compared with the rivals](benchmarks/times.svg)
+
+{sections}
 
 ## Memory does not grow with the size of the image
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,15 @@ class Results:
         }
 
     def keep(self, setting: str, key: str, result: Result) -> None:
-        """Add a result, or replace it, and save the file."""
+        """Add a result, or replace it, with the rates of its setting; others may write to the file, too."""
         result.date = str(dt.datetime.now(dt.UTC).date())
         self.rows.setdefault(setting, {})[key] = result
-        self.save(self._path)
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            saved = Results(self._path)
+            saved.rows.setdefault(setting, {})[key] = result
+            saved.rates[setting] = self.rates.get(setting, {})
+            saved.save(self._path)
 
     def save(self, path: Path) -> None:
         """Write the file."""

@@ -91,7 +91,7 @@ def test_report_names_rows_that_got_slower(tmp_path: Path, ratio: float, slow: b
         results.keep("machine", "qcow2, file", result)
     page = report.page(["qcow2, file"], Results(tmp_path / "now"), Results(tmp_path / "last"))
     assert ("**qcow2, file** (machine): 0.40 → 0.45" in page) == slow
-    assert "| qcow2 | file | 1.00 | 2.00 |" in page
+    assert "| qcow2 | file | curl | 1.00 | 2.00 |" in page
 
 
 def test_rows_have_names_of_their_own() -> None:

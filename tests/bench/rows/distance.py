@@ -33,7 +33,10 @@ def wire(bench: Bench) -> Iterator[Sides]:
         bench.imports(bench.web.url(path), bench.file),
         bench.shell(f"curl -sf {bench.web.url(path)} -o /dev/null", bench.file),
         work=Work(path.stat().st_size, bench.setting.data),
-        verdict=lambda costs: (costs[0].wall / ideal, f"by {ideal:.2f} s; `curl` by one connection: rival"),
+        verdict=lambda costs: (
+            costs[0].wall / ideal,
+            f"by {ideal:.2f} s on the wire; the rival is one `curl`",
+        ),
     )
 
 
