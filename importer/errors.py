@@ -244,6 +244,13 @@ class ChecksumMismatch(ImageError):
     status = 5
 
 
+class Untrusted(Error):
+    """A demanded signature is missing or not valid. ``fault``: a stable name (``formats.signature``)."""
+
+    template = "{url}: signature {fault}: {reason}"
+    status = 7
+
+
 # -- target and scratch ----------------------------------------------------------------------
 
 

@@ -1,0 +1,104 @@
+"""The first form of cosign: a payload, and its signature in an annotation of the layer that holds it.
+
+cosign, "SIGNATURE_SPEC.md"; containers/image, containers-signature(5).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cdi_worker import errors
+from cdi_worker.formats import signature
+
+MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
+SIGNATURE = "dev.cosignproject.cosign/signature"
+PAYLOAD_TYPE = "cosign container image signature"
+#: Bytes; a payload has some hundred, and the annotations that a signer adds.
+LARGEST = 128 << 10
+#: Bytes of a signature: RSA of 16384 bits has 2048.
+LONGEST_PROOF = 8192
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signed:
+    """A payload with the annotations of its layer."""
+
+    payload: bytes
+    annotations: Mapping[str, str]
+
+    def proof(self, name: str) -> bytes:
+        """Return the signature of the payload. Raises ``errors.Untrusted``."""
+        return decoded(self.annotations.get(SIGNATURE, ""), LONGEST_PROOF, name)
+
+
+def claims(signed: Signed, verify: Callable[[bytes, bytes, str], object], name: str) -> signature.Claims:
+    """Return what a signature says. ``verify`` gets signature, payload and name, and returns the signer.
+
+    The payload is parsed only after it was verified. Raises ``errors.Untrusted``.
+    """
+    signer = verify(signed.proof(name), signed.payload, name)
+    document = load(signed.payload, name)
+    critical = member(document, "critical", dict, name)
+    if critical.get("type") != PAYLOAD_TYPE:
+        raise malformed(name, f"its type is {str(critical.get('type'))[:80]!r}, not {PAYLOAD_TYPE!r}")
+    image, identity = (member(critical, key, dict, name) for key in ("image", "identity"))
+    return signature.Claims(
+        signer=str(signer),
+        digest=member(image, "docker-manifest-digest", str, name),
+        reference=member(identity, "docker-reference", str, name),
+        annotations=texts(document.get("optional")),
+    )
+
+
+def load(data: bytes, name: str) -> dict[str, Any]:
+    """Return a JSON object without repeated names, which parsers read differently."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name is repeated")
+        return found
+
+    try:
+        document = json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as err:
+        raise malformed(name, "it is not JSON") from err
+    if not isinstance(document, dict):
+        raise malformed(name, "it is not a JSON object")
+    return document
+
+
+def member(document: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
+    """Return a member of a JSON object that must have this type."""
+    value = document.get(key)
+    if not isinstance(value, kind):
+        raise malformed(name, f"it has no valid {key!r}")
+    return value
+
+
+def texts(value: object) -> dict[str, str]:
+    """Return the texts in a JSON object; none if ``value`` is not one."""
+    if not isinstance(value, dict):
+        return {}
+    return {key: text for key, text in value.items() if isinstance(text, str)}
+
+
+def decoded(text: str, limit: int, name: str) -> bytes:
+    """Return the bytes that ``text`` encodes in base64. Raises ``errors.Untrusted``."""
+    try:
+        found = base64.b64decode(text, validate=True) if len(text) <= 2 * limit else b""
+    except (binascii.Error, ValueError) as err:
+        raise malformed(name, "it is not base64") from err
+    if not 0 < len(found) <= limit:
+        raise malformed(name, f"it is empty or larger than {limit} bytes")
+    return found
+
+
+def malformed(name: str, reason: str) -> errors.Untrusted:
+    """Return the error for a signature that cannot be read."""
+    return errors.Untrusted(url=name, fault=signature.MALFORMED, reason=reason)
