@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.formats import readers, remembered
+from cdi_worker.formats import readers, remembered, signature
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
 
@@ -187,6 +187,12 @@ class Source:
     blank: bool = False
     #: Reads this source and its parts (layers of an image). Set before the source is opened.
     engine: Engine = Plain()
+    #: The signatures that the data must have. Set before the source is opened.
+    demand: signature.Demand = signature.NOTHING
+    #: Why demanded signatures cannot be verified; empty: opening the source verifies them, or fails.
+    unverifiable: str = "only images in a registry have signatures that can be verified"
+    #: What the verified signatures say. Set when the source is opened.
+    claims: tuple[signature.Claims, ...] = ()
     #: A stream that is open already and returns its first bytes again: the result of the first ``ordered``.
     begun: Reader | None = None
     #: The bytes of the first response (the whole image if it is small).

@@ -77,6 +77,10 @@ class Blob(http.HttpSource):
             super()._check_version(response, size)
 
 
+class _NotFound(errors.Unreachable):
+    """The registry has no such manifest."""
+
+
 class Registry:
     """One repository of a registry."""
 
@@ -119,6 +123,17 @@ class Registry:
         documents.check(data, descriptor.digest, f"{self.name}: manifest")
         return data
 
+    def tagged(self, tag: str) -> bytes | None:
+        """Return the manifest or index with another tag of the repository, None if there is none."""
+        return self._optional("manifests", tag)
+
+    def referrers(self, digest: str) -> bytes | None:
+        """Return the index of the artifacts that refer to a manifest, None if the registry has no such API.
+
+        Only its first page: a registry that needs a second one has hundreds of them.
+        """
+        return self._optional("referrers", digest)
+
     def digest(self) -> str:
         """Return the digest of the manifest or index. Uses HEAD, which registries do not count as a pull."""
         stated = ""
@@ -143,8 +158,19 @@ class Registry:
             raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)
         return blob
 
-    def _manifest(self, target: str) -> bytes:
-        with self._answer(target) as response:
+    def _optional(self, kind: str, target: str) -> bytes | None:
+        """Return a document that need not exist."""
+
+        def attempt() -> bytes | None:
+            try:
+                return self._manifest(target, kind)
+            except _NotFound:
+                return None
+
+        return retry.patiently(attempt, self.access.patience, self._cancel)
+
+    def _manifest(self, target: str, kind: str = "manifests") -> bytes:
+        with self._answer(target, kind=kind) as response:
             data = session.body(response, documents.LARGEST_MANIFEST)
         if len(data) > documents.LARGEST_MANIFEST:
             raise errors.Unsupported(
@@ -153,12 +179,14 @@ class Registry:
         return data
 
     @contextlib.contextmanager
-    def _answer(self, target: str, method: str = "GET") -> Iterator[requests.Response]:
-        resource = self._resource("manifests", target, self._cancel, documents.ACCEPT)
+    def _answer(
+        self, target: str, method: str = "GET", kind: str = "manifests"
+    ) -> Iterator[requests.Response]:
+        resource = self._resource(kind, target, self._cancel, documents.ACCEPT)
         response = resource.get(None, method)
         try:
             if response.status_code == 404:
-                raise errors.Unreachable(url=self.name, reason="no such repository, tag or digest")
+                raise _NotFound(url=self.name, reason="no such repository, tag or digest")
             if response.status_code != 200:
                 raise session.status_error(self.name, response)
             with session.translated(self.name, first=False):

@@ -74,6 +74,12 @@ class Archive:
         with contextlib.closing(self.blob(descriptor)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
+    def tagged(self, _tag: str) -> None:
+        """Return None: an archive is of one image, without its signatures."""
+
+    def referrers(self, _digest: str) -> None:
+        """Return None, as ``tagged``."""
+
     def digest(self) -> str:
         """Return the digest of the manifest or index."""
         return documents.digest(self.root())

@@ -54,6 +54,7 @@ class Descriptor:
     architecture: str = ""
     system: str = ""
     variant: str = ""
+    artifact_type: str = ""
 
     @property
     def title(self) -> str:
@@ -234,6 +235,7 @@ def _descriptor(item: object, name: str) -> Descriptor:
         architecture=stated.get("architecture", ""),
         system=stated.get("os", ""),
         variant=stated.get("variant", ""),
+        artifact_type=str(item.get("artifactType") or ""),
     )
 
 

@@ -42,6 +42,11 @@ class Reference:
         return HUB_API if self.host == HUB else self.host
 
     @property
+    def name(self) -> str:
+        """Return host and repository."""
+        return f"{self.host}/{self.repository}"
+
+    @property
     def target(self) -> str:
         """Return the digest or tag for the manifest's URL."""
         return self.digest or self.tag
@@ -83,7 +88,13 @@ def is_digest(text: str) -> bool:
 
 def _docker(endpoint: str) -> Reference:
     rest, _, choice = endpoint.removeprefix(DOCKER).partition("#")
-    rest, at, digest = rest.partition("@")
+    found = named(rest)
+    return dataclasses.replace(found, tag=found.tag or "latest", choice=choice)
+
+
+def named(name: str) -> Reference:
+    """Parse ``[host/]repository[:tag][@digest]``, without a default for the tag. Raises ``RequestError``."""
+    rest, at, digest = name.partition("@")
     host, slash, repository = rest.partition("/")
     if not slash or not (set(".:[") & set(host) or host == "localhost"):
         host, repository = HUB, rest
@@ -102,7 +113,7 @@ def _docker(endpoint: str) -> Reference:
             where = "" if at else f" {text!r}"
             wanted = "docker://host[:port]/repository[:tag|@digest], the repository in lower case"
             raise errors.RequestError(f"malformed {what}{where}: expected {wanted}")
-    return Reference(host, repository, tag or "latest", digest, choice)
+    return Reference(host, repository, tag, digest)
 
 
 def _archive(rest: str) -> ArchiveReference:

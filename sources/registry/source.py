@@ -6,12 +6,15 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from cdi_worker import errors
 from cdi_worker.sources import base, labels
 from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import reference as oci_reference
+
+if TYPE_CHECKING:
+    from cdi_worker.sources.registry import trust
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,11 @@ class RegistrySource(base.Source):
     Opening it reads manifest, configuration and the layers from the top down to the disk. Digests are
     verified: of documents when they are read, of blobs at their end. There is no random access, because a
     blob can only be verified when it is read completely; the engine still fetches it in parallel ranges.
+
+    The tag is resolved once: all later requests are for digests in the document that was verified.
     """
+
+    unverifiable = ""
 
     def __init__(self, location: locations.Registry, cancel: base.Cancel) -> None:
         self._location = location
@@ -51,9 +58,12 @@ class RegistrySource(base.Source):
 
     def __enter__(self) -> Self:
         try:
+            judge = self._judge()
             self._counting = _Counting(self.engine)
             self._store = _open(self._location, self._cancel, self._counting)
-            self._image = resolve(self._store, self._location.architecture)
+            chosen = choose(self._store, self._location.architecture)
+            self.claims = judge.check(self._store, chosen.digests) if judge else ()
+            self._image = resolve(self._store, chosen, self._location.architecture)
             self._disk = layer.find(self._store, self._image.manifest, self._reference.choice)
         except BaseException:
             self.close()
@@ -65,6 +75,15 @@ class RegistrySource(base.Source):
             "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
         )
         return self
+
+    def _judge(self) -> trust.Judge | None:
+        """Return who decides on the signatures; None if nothing is demanded."""
+        if not (self.demand or self.demand.policy):
+            return None
+        # Imported when used (start-up time).
+        from cdi_worker.sources.registry import trust
+
+        return trust.Judge(self.demand, self._reference)
 
     def close(self) -> None:
         """Close all connections and stop the threads that fetch and verify."""
@@ -119,6 +138,7 @@ class RegistrySource(base.Source):
             "disk": self._disk.path or self._disk.blob.media_type,
             "diskLayer": self._disk.blob.digest,
             "labels": self._image.labels(),
+            **({"signatures": [dataclasses.asdict(each) for each in self.claims]} if self.claims else {}),
         }
 
 
@@ -238,23 +258,39 @@ class Image:
         return runtime if isinstance(runtime, dict) else {}
 
 
-def resolve(store: layer.Store, architecture: str) -> Image:
-    """Read index, manifest and configuration of the image for ``architecture``.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chosen:
+    """The manifest for an architecture. ``digests``: of the reference's document, and of the manifest."""
+
+    digests: tuple[str, ...]
+    platforms: list[str]
+    manifest: documents.Manifest
+
+
+def choose(store: layer.Store, architecture: str) -> Chosen:
+    """Read index and manifest of the image for ``architecture``.
 
     Raises ``errors.WrongPlatform``, ``errors.DigestMismatch``, ``errors.Unsupported``, ``errors.Refused``.
     """
     data = store.root()
+    digests = [documents.digest(data)]
     document = documents.parse(data, store.name)
     platforms: list[str] = []
-    depth = 0
     while isinstance(document, documents.Index):
-        depth += 1
-        if depth > DEEPEST_INDEX:
+        if len(digests) > DEEPEST_INDEX:
             raise errors.Unsupported(reason=f"{store.name}: indexes nested more than {DEEPEST_INDEX} deep")
         platforms = platforms or documents.platforms(document.manifests)
         chosen = documents.choose(document, architecture, store.name)
+        digests.append(chosen.digest)
         document = documents.parse(store.manifest(chosen), store.name)
-    image = Image(documents.digest(data), platforms, document, _config(store, document.config))
+    return Chosen(tuple(digests), platforms, document)
+
+
+def resolve(store: layer.Store, chosen: Chosen, architecture: str) -> Image:
+    """Read the configuration of an image. Raises the errors of ``choose``."""
+    image = Image(
+        chosen.digests[0], chosen.platforms, chosen.manifest, _config(store, chosen.manifest.config)
+    )
     image.check(architecture, store.name)
     return image
 

@@ -1,0 +1,102 @@
+"""Whether a signature is for the image that was requested, by the reference in it.
+
+containers-policy.json(5), "signedIdentity"; an image is known by host and repository, and a tag or a digest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from cdi_worker import errors
+from cdi_worker.sources.registry import reference
+
+Reference: TypeAlias = reference.Reference
+#: Returns whether the first reference, as requested, is the second, as signed.
+Rule: TypeAlias = Callable[[Reference, Reference], bool]
+
+
+def same_repository(wanted: Reference, signed: Reference) -> bool:
+    """``matchRepository``: the tags do not count."""
+    return wanted.name == signed.name
+
+
+def same_image(wanted: Reference, signed: Reference) -> bool:
+    """The rule of ``--signed-by``: the repository, and the tag if both name one. cosign signs no tag."""
+    is_tagged = bool(signed.tag) and not wanted.digest
+    return same_repository(wanted, signed) and (not is_tagged or wanted.tag == signed.tag)
+
+
+def exact(wanted: Reference, signed: Reference) -> bool:
+    """``matchExact``: repository and tag, or repository and digest."""
+    if not (signed.tag or signed.digest):
+        return False
+    if wanted.digest:
+        return same_repository(wanted, signed) and wanted.digest == signed.digest
+    return same_repository(wanted, signed) and (wanted.tag, "") == (signed.tag, signed.digest)
+
+
+def exact_or_digest(wanted: Reference, signed: Reference) -> bool:
+    """``matchRepoDigestOrExact``: for a request by digest, which is compared anyway, the repository only."""
+    if wanted.digest:
+        return bool(signed.tag or signed.digest) and same_repository(wanted, signed)
+    return exact(wanted, signed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fixed:
+    """``exactReference`` and ``exactRepository``: a reference in place of the requested one."""
+
+    rule: Rule
+    stated: Reference
+
+    def __call__(self, _wanted: Reference, signed: Reference) -> bool:
+        return self.rule(self.stated, signed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remapped:
+    """``remapIdentity``: the signature of an image that was copied from ``signed_prefix`` to ``prefix``."""
+
+    prefix: str
+    signed_prefix: str
+
+    def __call__(self, wanted: Reference, signed: Reference) -> bool:
+        name = wanted.name
+        if name == self.prefix or name.startswith(f"{self.prefix}/"):
+            moved = reference.named(self.signed_prefix + name.removeprefix(self.prefix))
+            wanted = dataclasses.replace(wanted, host=moved.host, repository=moved.repository)
+        return exact_or_digest(wanted, signed)
+
+
+RULES: Final[dict[str, Rule]] = {
+    "matchExact": exact,
+    "matchRepoDigestOrExact": exact_or_digest,
+    "matchRepository": same_repository,
+}
+
+
+def rule(document: Any, where: str) -> Rule:
+    """Return the rule of a policy's ``signedIdentity``. Raises ``errors.RequestError``."""
+    fields = dict(document) if isinstance(document, dict) else {}
+    kind = fields.pop("type", None)
+    if kind in RULES and not fields:
+        return RULES[kind]
+    try:
+        if kind == "exactReference" and set(fields) == {"dockerReference"}:
+            return Fixed(exact, reference.named(fields["dockerReference"]))
+        if kind == "exactRepository" and set(fields) == {"dockerRepository"}:
+            return Fixed(same_repository, reference.named(fields["dockerRepository"]))
+        if kind == "remapIdentity" and set(fields) == {"prefix", "signedPrefix"}:
+            for each in fields.values():
+                _check_prefix(each)
+            return Remapped(fields["prefix"], fields["signedPrefix"])
+    except (errors.RequestError, AttributeError) as err:
+        raise errors.RequestError(f"{where}: malformed signedIdentity: {err}") from err
+    raise errors.RequestError(f"{where}: malformed signedIdentity {kind!r}")
+
+
+def _check_prefix(prefix: str) -> None:
+    # A host alone is a prefix, too; the last part of a reference without a slash would be a repository.
+    reference.named(prefix if "/" in prefix else f"{prefix}/repository")

@@ -1,0 +1,219 @@
+"""The policy of the containers tools: which images are accepted, by registry and repository.
+
+containers-policy.json(5). Like them, a policy with anything unknown in it is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cdi_worker import errors
+from cdi_worker.sources.registry import identity, reference
+
+ACCEPT, REJECT, SIGSTORE = "insecureAcceptAnything", "reject", "sigstoreSigned"
+#: Signatures of GnuPG, which are not in the registry.
+FOREIGN: Final = frozenset({"signedBy", "signedBaseLayer"})
+LARGEST: Final = 1 << 20
+#: Where a requirement may have its keys: the value is a path, paths, PEM in base64, or several.
+KEYS: Final = ("keyPath", "keyPaths", "keyData", "keyDatas")
+REKOR: Final = tuple(f"rekorPublic{name[0].upper()}{name[1:]}" for name in KEYS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Material:
+    """Keys or certificates: files, and contents (PEM). Files are read when an image needs them."""
+
+    paths: tuple[str, ...] = ()
+    contents: tuple[bytes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.paths or self.contents)
+
+    def read(self) -> bytes:
+        """Return all of it. Raises ``errors.RequestError``."""
+        return b"\n".join((*map(_file, self.paths), *self.contents))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Requirement:
+    """A requirement: ``kind``, and for signatures the keys, one of which must have signed.
+
+    ``log``: the keys of the transparency log in which the signature must be; none: it need not be there.
+    ``fulcio``: the authority of certificates, instead of keys. ``other``: what is not supported.
+    """
+
+    kind: str
+    keys: Material = Material()
+    rule: identity.Rule = identity.exact_or_digest
+    log: Material = Material()
+    fulcio: Fulcio | None = None
+    other: str = ""
+
+    def describe(self) -> str:
+        """Return what it demands, for messages."""
+        more = self.other or ("fulcio" if self.fulcio else "a transparency log" if self.log else "")
+        return f"{self.kind} with {more}" if more else self.kind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fulcio:
+    """``fulcio`` of a requirement: authorities, and the signer that they must have certified."""
+
+    authorities: Material
+    issuer: str
+    email: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy: requirements by transport and scope. ``path`` is for messages."""
+
+    path: str
+    default: tuple[Requirement, ...]
+    transports: Mapping[str, Mapping[str, tuple[Requirement, ...]]]
+
+    def requirements(
+        self, of: reference.Reference | reference.ArchiveReference
+    ) -> tuple[str, tuple[Requirement, ...]]:
+        """Return the requirements for an image, all of which count, and the scope that they come from."""
+        archive = isinstance(of, reference.ArchiveReference)
+        transport = "oci-archive" if archive else "docker"
+        scoped = self.transports.get(transport, {})
+        for scope in _archive_scopes(of) if isinstance(of, reference.ArchiveReference) else scopes(of):
+            if scope in scoped:
+                return f"{transport}:{scope}", scoped[scope]
+        return "default", self.default
+
+
+def scopes(of: reference.Reference) -> Iterator[str]:
+    """Yield the scopes of an image, the closest first: itself, its parents, its domains, everything."""
+    name = of.name
+    yield f"{name}@{of.digest}" if of.digest else f"{name}:{of.tag}"
+    while True:
+        yield name
+        parent, slash, _ = name.rpartition("/")
+        if not slash:
+            break
+        name = parent
+    domain = name.partition(":")[0]
+    while "." in domain:
+        domain = domain.partition(".")[2]
+        yield f"*.{domain}"
+    yield ""
+
+
+def _archive_scopes(of: reference.ArchiveReference) -> Iterator[str]:
+    path = Path(of.path).resolve()
+    yield f"{path}:{of.tag}"
+    yield from map(str, (path, *path.parents[:-1]))
+    yield ""
+
+
+def read(path: str) -> Policy:
+    """Return the policy in a file. Raises ``errors.RequestError``."""
+    document = _load(_file(path), path)
+    unknown = set(document) - {"default", "transports"}
+    if unknown:
+        raise errors.RequestError(f"{path}: unknown member {min(unknown)!r}")
+    transports = document.get("transports", {})
+    if "default" not in document:
+        raise errors.RequestError(f"{path}: no default; add what applies to all other images")
+    found: dict[str, dict[str, tuple[Requirement, ...]]] = {}
+    for transport, scoped in _mapping(transports, path, "transports").items():
+        where = f"transports.{transport}"
+        entries = _mapping(scoped, path, where).items()
+        found[transport] = {scope: _requirements(of, path, f"{where}.{scope}") for scope, of in entries}
+    return Policy(path, _requirements(document["default"], path, "default"), found)
+
+
+def _requirements(found: Any, path: str, where: str) -> tuple[Requirement, ...]:
+    if not isinstance(found, list) or not found:
+        raise errors.RequestError(f"{path}: {where}: expected a list of requirements, with at least one")
+    return tuple(_requirement(_mapping(each, path, where), f"{path}: {where}") for each in found)
+
+
+def _requirement(fields: Mapping[str, Any], where: str) -> Requirement:
+    kind = fields.get("type")
+    if kind in FOREIGN or (kind in {ACCEPT, REJECT} and len(fields) == 1):
+        return Requirement(str(kind))
+    if kind != SIGSTORE:
+        raise errors.RequestError(f"{where}: unknown requirement {kind!r}, or one with unknown members")
+    where = f"{where}: {SIGSTORE}"
+    if unknown := set(fields) - {"type", "signedIdentity", "fulcio", "pki", *KEYS, *REKOR}:
+        raise errors.RequestError(f"{where}: unknown member {min(unknown)!r}")
+    given = [name for name in (*KEYS, "fulcio", "pki") if name in fields]
+    logs = [name for name in REKOR if name in fields]
+    if len(given) != 1 or len(logs) > 1:
+        signers, log = (", ".join(names) for names in ((*KEYS, "fulcio", "pki"), REKOR))
+        raise errors.RequestError(f"{where}: expected one of {signers}; at most one of {log}")
+    made = Requirement(SIGSTORE, log=_keys(fields[logs[0]], logs[0], where) if logs else Material())
+    if "signedIdentity" in fields:
+        made = dataclasses.replace(made, rule=identity.rule(fields["signedIdentity"], where))
+    if given[0] == "pki":
+        return dataclasses.replace(made, other="pki")
+    if given[0] == "fulcio":
+        if not logs:
+            raise errors.RequestError(f"{where}: fulcio needs one of {', '.join(REKOR)}")
+        return dataclasses.replace(made, fulcio=_fulcio(fields["fulcio"], where))
+    return dataclasses.replace(made, keys=_keys(fields[given[0]], given[0], where))
+
+
+def _fulcio(given: Any, where: str) -> Fulcio:
+    fields = _mapping(given, where, "fulcio")
+    authorities = [name for name in ("caPath", "caData") if name in fields]
+    texts = {name: fields.get(name) for name in ("oidcIssuer", "subjectEmail")}
+    if len(authorities) != 1 or set(fields) != {*authorities, *texts} or not all(texts.values()):
+        expected = "caPath or caData, oidcIssuer and subjectEmail"
+        raise errors.RequestError(f"{where}: fulcio: expected {expected}")
+    name = authorities[0]
+    data = _keys(fields[name], "keyPath" if name == "caPath" else "keyData", where)
+    return Fulcio(data, str(texts["oidcIssuer"]), str(texts["subjectEmail"]))
+
+
+def _keys(value: Any, name: str, where: str) -> Material:
+    """Return the keys that a member names or contains."""
+    each = value if name.lower().endswith("s") else [value]
+    if not isinstance(each, list) or not each or not all(isinstance(item, str) and item for item in each):
+        raise errors.RequestError(f"{where}: malformed {name}")
+    if name.lower().rstrip("s").endswith("path"):
+        return Material(tuple(each))
+    try:
+        return Material(contents=tuple(base64.b64decode(item, validate=True) for item in each))
+    except (binascii.Error, ValueError) as err:
+        raise errors.RequestError(f"{where}: {name} is not base64") from err
+
+
+def _file(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(LARGEST + 1)
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {errors.words(err)}") from err
+    if len(data) > LARGEST:
+        raise errors.RequestError(f"{path}: larger than {LARGEST} bytes")
+    return data
+
+
+def _load(data: bytes, path: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name is repeated")
+        return found
+
+    try:
+        return dict(_mapping(json.loads(data, object_pairs_hook=unique), path, "the policy"))
+    except (ValueError, RecursionError) as err:
+        raise errors.RequestError(f"{path}: not a policy: {err}") from err
+
+
+def _mapping(value: Any, path: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise errors.RequestError(f"{path}: {where}: expected an object")
+    return value

@@ -1,0 +1,128 @@
+"""The signatures that a registry holds for a manifest, as bytes; nothing in them is verified here.
+
+cosign, "SIGNATURE_SPEC.md" (the tag), "BUNDLE_SPEC.md"; OCI distribution specification, "Listing Referrers".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from cdi_worker import errors
+from cdi_worker.formats import signature
+from cdi_worker.formats.signature import bundle, simple
+from cdi_worker.sources.registry import blobs, documents
+
+log = logging.getLogger(__name__)
+
+#: Signatures of one manifest that are read: each takes a request.
+MOST: Final = 64
+#: Artifacts that may be signatures. Some registries do not keep the type.
+TYPES: Final = frozenset(
+    {
+        bundle.MEDIA_TYPE,
+        "application/vnd.dev.cosign.artifact.sig.v1+json",
+        "application/vnd.oci.empty.v1+json",
+        "",
+    }
+)
+PREDICATE: Final = "dev.sigstore.bundle.predicateType"
+EMPTY_LIST: Final = b'{"schemaVersion":2,"manifests":[]}'
+
+
+class Store(Protocol):
+    """A registry."""
+
+    name: str
+
+    def tagged(self, tag: str, /) -> bytes | None: ...
+    def referrers(self, digest: str, /) -> bytes | None: ...
+    def manifest(self, descriptor: documents.Descriptor, /) -> bytes: ...
+    def blob(self, descriptor: documents.Descriptor, /) -> blobs.Verified: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """A signature of a manifest: of either form, or why it could not be read. ``name`` is for messages."""
+
+    name: str
+    simple: simple.Signed | None = None
+    bundle: bytes | None = None
+    fault: errors.Untrusted | None = None
+
+
+def find(store: Store, digest: str) -> Iterator[Found]:
+    """Yield the signatures of the manifest with this digest, at most ``MOST``."""
+    for count, found in enumerate(_all(store, digest)):
+        if count == MOST:
+            log.warning("more signatures than are read most=%d digest=%s", MOST, digest)
+            return
+        yield found
+
+
+def _all(store: Store, digest: str) -> Iterator[Found]:
+    tag = digest.replace(":", "-")
+    if (data := store.tagged(f"{tag}.sig")) is not None:
+        yield from _layers(store, data)
+    listed = store.referrers(digest)
+    if listed is None:
+        # A registry without the API: clients keep the list in a tag.
+        listed = store.tagged(tag)
+    index = None if listed is None else _parsed(store, listed)
+    for entry in index.manifests if isinstance(index, documents.Index) else ():
+        if (
+            entry.artifact_type in TYPES
+            and entry.annotations.get(PREDICATE, bundle.PREDICATE) == bundle.PREDICATE
+        ):
+            yield from _referrer(store, entry)
+
+
+def _referrer(store: Store, entry: documents.Descriptor) -> Iterator[Found]:
+    try:
+        data = store.manifest(entry)
+    except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
+        yield _unreadable(store, entry, err)
+    else:
+        yield from _layers(store, data)
+
+
+def _layers(store: Store, data: bytes) -> Iterator[Found]:
+    """Yield the signatures in a manifest, one for each layer."""
+    manifest = _parsed(store, data)
+    for layer in manifest.layers if isinstance(manifest, documents.Manifest) else ():
+        if layer.media_type == simple.MEDIA_TYPE:
+            yield _read(store, layer, simple.LARGEST)
+        elif layer.media_type == bundle.MEDIA_TYPE:
+            yield _read(store, layer, bundle.LARGEST)
+
+
+def _read(store: Store, layer: documents.Descriptor, limit: int) -> Found:
+    name = f"{store.name}: {layer.digest}"
+    if layer.size > limit:
+        fault = simple.malformed(name, f"it has {layer.size} bytes, more than {limit}")
+        return Found(name, fault=fault)
+    try:
+        with contextlib.closing(store.blob(layer)) as reader:
+            data = blobs.read_all(reader, limit, name)
+    except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
+        return _unreadable(store, layer, err)
+    if layer.media_type == simple.MEDIA_TYPE:
+        return Found(name, simple=simple.Signed(data, layer.annotations))
+    return Found(name, bundle=data)
+
+
+def _parsed(store: Store, data: bytes) -> documents.Index | documents.Manifest | None:
+    """Return a document; None, which has no signatures, for one that cannot be read."""
+    try:
+        return documents.parse(data, f"{store.name}: signatures")
+    except (errors.Unsupported, errors.Refused) as err:
+        log.warning("%s", err)
+        return None
+
+
+def _unreadable(store: Store, of: documents.Descriptor, err: errors.Error) -> Found:
+    name = f"{store.name}: {of.digest}"
+    return Found(name, fault=errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))

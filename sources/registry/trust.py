@@ -1,0 +1,184 @@
+"""Whether an image has the signatures that are demanded of it, before any byte of its disk is fetched."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from cdi_worker import errors
+from cdi_worker.formats import signature
+from cdi_worker.formats.signature import bundle, keys, simple
+from cdi_worker.sources.registry import identity, policy, reference, signatures
+
+log = logging.getLogger(__name__)
+
+#: Of a file of keys, in bytes.
+LARGEST = 1 << 20
+#: Returns what a signature says once it is verified. Raises ``errors.Untrusted``.
+Verify: TypeAlias = Callable[[signatures.Found], signature.Claims]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Check:
+    """One signature that an image must have. ``where``: who demands it.
+
+    ``named``: whether the signature must name the image; cosign's bundles name only its digest.
+    """
+
+    where: str
+    verify: Verify
+    rule: identity.Rule
+    named: bool
+    annotations: tuple[tuple[str, str], ...] = ()
+
+    def claims(
+        self, found: signatures.Found, digests: Sequence[str], of: reference.Reference
+    ) -> signature.Claims:
+        """Return what ``found`` says. Raises ``errors.Untrusted`` if it is not this signature."""
+        if found.fault is not None:
+            raise found.fault
+        claims = self.verify(found)
+        claims.check(digests, self.annotations, found.name)
+        if not claims.reference and not self.named:
+            return claims
+        if not claims.reference:
+            reason = f"{claims.signer} signed no reference, and {self.where} demands one"
+            raise errors.Untrusted(url=found.name, fault=signature.OTHER_REFERENCE, reason=reason)
+        try:
+            is_same = self.rule(of, reference.named(claims.reference))
+        except errors.RequestError:
+            is_same = False
+        if not is_same:
+            reason = f"{claims.signer} signed {claims.reference}, not {of.name}{_target(of)} ({self.where})"
+            raise errors.Untrusted(url=found.name, fault=signature.OTHER_REFERENCE, reason=reason)
+        return claims
+
+
+class Judge:
+    """What is demanded of the image ``of``. Reads keys and policy when it is made.
+
+    Raises ``errors.RequestError`` for malformed files, ``errors.Untrusted`` for an image that is refused
+    whatever its signatures are.
+    """
+
+    def __init__(
+        self, demand: signature.Demand, of: reference.Reference | reference.ArchiveReference
+    ) -> None:
+        self._checks = [*_demanded(demand), *_of_policy(demand.policy, of)]
+        if isinstance(of, reference.ArchiveReference):
+            if self._checks:
+                reason = "an OCI archive has no signatures that could be verified; import from the registry"
+                raise errors.Untrusted(url=str(of), fault=signature.UNVERIFIABLE, reason=reason)
+            return
+        self._of = of
+
+    def check(self, store: signatures.Store, digests: Sequence[str]) -> tuple[signature.Claims, ...]:
+        """Return what the demanded signatures say. ``digests``: of the index, if there is one, and manifest.
+
+        The signature of an index vouches for the manifests in it. Raises ``errors.Untrusted``.
+        """
+        if not self._checks:
+            return ()
+        found = _Read(signatures.find(store, digest) for digest in digests)
+        return tuple(self._fulfil(check, found, digests) for check in self._checks)
+
+    def _fulfil(self, check: Check, found: _Read, digests: Sequence[str]) -> signature.Claims:
+        failed = []
+        for each in found:
+            try:
+                claims = check.claims(each, digests, self._of)
+            except errors.Untrusted as err:
+                log.info("signature not accepted: %s", err)
+                failed.append(err)
+            else:
+                log.info(
+                    "signed by=%r digest=%s reference=%r", claims.signer, claims.digest, claims.reference
+                )
+                return claims
+        if (closest := signature.worst(failed)) is None:
+            reason = f"{' and '.join(digests)}: not signed, and {check.where} demands a signature"
+            raise errors.Untrusted(url=str(self._of), fault=signature.MISSING, reason=reason)
+        more = f"; {len(failed)} signatures were tried" if len(failed) > 1 else ""
+        text = f"{closest.fields['reason']}{more}"
+        raise errors.Untrusted(url=str(self._of), fault=closest.fields["fault"], reason=text) from closest
+
+
+class _Read:
+    """The signatures of several manifests, fetched as far as they are needed, and once."""
+
+    def __init__(self, found: Iterator[Iterator[signatures.Found]]) -> None:
+        self._rest = (each for some in found for each in some)
+        self._read: list[signatures.Found] = []
+
+    def __iter__(self) -> Iterator[signatures.Found]:
+        yield from self._read
+        for each in self._rest:
+            self._read.append(each)
+            yield each
+
+
+def _demanded(demand: signature.Demand) -> Iterator[Check]:
+    if demand.signed_by:
+        known = _keys(demand.signed_by)
+        verify = functools.partial(_by_keys, known)
+        yield Check(
+            demand.signed_by, verify, identity.same_image, named=False, annotations=demand.annotations
+        )
+    elif demand.is_keyless:
+        reason = "signatures by a certificate of Fulcio are not supported"
+        raise errors.Untrusted(url=demand.identity, fault=signature.UNVERIFIABLE, reason=reason)
+
+
+def _keys(path: str) -> tuple[keys.Key, ...]:
+    """Return the keys in a file, or in the files of a mounted ConfigMap. Raises ``errors.RequestError``."""
+    place = Path(path)
+    try:
+        # Kubernetes mounts a ConfigMap as links into ..data.
+        inside = [each for each in sorted(place.iterdir()) if not each.name.startswith(".")]
+    except NotADirectoryError:
+        inside = [place]
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {errors.words(err)}") from err
+    found: list[keys.Key] = []
+    for each in inside:
+        try:
+            with each.open("rb") as stream:
+                found += keys.read(stream.read(LARGEST), str(each))
+        except OSError as err:
+            raise errors.RequestError(f"{each}: {errors.words(err)}") from err
+    if not found:
+        raise errors.RequestError(f"{path}: no file with a public key in it")
+    return tuple(found)
+
+
+def _of_policy(path: str, of: reference.Reference | reference.ArchiveReference) -> Iterator[Check]:
+    """Yield the signatures that a policy demands. Raises ``errors.Untrusted`` for a rejected image."""
+    if not path:
+        return
+    scope, requirements = policy.read(path).requirements(of)
+    where = f"{path} ({scope})"
+    log.info("policy path=%r scope=%r requirements=%r", path, scope, [each.kind for each in requirements])
+    for each in requirements:
+        if each.kind == policy.REJECT:
+            raise errors.Untrusted(url=str(of), fault=signature.REJECTED, reason=f"{where} rejects it")
+        if each.kind != policy.ACCEPT:
+            if each.kind != policy.SIGSTORE or each.other or each.log or each.fulcio:
+                reason = f"{where} demands {each.describe()}, which is not supported"
+                raise errors.Untrusted(url=str(of), fault=signature.UNVERIFIABLE, reason=reason)
+            known = keys.read(each.keys.read(), where)
+            yield Check(where, functools.partial(_by_keys, known), each.rule, named=True)
+
+
+def _by_keys(known: Sequence[keys.Key], found: signatures.Found) -> signature.Claims:
+    verify = functools.partial(keys.signer, known)
+    if found.simple is not None:
+        return simple.claims(found.simple, verify, found.name)
+    return bundle.claims(found.bundle or b"", verify, found.name)
+
+
+def _target(of: reference.Reference) -> str:
+    return f"@{of.digest}" if of.digest else f":{of.tag}"

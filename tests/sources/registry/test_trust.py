@@ -1,0 +1,332 @@
+"""Signed images in a real registry: which are accepted, and that nothing of the others is fetched."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from cdi_worker import errors
+from cdi_worker.formats import signature
+from tests.support import containers, pulled, registries, signing
+from tests.support.containers import Image
+
+IMAGE = Image((containers.layer(*containers.disk(pulled.DISK)),))
+OTHER = Image((containers.layer(*containers.disk(pulled.OTHER)),))
+SIGNER = signing.Signer()
+NAMES = (f"signed{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def name() -> str:
+    """Return a repository that no other test uses."""
+    return next(NAMES)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return SIGNER.write(tmp_path / "key.pem")
+
+
+def pull(
+    registry: registries.Registry, name: str, key: str, target: str = ":latest", **more: object
+) -> bytes:
+    """Pull a disk that must be signed."""
+    source = pulled.opened(registry, registry.reference(name, target))
+    source.demand = signature.Demand(signed_by=key, **more)  # type: ignore[arg-type] - fields by name
+    with source:
+        assert source.claims
+        return pulled.read(source)
+
+
+def refused(
+    registry: registries.Registry, name: str, key: str, fault: str, **more: object
+) -> errors.Untrusted:
+    """Return why a disk is refused; nothing of its layers or its configuration was read."""
+    with pytest.raises(errors.Untrusted) as caught:
+        pull(registry, name, key, **more)  # type: ignore[arg-type] - fields by name
+    assert caught.value.fields["fault"] == fault, caught.value
+    read = {path.rpartition("/")[2] for path, _ in registry.answered(name)}
+    assert not read & {blob.digest for image in (IMAGE, OTHER) for blob in image.blobs}
+    return caught.value
+
+
+def reference(registry: registries.Registry, name: str) -> str:
+    return f"{registry.host}/{name}"
+
+
+@pytest.mark.parametrize(
+    "private",
+    [ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP384R1()),
+     rsa.generate_private_key(65537, 2048), ed25519.Ed25519PrivateKey.generate()],
+    ids=["p256", "p384", "rsa", "ed25519"],
+)  # fmt: skip
+def test_image_signed_with_the_key_is_imported(
+    guarded: registries.Registry, name: str, private: signing.PrivateKey, tmp_path: Path
+) -> None:
+    signer = signing.Signer(private)
+    digest = guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, signer.simple(digest, reference(guarded, name)))
+    assert pull(guarded, name, signer.write(tmp_path / "key.pem")) == pulled.DISK
+
+
+def test_image_with_a_bundle_is_imported(guarded: registries.Registry, name: str, key: str) -> None:
+    digest = guarded.push(name, IMAGE)
+    signing.refer(guarded, name, digest, SIGNER.bundle(digest, annotations={"env": "prod"}))
+    assert pull(guarded, name, key, annotations=(("env", "prod"),)) == pulled.DISK
+
+
+def test_image_without_signature_is_refused(guarded: registries.Registry, name: str, key: str) -> None:
+    digest = guarded.push(name, IMAGE)
+    error = refused(guarded, name, key, signature.MISSING)
+    assert f"signature missing: {digest}: not signed" in str(error)
+    assert key in str(error)
+    assert error.status == 7
+
+
+@pytest.mark.parametrize("form", ["simple", "bundle"])
+def test_another_key_is_refused(guarded: registries.Registry, name: str, key: str, form: str) -> None:
+    digest = guarded.push(name, IMAGE)
+    stranger = signing.Signer()
+    if form == "simple":
+        signing.attach(guarded, name, digest, stranger.simple(digest, reference(guarded, name)))
+    else:
+        signing.refer(guarded, name, digest, stranger.bundle(digest))
+    refused(guarded, name, key, signature.OTHER_KEY)
+
+
+def test_one_of_several_keys_and_signatures_is_enough(
+    guarded: registries.Registry, name: str, tmp_path: Path
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    stranger, known = signing.Signer(), signing.Signer()
+    layers = [each.simple(digest, reference(guarded, name)) for each in (stranger, SIGNER)]
+    signing.attach(guarded, name, digest, *layers)
+    both = tmp_path / "keys.pem"
+    both.write_bytes(known.pem + SIGNER.pem)
+    assert pull(guarded, name, str(both)) == pulled.DISK
+    folder = tmp_path / "keys"
+    (folder / "..2026").mkdir(parents=True)
+    (folder / "..data").symlink_to("..2026")
+    for number, each in enumerate((known, SIGNER)):
+        each.write(folder / f"..2026/{number}.pem")
+        (folder / f"{number}.pem").symlink_to(f"..data/{number}.pem")
+    assert pull(guarded, name, str(folder)) == pulled.DISK
+
+
+def test_signature_moved_to_another_repository_is_refused(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    moved = SIGNER.simple(digest, reference(guarded, "trusted/disk"))
+    signing.attach(guarded, name, digest, moved)
+    error = refused(guarded, name, key, signature.OTHER_REFERENCE)
+    assert f"signed {guarded.host}/trusted/disk, not {guarded.host}/{name}:latest" in str(error)
+
+
+def test_tag_that_was_signed_counts(guarded: registries.Registry, name: str, key: str) -> None:
+    digest = guarded.push(name, IMAGE, "old")
+    guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, f"{reference(guarded, name)}:old"))
+    assert pull(guarded, name, key, ":old") == pulled.DISK
+    assert pull(guarded, name, key, f"@{digest}") == pulled.DISK
+    with pytest.raises(errors.Untrusted, match="of another reference"):
+        pull(guarded, name, key)
+
+
+def test_signature_of_another_image_is_refused(guarded: registries.Registry, name: str, key: str) -> None:
+    other, digest = guarded.push(name, OTHER, "other"), guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, SIGNER.simple(other, reference(guarded, name)))
+    signing.refer(guarded, name, digest, SIGNER.bundle(other))
+    assert other in str(refused(guarded, name, key, signature.OTHER_DATA))
+
+
+def test_statement_about_an_image_is_not_its_signature(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    signing.refer(guarded, name, digest, SIGNER.bundle(digest, predicate="https://slsa.dev/provenance/v1"))
+    refused(guarded, name, key, signature.MALFORMED)
+
+
+def test_bundle_that_names_another_repository_is_refused(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    signing.refer(guarded, name, digest, SIGNER.bundle(digest, name=reference(guarded, "trusted/disk")))
+    refused(guarded, name, key, signature.OTHER_REFERENCE)
+
+
+def test_annotations_must_be_signed(guarded: registries.Registry, name: str, key: str) -> None:
+    digest = guarded.push(name, IMAGE)
+    layer = SIGNER.simple(digest, reference(guarded, name), {"env": "prod", "number": 1})
+    signing.attach(guarded, name, digest, layer)
+    assert pull(guarded, name, key, annotations=(("env", "prod"),)) == pulled.DISK
+    for wanted in (("env", "test"), ("number", "1"), ("more", "")):
+        with pytest.raises(errors.Untrusted, match="without the annotation"):
+            pull(guarded, name, key, annotations=(wanted,))
+
+
+@pytest.mark.parametrize(("since", "until"), [(-10, -5), (5, 10)])
+def test_certificate_that_is_not_valid_is_refused(
+    guarded: registries.Registry, name: str, tmp_path: Path, since: int, until: int
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
+    certificate = tmp_path / "signer.pem"
+    now = dt.datetime.now(dt.UTC)
+    days = [now + dt.timedelta(days=number) for number in (since, until)]
+    certificate.write_bytes(SIGNER.certificate(*days))
+    assert "certificate" in str(refused(guarded, name, str(certificate), signature.EXPIRED))
+    certificate.write_bytes(SIGNER.certificate(days[0] - dt.timedelta(days=20), now + dt.timedelta(days=1)))
+    assert pull(guarded, name, str(certificate)) == pulled.DISK
+
+
+@pytest.mark.parametrize("signed", ["index", "manifest"])
+def test_signature_of_an_index_or_its_manifest_is_enough(
+    guarded: registries.Registry, name: str, key: str, signed: str
+) -> None:
+    manifest = guarded.push(name, IMAGE, "one")
+    index = containers.index(containers.for_platform(IMAGE.manifest, containers.MACHINE))
+    guarded.push_manifest(name, index, "latest")
+    digest = index.digest if signed == "index" else manifest
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
+    assert pull(guarded, name, key) == pulled.DISK
+
+
+def test_image_swapped_after_it_was_verified_is_not_fetched(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    """The tag is moved when the signatures are read; the disk is that of the verified manifest."""
+    digest = guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
+    source = pulled.opened(guarded, guarded.reference(name))
+    source.demand = signature.Demand(signed_by=key)
+    with source:
+        guarded.push(name, OTHER)
+        assert pulled.read(source) == pulled.DISK
+        # A stream that breaks is read again, and the tag is not.
+        assert pulled.read(source) == pulled.DISK
+    tags = [path for path, status in guarded.answered(name) if path.endswith("/latest") and status == 200]
+    assert len(tags) == 1
+    with pytest.raises(errors.Untrusted, match="missing"):
+        pull(guarded, name, key)
+
+
+# -- hostile signatures -------------------------------------------------------------------------
+
+
+PAYLOAD = b'{"critical": {}}'
+NESTED = b'{"critical":' + b"[" * 60_000 + b"]" * 60_000 + b"}"
+
+
+def _signed(payload: bytes) -> containers.Blob:
+    return signing.layer(payload, SIGNER.sign(payload))
+
+
+@pytest.mark.parametrize(
+    ("layer", "fault"),
+    [
+        (signing.layer(PAYLOAD, "!not base64!"), signature.MALFORMED),
+        (signing.layer(PAYLOAD, ""), signature.MALFORMED),
+        (signing.layer(PAYLOAD, "A" * 1_000_000), signature.MALFORMED),
+        (_signed(PAYLOAD), signature.MALFORMED),
+        (_signed(b"[1]"), signature.MALFORMED),
+        (_signed(b"\xff\xfe"), signature.MALFORMED),
+        (_signed(NESTED), signature.MALFORMED),
+        (_signed(b'{"critical": {"type": "x"}, "critical": {}}'), signature.MALFORMED),
+        (signing.layer(bytes(200_000), b"sig"), signature.MALFORMED),
+        (signing.layer(PAYLOAD, SIGNER.sign(b"other")), signature.OTHER_KEY),
+        (containers.Blob(b"{}", signing.BUNDLE), signature.MALFORMED),
+        (containers.Blob(b'{"dsseEnvelope": 1}', signing.BUNDLE), signature.MALFORMED),
+        (containers.Blob(b'{"messageSignature": {}}', signing.BUNDLE), signature.MALFORMED),
+        (containers.Blob(NESTED, signing.BUNDLE), signature.MALFORMED),
+        (containers.Blob(PAYLOAD, "application/octet-stream"), signature.MISSING),
+    ],
+)  # fmt: skip
+def test_malformed_signature_is_refused(
+    guarded: registries.Registry, name: str, key: str, layer: containers.Blob, fault: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, layer)
+    refused(guarded, name, key, fault)
+
+
+@pytest.mark.parametrize("change", ["type", "digest", "no digest", "no identity", "reference", "list"])
+def test_payload_with_a_wrong_member_is_refused(
+    guarded: registries.Registry, name: str, key: str, change: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    payload = json.loads(SIGNER.simple(digest, reference(guarded, name)).data)
+    critical = payload["critical"]
+    if change == "type":
+        critical["type"] = "atomic container signature"
+    elif change == "digest":
+        critical["image"]["docker-manifest-digest"] = digest.upper()
+    elif change == "no digest":
+        critical["image"] = {}
+    elif change == "no identity":
+        del critical["identity"]
+    elif change == "reference":
+        critical["identity"]["docker-reference"] = "not a reference"
+    else:
+        critical["image"]["docker-manifest-digest"] = [digest]
+    signing.attach(guarded, name, digest, _signed(json.dumps(payload).encode()))
+    with pytest.raises(errors.Untrusted):
+        pull(guarded, name, key)
+
+
+def test_endless_signatures_are_not_read(guarded: registries.Registry, name: str, key: str) -> None:
+    digest = guarded.push(name, IMAGE)
+    layer = signing.Signer().simple(digest, reference(guarded, name))
+    document = json.loads(Image((layer,)).manifest.data)
+    document["layers"] *= 2000
+    guarded.push(name, Image((layer,)), "some")
+    manifest = dataclasses.replace(Image(()).manifest, data=json.dumps(document).encode())
+    guarded.push_manifest(name, manifest, f"{digest.replace(':', '-')}.sig")
+    assert "64 signatures were tried" in str(refused(guarded, name, key, signature.OTHER_KEY))
+    assert len([path for path, _ in guarded.answered(name) if layer.digest in path]) <= 70
+
+
+def test_signature_whose_bytes_were_changed_is_refused(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    layer = SIGNER.simple(digest, reference(guarded, name), {"only": name})
+    signing.attach(guarded, name, digest, layer)
+    guarded.stored(layer.digest).write_bytes(layer.data.replace(b"critical", b"CRITICAL"))
+    refused(guarded, name, key, signature.MALFORMED)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"nothing", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----"]
+)
+def test_malformed_key_is_a_fault_of_the_request(
+    guarded: registries.Registry, name: str, tmp_path: Path, data: bytes
+) -> None:
+    path = tmp_path / "key.pem"
+    path.write_bytes(data)
+    with pytest.raises(errors.RequestError, match=r"key\.pem"):
+        pull(guarded, name, str(path))
+
+
+def test_missing_key_is_a_fault_of_the_request(
+    guarded: registries.Registry, name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(errors.RequestError, match="no such file"):
+        pull(guarded, name, str(tmp_path / "key.pem"))
+
+
+def test_archive_cannot_have_a_demanded_signature(key: str, tmp_path: Path) -> None:
+    path = containers.archive(tmp_path / "image.tar", {"": IMAGE})
+    from cdi_worker.sources.registry import locations
+
+    source = pulled.source(locations.Registry(f"oci-archive:{path}"))
+    source.demand = signature.Demand(signed_by=key)
+    with pytest.raises(errors.Untrusted, match="not verifiable"), source:
+        pass
