@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdi_worker import errors, units
+from cdi_worker.formats import signature
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -47,7 +48,8 @@ class Tuning:
 class Paths:
     """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
 
-    ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option.
+    ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option. ``demand``:
+    the signatures that data from outside must have, with the policy if it is mounted.
     """
 
     data: str = "/data"
@@ -56,8 +58,10 @@ class Paths:
     termination_log: str = "/dev/termination-log"
     extra_headers: str = "/extraheaders"
     metrics_port: int = 8443
+    signature_policy: str = "/etc/containers/policy.json"
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tuning: Tuning = Tuning()
+    demand: signature.Demand = signature.NOTHING
 
     def mounted(self, field: fields.Field) -> str | None:
         """Return the path of a source's mount, None for a file that does not exist."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from cdi_worker import errors, sources, units
-from cdi_worker.formats import checksum
+from cdi_worker.formats import checksum, signature
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
@@ -36,8 +36,8 @@ class Request:
     free. ``volume``: the mount point of a file system that contains nothing but this import's target, else
     None.
     ``direct``: bypass the page cache.
-    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``disk``: of an OVA, by file name, disk id or
-    number; empty: the only one.
+    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
+    ``disk``: of an OVA, by file name, disk id or number; empty: the only one.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, or ``remove`` it first, where the volume has no space for both. ``wait``: seconds to wait
@@ -58,6 +58,7 @@ class Request:
     direct: bool = False
     checksum: str | None = None
     disk: str = ""
+    demand: signature.Demand = signature.NOTHING
     connect_patience: float = CONNECT_PATIENCE
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
@@ -108,6 +109,7 @@ def check(made: Request, faults: list[str] | None = None) -> None:
         faults.append(
             "a stage with checkpoints cannot be written to standard output; name a file or a device"
         )
+    faults += made.demand.faults()
     try:
         faults += _source_faults(made)
         if made.checksum is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from cdi_worker import engine, errors, plan, request, units
-from cdi_worker.formats import detect, facts, readers, safety, views
+from cdi_worker.formats import detect, facts, readers, safety, signature, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling, retry
@@ -48,8 +48,15 @@ def contact(
     cancel: cancelling.Cancel,
     retried: Callable[[errors.Transient], None],
 ) -> None:
-    """Open ``source``; retry transient failures for ``wanted.connect_patience`` seconds."""
+    """Open ``source``; retry transient failures for ``wanted.connect_patience`` seconds.
+
+    Raises ``errors.Untrusted`` if its data does not have the demanded signatures, without reading it.
+    """
     source.engine = reading
+    source.demand = wanted.demand
+    if wanted.demand and source.unverifiable:
+        reason = f"source {wanted.source!r}: {source.unverifiable}"
+        raise errors.Untrusted(url=source.name, fault=signature.UNVERIFIABLE, reason=reason)
     begin = functools.partial(retry.patiently, source.__enter__, wanted.connect_patience, cancel, retried)
     try:
         try:
@@ -64,6 +71,10 @@ def contact(
         if isinstance(err, errors.TransferFailed):
             raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
         raise
+    if wanted.demand and not source.claims:
+        # A source that says that it verifies, and does not.
+        reason = f"source {wanted.source!r} has not verified it"
+        raise errors.Untrusted(url=source.name, fault=signature.MISSING, reason=reason)
 
 
 def survey(

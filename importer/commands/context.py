@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from cdi_worker import errors
 from cdi_worker.commands import config
+from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 
 
@@ -16,7 +17,8 @@ class Context:
 
     ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
     standard output is the disk. ``config``: None until the top-level command has read it; ``unreadable``:
-    why it could not. ``faults``: of options that only a pod's role reads.
+    why it could not. ``faults``: of options that only a pod's role reads. ``demand``: the signatures that a
+    pod demands, for its roles and for the programs that controllers start by name.
     """
 
     cancel: cancelling.Cancel
@@ -29,6 +31,7 @@ class Context:
     config: config.Config | None = None
     unreadable: errors.RequestError | None = None
     faults: list[str] = dataclasses.field(default_factory=list)
+    demand: signature.Demand = signature.NOTHING
 
     def log(self, verbosity: int = 0) -> None:
         """Set up logging for the largest ``verbosity`` so far."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from cdi_worker import contract, errors, lazy
-from cdi_worker.commands import context, late
+from cdi_worker.commands import context, demands, late
 from cdi_worker.roles import run
 
 POD = contract.Paths()
@@ -154,6 +156,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     is_flag=True,
     help="Read an imported disk back from storage and log its SHA-256.",
 )
+@demands.of_pod(ROLE, POD.signature_policy)
 @click.pass_context
 def cli(
     ctx: click.Context,
@@ -166,26 +169,28 @@ def cli(
     stall: float,
     direct: bool,
     read_back: bool,
-    **paths: str,
+    **more: Any,
 ) -> int | None:
     """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
 
     Without a command, run the role (importer, upload server, clone source) that the environment selects, as
     CDI's controllers set it.
     """
+    ctx.obj.demand = demand = demands.taken(ctx, more)
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
         return None
     ctx.obj.log(1)
     where = contract.Paths(
-        data=paths["data_dir"],
-        block=paths["block_device"],
-        scratch=paths["scratch_dir"],
-        termination_log=paths["termination_log"],
-        extra_headers=paths["extra_headers_dir"],
+        data=more["data_dir"],
+        block=more["block_device"],
+        scratch=more["scratch_dir"],
+        termination_log=more["termination_log"],
+        extra_headers=more["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
         tuning=contract.Tuning(connections, stall, direct, read_back),
+        demand=demand,
     )
     env = contract.environment()
     role = contract.role(env)

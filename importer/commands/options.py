@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cdi_worker import contract, errors, request, sources, units
-from cdi_worker.commands import late, output
+from cdi_worker.commands import demands, late, output
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base, fields
@@ -241,12 +241,12 @@ def digest_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def inspect_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that inspects a source."""
-    return _add(command, (*_SOURCE, *_OVERHEAD))
+    return _add(command, (*_SOURCE, *demands.options(demands.SIGNATURE), *_OVERHEAD))
 
 
 def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that imports a disk."""
-    return _add(command, (*_SOURCE, *_IMPORT))
+    return _add(command, (*_SOURCE, *demands.options(demands.SIGNATURE), *_IMPORT))
 
 
 def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,6 +281,7 @@ def make_request(
         direct=given.get("direct", False),
         checksum=given["checksum"],
         disk=given["disk"],
+        demand=demands.demand(given),
         existing="replace" if given.get("force") else "refuse",
         wait=given.get("wait", 0.0),
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),

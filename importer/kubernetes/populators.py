@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -88,7 +89,7 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
             try:
                 with _access(env, user) as access:
                     location = locate(access, env, **{each: settings[each] for each in own})
-                    wanted = _request(source, location, settings)
+                    wanted = dataclasses.replace(_request(source, location, settings), demand=obj.demand)
                     _populate(name, wanted, settings["metrics_port"], obj.cancel)
             except errors.Error as err:
                 log.error("failed: %s", err)  # noqa: TRY400  (one line for the reader of the pod's log)

@@ -44,6 +44,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         direct=env.get("CACHE_MODE") == "TRYNONE" or paths.tuning.direct,
         checksum=env.get("IMPORTER_CHECKSUM") or None,
         disk=env.get("CDI_WORKER_DISK", ""),
+        demand=paths.demand,
         owner_uid=env.get("OWNER_UID", ""),
         existing="remove",
         permissions=contract.FILE_MODE,

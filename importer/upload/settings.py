@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 
 from cdi_worker import contract, errors, request
+from cdi_worker.formats import signature
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 from cdi_worker.upload import tls as upload_tls
@@ -60,6 +61,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
             overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
             preallocation=reading.boolean("PREALLOCATION"),
             direct=paths.tuning.direct,
+            demand=paths.demand,
             fetch=fetch.Options(no_progress=paths.tuning.stall),
             existing="remove",
             permissions=contract.FILE_MODE,
@@ -68,6 +70,10 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     )
     if faults:
         raise errors.RequestError(*faults)
+    if paths.demand:
+        # Each upload would be refused; this pod says so before one begins.
+        reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
+        raise errors.Untrusted(url="upload server", fault=signature.UNVERIFIABLE, reason=reason)
     return settings
 
 

@@ -196,7 +196,7 @@ def test_malformed_policy_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )  # fmt: skip
 def test_malformed_requirement_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(errors.RequestError, match="sigstoreSigned|signedIdentity"):
+    with pytest.raises(errors.RequestError, match=r"sigstoreSigned|signedIdentity"):
         policy.read(write(tmp_path / "p", {**SIGNED, **change}))
 
 

@@ -1,0 +1,107 @@
+"""The options that demand a signature: of commands, and of a pod's role."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from click import core
+
+from cdi_worker.commands import late
+from cdi_worker.formats import signature
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+SIGNATURE = "Signature"
+ANNOTATION = late.TypedLines("annotation", signature.parse_annotation)
+
+
+def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
+    """Return the options in the section ``group`` of the help. ``policy``: its default path."""
+    return (
+        late.option(
+            group,
+            "--signed-by",
+            default="",
+            metavar="FILE",
+            help="Public keys (PEM), in a file or a folder: import only what one of them has signed.",
+        ),
+        late.option(
+            group,
+            "--certificate-identity",
+            "identity",
+            default="",
+            metavar="TEXT",
+            help="Signer in the certificate of a signature without a key: mail address or URL.",
+        ),
+        late.option(
+            group,
+            "--certificate-oidc-issuer",
+            "issuer",
+            default="",
+            metavar="URL",
+            help="Who has identified the signer of --certificate-identity.",
+        ),
+        late.option(
+            group,
+            "--trusted-root",
+            default="",
+            metavar="FILE",
+            help="Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
+        ),
+        late.option(
+            group,
+            "--signature-annotation",
+            "annotations",
+            type=ANNOTATION,
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Annotation that must have been signed, too; may be repeated.",
+        ),
+        late.option(
+            group,
+            "--signature-policy",
+            "policy",
+            default=policy,
+            show_default=bool(policy),
+            metavar="FILE",
+            help="policy.json of the containers tools: what to accept, by registry and repository.",
+        ),
+    )
+
+
+def demand(given: Mapping[str, Any]) -> signature.Demand:
+    """Return the demand that the values of ``options`` make."""
+    return signature.Demand(**{each.name: given[each.name] for each in dataclasses.fields(signature.Demand)})
+
+
+def of_pod(group: str, policy: str) -> Decorator:
+    """Return a decorator that adds the options to a pod's role. ``policy``: where a pod mounts its policy."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(options(group, policy)):
+            command = each(command)
+        return command
+
+    return decorate
+
+
+def taken(ctx: click.Context, given: dict[str, Any]) -> signature.Demand:
+    """Remove the values of a pod's options from ``given``, and return the demand that they make.
+
+    A policy need not be mounted where it is looked for by default; one that is named must exist. Raises
+    ``click.UsageError`` for an option in front of a command, which has its own.
+    """
+    found = {each.name: given.pop(each.name) for each in dataclasses.fields(signature.Demand)}
+    source = {name: ctx.get_parameter_source(name) for name in found}
+    if ctx.invoked_subcommand is not None:
+        for name, origin in source.items():
+            if origin is core.ParameterSource.COMMANDLINE:
+                option = next(each.opts[0] for each in ctx.command.params if each.name == name)
+                raise click.UsageError(f"write {option} after the command {ctx.invoked_subcommand}", ctx)
+    if source["policy"] is core.ParameterSource.DEFAULT and not os.path.lexists(found["policy"]):
+        found["policy"] = ""
+    return signature.Demand(**found)
