@@ -27,12 +27,14 @@ from tests.support import (
     registries,
     repository,
     servers,
+    signing,
     uploads,
     worker,
 )
 from tests.support import disks as disks_module
 
 server = uploads.server
+SIGNER = signing.Signer()
 #: Of the examples.
 PASSWORD = "secret"
 
@@ -104,7 +106,9 @@ def registry(
     """A registry with the image of the examples."""
     with registries.registry(tmp_path_factory.mktemp("registry")) as served:
         image = containers.image_of(disks.image("qcow2"))
-        served.push("team/fedora", image, "40")
+        digest = served.push("team/fedora", image, "40")
+        signature = SIGNER.simple(digest, f"{served.host}/team/fedora")
+        signing.attach(served, "team/fedora", digest, signature)
         served.push("containerdisks/fedora", image)
         yield served
 
@@ -118,6 +122,7 @@ def place(
     second = ovas.Disk(disks.image("vmdk-stream").read_bytes(), "vm-disk2.vmdk")
     (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(bytes(512)), second))
     (tmp_path / "secret").write_text(PASSWORD)
+    SIGNER.write(tmp_path / "team.pem")
     (tmp_path / "token").write_text("token")
     (tmp_path / "key.json").write_text("{}")
     (tmp_path / "headers").mkdir()
