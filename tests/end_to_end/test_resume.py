@@ -177,7 +177,7 @@ def test_cancelled_import_is_resumed(server: misbehave.Server, target: Path) -> 
 
 def test_permanent_error_leaves_nothing(server: misbehave.Server, tmp_path: Path) -> None:
     page = misbehave.Page(DATA)
-    url = server.serve("/disk", (page, 6), dataclasses.replace(page, status=403))
+    url = server.serve("/disk", (page, 2), dataclasses.replace(page, status=403))
     target = tmp_path / "disk.img"
     with pytest.raises(errors.Withdrawn, match="403"):
         cdi_worker.run(import_request(url, target))
