@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.bench import bench as benches
@@ -33,14 +35,14 @@ def main() -> None:
         print("\n".join(row.key for row in benches.ROWS))
         return
     if not given.write:
-        if not (given.only or given.resume or given.unshared):
+        if not (given.only or given.resume or given.setting):
             results.unlink(missing_ok=True)
         names = [given.setting] if given.setting else [*SETTINGS]
         for name in names:
             if not given.setting:
                 print(f"# {name}", flush=True)
             _measure_in_namespace(given, SETTINGS[name], results)
-    if given.write or not (given.only or given.unshared):
+    if given.write or not (given.only or given.setting):
         report.write(given.report, [row.key for row in benches.ROWS], Results(results))
 
 
@@ -49,7 +51,8 @@ def _measure_in_namespace(given: argparse.Namespace, setting: Setting, results: 
     if setting.delay and not given.unshared:
         arguments = [*sys.argv[1:], "--unshared", "--setting", setting.name]
         argv = ["unshare", "--net", sys.executable, "-m", "tests.bench", *arguments]
-        subprocess.run(argv, check=True)
+        if status := subprocess.run(argv, check=False).returncode:
+            sys.exit(status)
         return
     _measure(given, setting, results)
 
@@ -60,6 +63,7 @@ def _measure(given: argparse.Namespace, setting: Setting, path: Path) -> None:
     results = Results(path)
     done = results.rows.get(setting.name, {})
     scale = benches.Scale(given.imports, given.size << 20, given.extents)
+    until = time.monotonic() + given.seconds
     with contextlib.ExitStack() as stack:
         if setting.delay:
             stack.enter_context(wire.delayed(directory, setting.delay, setting.wire))
@@ -72,13 +76,17 @@ def _measure(given: argparse.Namespace, setting: Setting, path: Path) -> None:
                 continue
             if given.resume and row.key in done:
                 continue
+            if time.monotonic() > until:
+                sys.exit("out of time: run this again with --resume for the other rows")
             results.keep(setting.name, row.key, run.row(bench, row, machine))
             print(report.line(results.rows[setting.name][row.key]), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--setting", choices=[*SETTINGS], help="measure only in this setting")
+    parser.add_argument(
+        "--setting", choices=[*SETTINGS], help="measure only in this setting; write no report"
+    )
     parser.add_argument(
         "--only",
         action="append",
@@ -88,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="measure only what the directory has no figures of"
     )
     parser.add_argument("--write", action="store_true", help="write the report of what the directory has")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no row after this time")
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks (50 GiB)")

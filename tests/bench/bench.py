@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -215,9 +214,7 @@ def importing(url: str, target: Path, *options: str | Path) -> list[str | Path]:
 @contextlib.contextmanager
 def nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[servers.Web]:
     """Serve the files of ``directory``."""
-    own = directory / f"nginx-{name}"
-    own.mkdir(exist_ok=True)
-    with servers.nginx(own, directory, settings) as web:
+    with inputs.folder(directory, f"nginx-{name}") as own, servers.nginx(own, directory, settings) as web:
         yield web
 
 
@@ -225,7 +222,7 @@ def nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[se
 def opened(directory: Path, setting: Setting, rounds: int, scale: Scale) -> Iterator[Bench]:
     """Prepare the servers, the targets and the limits of a setting."""
     with contextlib.ExitStack() as stack:
-        web = stack.enter_context(nginx(directory, f"plain-{os.getpid()}", servers.Settings()))
+        web = stack.enter_context(nginx(directory, "plain", servers.Settings()))
         folder, block = stack.enter_context(setting.storage(directory))
         group = stack.enter_context(setting.limited())
         bench = Bench(directory, web, folder / "target", block, setting, group, rounds, scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -44,7 +43,6 @@ def trips(bench: Bench, name: str) -> Iterator[Sides]:
     """Count the round trips before the first data byte of an image arrives."""
     path = bench.form(name)
     with bench.nginx(f"trips-{name}", servers.Settings()) as web:
-        os.truncate(web.directory / "access.log", 0)
         yield Sides(
             bench.imports(web.url(path), bench.file),
             work=Work(path.stat().st_size, bench.setting.data),
