@@ -22,11 +22,11 @@ MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
 #: Bytes of a data cluster, and of a table. With 64 KiB, a million extents were 64 GiB of data; with 4 KiB,
 #: the first table of 16 TiB were larger than QEMU accepts (32 MiB).
 CLUSTER = 8 << 10
-#: Virtual bytes for each extent of the disks that grow to 16 TiB and a million extents.
-SPARSE = 16 * MIB
+#: Virtual bytes for each extent of the disks that grow to 16 TiB and a quarter of a million extents.
+SPARSE = 64 * MIB
 _COPIED = 1 << 63
-#: Parts of the largest disk with many extents.
-PARTS = (16, 8, 4, 2, 1)
+#: Of the extents of the densest disk.
+PARTS = (64, 32, 16, 8, 4)
 #: How much more time an extent of the larger disk may take.
 FLAT = 1.25
 
