@@ -150,8 +150,8 @@ COLUMNS = (
     Column("glance", frozenset({"glance"}), plan.Offer(size=GIB, ranges=True, checksum=True)),
     Column("an upload, a pipe", frozenset({"local"}), plan.Offer(size=GIB, once=True)),
     Column(
-        "imageio, vddk, kubevirt, volume",
-        frozenset({"imageio", "vddk", "kubevirt", "volume"}),
+        "imageio, nbd, vddk, kubevirt, volume",
+        frozenset({"imageio", "nbd", "vddk", "kubevirt", "volume"}),
         plan.Offer(size=GIB, ranges=True, extents=True),
         raw=True,
     ),

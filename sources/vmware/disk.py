@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable
 
 from cdi_worker import errors
-from cdi_worker.images.engine import retry
 from cdi_worker.sources import base
-from cdi_worker.sources.vmware import nbd
+from cdi_worker.sources.nbd import client, handshake
+from cdi_worker.sources.nbd import locations as nbd
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +25,8 @@ READS = 4
 LOG_WAIT, RECENT = 1.0, 2.0
 #: Seconds without an extent after which their list fails, if the connection breaks.
 LISTING_LIMIT = 10.0
+#: Seconds for which VDDK may not answer: it has limits of its own, and opening a disk may take a minute.
+LIMIT = 180.0
 #: Seconds to wait for VDDK to close its sessions: the host counts dropped ones for a while.
 CLOSE_LIMIT = 5.0
 
@@ -110,85 +111,25 @@ class Log:
         return [message for at, message in self._errors if time.monotonic() - at < RECENT]
 
 
-class Disk:
-    """Reads of many threads over a few connections; see ``sources.base.RandomReader``.
-
-    ``longest``: largest read in bytes.
-    """
-
-    #: A read over NFC takes some milliseconds, whatever its length, and changed sectors may be many.
-    batching = True
+class Disk(client.Client):
+    """The disk that nbdkit serves on ``socket``. ``longest``: largest read in bytes."""
 
     def __init__(self, socket: str, name: str, vddk: Log, longest: int, cancel: base.Cancel) -> None:
-        self._name = name
         self._vddk = vddk
-        self._longest = longest
-        self._cancel = cancel
-        self._lock = threading.Lock()
-        self._busy = [0] * CONNECTIONS
-        self._listings: list[Generator[base.Extent]] = []
-        self._clients = [nbd.Client(socket, name, cancel) for _ in range(CONNECTIONS)]
-
-    def open(self) -> int:
-        """Open the disk in VDDK; return its size in bytes."""
-        try:
-            self._size = self._clients[0].size
-        except errors.Transient as err:
-            raise self._vddk.explained(err) from err
-        return self._size
-
-    def read_range(self, offset: int, into: memoryview, /) -> int:
-        """Read one range; see ``sources.base.RandomReader``."""
-        with self._lock:
-            number = self._busy.index(min(self._busy))
-            self._busy[number] += 1
-        try:
-            return self._clients[number].read_range(offset, into[: self._longest])
-        except errors.Transient as err:
-            raise self._vddk.explained(err, offset) from err
-        finally:
-            with self._lock:
-                self._busy[number] -= 1
+        # VDDK may be slow to open a disk, and to list its allocated blocks: its own limits apply.
+        limits = client.Limits(
+            CONNECTIONS,
+            always=True,
+            connect=LIMIT,
+            another=LIMIT,
+            stall=LIMIT,
+            patience=LISTING_LIMIT,
+            longest=longest,
+        )
+        server = handshake.Server(name, nbd.Address(socket=socket))
+        super().__init__(server, cancel, limits, vddk.explained)
 
     def close(self) -> None:
         """Close all connections and wait until VDDK has closed its sessions."""
-        for client in self._clients:
-            client.close()
-        for listing in self._listings:
-            with contextlib.suppress(ValueError):  # another thread is executing it
-                listing.close()
+        super().close()
         self._vddk.wait_closed()
-
-    def extents(self, parts: Iterable[tuple[int, int]] | None) -> Iterator[base.Extent]:
-        """Return the extents of the disk, or of ``parts`` (start, end). All is data if VDDK reports none."""
-        listing = self._extents(parts)
-        self._listings.append(listing)
-        return listing
-
-    def _extents(self, parts: Iterable[tuple[int, int]] | None) -> Generator[base.Extent]:
-        left = [(0, self._size)] if parts is None else list(parts)
-        patience = retry.Patience(LISTING_LIMIT, self._cancel)
-        at = 0
-        while True:
-            try:
-                with contextlib.closing(self._listed(left)) as found:
-                    for extent in found:
-                        yield extent
-                        at = extent.offset + extent.length
-                        patience.progress()
-                return
-            except errors.Transient as err:
-                explained = self._vddk.explained(err, at)
-                if not isinstance(explained, errors.Transient):
-                    raise explained from err
-                patience.wait(explained, at)
-                left = [(max(start, at), end) for start, end in left if end > at]
-
-    def _listed(self, parts: list[tuple[int, int]]) -> Generator[base.Extent]:
-        found = self._clients[0].extents(parts)
-        if found is None:
-            yield from (base.Extent(start, end - start, zero=False) for start, end in parts)
-            return
-        with contextlib.closing(found):
-            for extent in found:
-                yield base.Extent(*extent)

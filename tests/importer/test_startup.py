@@ -43,15 +43,15 @@ COMMANDS = "cdi_worker.commands.disk cdi_worker.commands.options cdi_worker.kube
 ROUTES = "cdi_worker.routes.convert cdi_worker.routes.unpack subprocess"
 #: Raise a number only for a module that this start needs.
 BUDGETS = {
-    "help": _budget(96, 190, "click", "requests ssl cdi_worker.routes.direct"),
+    "help": _budget(100, 194, "click", "requests ssl cdi_worker.routes.direct"),
     "version": _budget(22, 138, "click", f"{COMMANDS} cdi_worker.execute fractions"),
-    "blank": _budget(75, 163, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
+    "blank": _budget(76, 164, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
     "raw": _budget(
-        91, 327, f"{HTTP} {DIGESTS}", f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"
+        93, 329, f"{HTTP} {DIGESTS}", f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"
     ),
     "qcow2": _budget(
-        102,
-        346,
+        104,
+        348,
         f"{HTTP} {DIGESTS} isal zstandard",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),

@@ -13,7 +13,20 @@ from cdi_worker.sources.local import locations as local
 from cdi_worker.sources.ovirt import locations as ovirt
 
 KINDS = list(sources.own())
-NAMES = {"gcs", "glance", "http", "imageio", "kubevirt", "local", "none", "registry", "s3", "vddk", "volume"}
+NAMES = {
+    "gcs",
+    "glance",
+    "http",
+    "imageio",
+    "kubevirt",
+    "local",
+    "nbd",
+    "none",
+    "registry",
+    "s3",
+    "vddk",
+    "volume",
+}
 
 
 def test_names_and_schemes_are_unique() -> None:

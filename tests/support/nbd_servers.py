@@ -3,63 +3,128 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import socketserver
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SIZE = 1 << 20
 
 _OPTION = struct.Struct(">8sII")
 _REQUEST = struct.Struct(">IHHQQI")
-_GO, _STRUCTURED = 7, 8
-_ACK, _INFO, _UNKNOWN = 1, 3, (1 << 31) + 1
-_READ = 0
+_GO, _STRUCTURED, _LIST_CONTEXTS, _SET_CONTEXTS = 7, 8, 9, 10
+_ACK, _INFO, _CONTEXT, _UNKNOWN = 1, 3, 4, (1 << 31) + 1
+_READ, _STATUS = 0, 7
+_DATA, _EXTENTS, _DONE = 1, 5, 1
+#: NBD_FLAG_HAS_FLAGS and NBD_FLAG_CAN_MULTI_CONN.
+FLAGS, MULTI = 1, 1 << 8
+
+#: Extents for a request: pairs of length and flags.
+Extents = list[tuple[int, int]]
 
 
-class Sparing(socketserver.StreamRequestHandler):
-    """Serve a disk of 0x41; a structured reply omits the second half of the range requested."""
+def one_extent(_offset: int, length: int) -> Extents:
+    """Return one extent of data."""
+    return [(length, 0)]
+
+
+@dataclasses.dataclass
+class Disk:
+    """A disk of 0x41, and how it is served.
+
+    ``sizes``: of the first, second, … connection; the last one counts for all others. ``cut``: each
+    connection ends within the reply after so many. ``silent``: no reply after so many. ``part``: a read gets
+    one of so many parts. ``status``: the extents for an offset and a length.
+    """
+
+    sizes: tuple[int, ...] = (SIZE,)
+    flags: int = FLAGS
+    cut: int | None = None
+    silent: int | None = None
+    part: int = 1
+    status: Callable[[int, int], Extents] = one_extent
+    connections: int = 0
+    requests: int = 0
+    released: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def handler(self) -> type[socketserver.StreamRequestHandler]:
+        """Return a handler of connections to this disk."""
+        disk = self
+
+        class Handler(_Handler):
+            served = disk
+
+        return Handler
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    served: Disk
 
     def handle(self) -> None:
-        """Negotiate, then answer reads until the client disconnects."""
-        self.wfile.write(b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3))
-        self.rfile.read(4)
-        structured = self._negotiate()
-        while len(request := self.rfile.read(_REQUEST.size)) == _REQUEST.size:
-            _, _, kind, cookie, offset, length = _REQUEST.unpack(request)
-            if kind != _READ:
-                return
-            if structured:
-                half = struct.pack(">Q", offset) + b"A" * (length // 2)
-                self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, 1, 1, cookie, len(half)) + half)
-            else:
-                self.wfile.write(struct.pack(">IIQ", 0x67446698, 0, cookie) + b"A" * length)
+        """Negotiate, then answer requests until the client disconnects."""
+        disk = self.served
+        size = disk.sizes[min(disk.connections, len(disk.sizes) - 1)]
+        disk.connections += 1
+        with contextlib.suppress(OSError, struct.error):
+            self.wfile.write(b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3))
+            self.rfile.read(4)
+            self._negotiate(size)
+            for count in itertools.count():
+                request = self.rfile.read(_REQUEST.size)
+                if len(request) < _REQUEST.size or not self._reply(count, *_REQUEST.unpack(request)[2:]):
+                    return
 
-    def _negotiate(self) -> bool:
-        """Answer options until NBD_OPT_GO; return whether structured replies were negotiated."""
-        structured = False
+    def _reply(self, count: int, kind: int, cookie: int, offset: int, length: int) -> bool:
+        disk = self.served
+        disk.requests += 1
+        if disk.silent is not None and count >= disk.silent:
+            disk.released.wait(60)
+            return False
+        if kind == _READ:
+            data = struct.pack(">Q", offset) + b"A" * (length // disk.part)
+            chunk = _DATA
+        elif kind == _STATUS:
+            found = disk.status(offset, length)
+            data = struct.pack(">I", 1) + b"".join(struct.pack(">II", *entry) for entry in found)
+            chunk = _EXTENTS
+        else:
+            return False
+        if disk.cut is not None and count >= disk.cut:
+            data = data[: len(data) // 2]
+            self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, _DONE, chunk, cookie, len(data) * 2) + data)
+            return False
+        self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, _DONE, chunk, cookie, len(data)) + data)
+        return True
+
+    def _negotiate(self, size: int) -> None:
+        """Answer options until NBD_OPT_GO. The only metadata context is base:allocation."""
         while True:
             _, option, length = _OPTION.unpack(self.rfile.read(_OPTION.size))
-            self.rfile.read(length)
+            asked = self.rfile.read(length)
             if option == _GO:
-                self._answer(option, _INFO, struct.pack(">HQH", 0, SIZE, 1))
+                self._answer(option, _INFO, struct.pack(">HQH", 0, size, self.served.flags))
                 self._answer(option, _ACK)
-                return structured
-            structured = structured or option == _STRUCTURED
-            self._answer(option, _ACK if option == _STRUCTURED else _UNKNOWN)
+                return
+            if option == _SET_CONTEXTS and b"base:allocation" in asked:
+                self._answer(option, _CONTEXT, struct.pack(">I", 1) + b"base:allocation")
+            known = option in {_STRUCTURED, _LIST_CONTEXTS, _SET_CONTEXTS}
+            self._answer(option, _ACK if known else _UNKNOWN)
 
     def _answer(self, option: int, kind: int, data: bytes = b"") -> None:
         self.wfile.write(struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data)
 
 
 @contextlib.contextmanager
-def serve(path: Path, handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
+def serve(path: Path, disk: Disk) -> Iterator[str]:
     """Serve on a unix socket at ``path`` and yield the path as text."""
-    with socketserver.ThreadingUnixStreamServer(str(path), handler) as server:
+    with socketserver.ThreadingUnixStreamServer(str(path), disk.handler()) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield str(path)
         finally:
+            disk.released.set()
             server.shutdown()

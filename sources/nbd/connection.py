@@ -1,0 +1,206 @@
+"""One NBD connection with many requests in flight (libnbd)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cdi_worker.sources.nbd import handshake
+
+#: Bytes of the largest read that all servers support (doc/proto.md, Size constraints).
+LONGEST = 32 << 20
+#: Bytes of the largest unit that a server may require; the protocol allows no more.
+LARGEST_UNIT = 64 << 10
+#: Size of reads that discard the rest of a connection, in bytes, and seconds for which they last.
+_REST, _PARTING = 256 << 10, 60.0
+
+#: The extents of a context: lengths in bytes and flags.
+Entries = list[tuple[int, int]]
+
+
+class Connection:
+    """A connection, with a thread for its I/O. Thread-safe.
+
+    ``stall``: seconds without a byte of a reply after which it is given up. ``load``: for its users.
+    """
+
+    def __init__(self, handle: Any, stall: float) -> None:
+        self.load = 0
+        self.dead = False
+        #: Why it is dead.
+        self.failure = "the server closed the connection"
+        self.size: int = handle.get_size()
+        self.is_shared: bool = handle.can_multi_conn()
+        nbd = handshake.library()
+        unit = handle.get_block_size(nbd.SIZE_MINIMUM)
+        #: Reads begin and end at multiples of it, except at the end of the disk.
+        self.unit = unit if 0 < unit <= LARGEST_UNIT else 1
+        most = handle.get_block_size(nbd.SIZE_MAXIMUM)
+        self._longest = max(self.unit, min(most or LONGEST, LONGEST) // self.unit * self.unit)
+        self._handle = handle
+        self._stall = stall
+        self._heard = time.monotonic()
+        self._leaving = False
+        self._pending: set[_Pending] = set()
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0)
+        # A duplicate of the socket, usable after libnbd has closed its own.
+        self._socket = socket.socket(fileno=os.dup(handle.aio_get_fd()))
+        self._left = threading.Event()
+        threading.Thread(target=self._run, name="nbd-client", daemon=True).start()
+
+    def has(self, context: str) -> bool:
+        """Return whether the server has a metadata context that was requested."""
+        return bool(self._handle.can_meta_context(context))
+
+    def read(self, offset: int, into: memoryview) -> int:
+        """Fill ``into``; return 0 or an errno. ``into`` is not written to after the return.
+
+        A read that is too long for the server is several requests at the same time.
+        """
+        nbd = handshake.library()
+        pieces = []
+        for start in range(0, len(into), self._longest):
+            piece = into[start : start + self._longest]
+            pending = _Pending(len(piece))
+            self._send(
+                pending,
+                functools.partial(
+                    self._handle.aio_pread_structured,
+                    nbd.Buffer.from_buffer(piece),
+                    offset + start,
+                    pending.chunk,
+                    pending.complete,
+                ),
+            )
+            pieces.append(pending)
+        return next((error for error in [self._await(piece) for piece in pieces] if error), 0)
+
+    def status(self, offset: int, length: int) -> tuple[int, dict[str, Entries]]:
+        """Return 0 or an errno, and the extents of each context from ``offset``."""
+        found: dict[str, Entries] = {}
+
+        def take(context: str, _offset: int, entries: list[int], _error: object) -> int:
+            found[context] = list(zip(entries[::2], entries[1::2], strict=True))
+            return 0
+
+        pending = _Pending(0)
+        request = self._handle.aio_block_status
+        self._send(pending, functools.partial(request, length, offset, take, pending.complete))
+        return self._await(pending), found
+
+    def close(self) -> None:
+        """Abort the requests in progress. Later replies of the server are discarded."""
+        with self._lock:
+            if not self.dead:
+                self._leaving = True
+                os.eventfd_write(self._wake, 1)
+        self._left.wait()
+
+    def _send(self, pending: _Pending, request: Callable[[], object]) -> None:
+        nbd = handshake.library()
+        with self._lock:
+            if self.dead:
+                pending.end(errno.ENOTCONN)
+                return
+            if not self._pending:
+                self._heard = time.monotonic()
+            self._pending.add(pending)
+            try:
+                request()
+            except nbd.Error as err:
+                pending.end(err.errnum or errno.EIO)
+            os.eventfd_write(self._wake, 1)
+
+    def _await(self, pending: _Pending) -> int:
+        pending.done.wait()
+        with self._lock:
+            # Under the lock: ``_run`` iterates over the set at the end.
+            self._pending.discard(pending)
+        return pending.error
+
+    def _run(self) -> None:
+        nbd = handshake.library()
+        try:
+            while not (self._leaving or self._handle.aio_is_dead() or self._handle.aio_is_closed()):
+                self._turn()
+        except TimeoutError:
+            self.failure = f"no answer within {self._stall:.0f} s"
+        except nbd.Error as err:
+            # The server violated the protocol, or closed the connection within a reply.
+            self.failure = f"the connection broke ({handshake.words(err)})"
+        with self._lock:
+            self.dead = True
+            for pending in self._pending:
+                pending.end(errno.ENOTCONN)
+            os.close(self._wake)
+        self._left.set()
+        self._part()
+
+    def _part(self) -> None:
+        """Discard remaining replies until the server closes.
+
+        nbdkit aborts with a failed assertion, and the disk open, if two replies fail to be sent.
+        """
+        rest = bytearray(_REST)
+        deadline = time.monotonic() + _PARTING
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.settimeout(_PARTING)
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv_into(rest) and time.monotonic() < deadline:
+                pass
+
+    def _turn(self) -> None:
+        direction = self._handle.aio_get_direction()
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._socket, handshake.events(direction))
+        happened = dict(poll.poll(self._left_to_wait()))
+        if self._wake in happened:
+            os.eventfd_read(self._wake)
+        event = happened.get(self._socket.fileno(), 0)
+        if event:
+            self._heard = time.monotonic()
+        handshake.notify(self._handle, direction, event)
+
+    def _left_to_wait(self) -> float | None:
+        """Return the milliseconds until a reply is overdue, None without requests."""
+        with self._lock:
+            if all(pending.done.is_set() for pending in self._pending):
+                return None
+        left = self._heard + self._stall - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left * 1000
+
+
+class _Pending:
+    """A request in progress. ``chunk`` and ``complete`` are libnbd's callbacks."""
+
+    def __init__(self, length: int) -> None:
+        self.done = threading.Event()
+        self.error = 0
+        self._missing = length
+
+    def chunk(self, data: memoryview, _offset: int, _status: int, _error: object) -> int:
+        self._missing -= len(data)
+        return 0
+
+    def complete(self, error: Any) -> int:
+        # libnbd does not notice chunks that a reply omits.
+        self.end(error.value or (errno.EPROTO if self._missing else 0))
+        # 1: libnbd retires the command itself.
+        return 1
+
+    def end(self, error: int) -> None:
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()

@@ -1,0 +1,126 @@
+"""The NBD source: an export, or its changes since a dirty bitmap was created."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+from cdi_worker import errors
+from cdi_worker.formats import detect
+from cdi_worker.sources import base, extents, wire
+from cdi_worker.sources.nbd import client, handshake, locations
+
+log = logging.getLogger(__name__)
+
+#: Bytes of the first read.
+HEAD_SIZE = 256 * 1024
+
+
+def source(location: locations.Nbd, cancel: base.Cancel) -> NbdSource:
+    """Return the source for ``nbd://``, ``nbds://`` and ``nbd+unix://``."""
+    return NbdSource(location, cancel)
+
+
+class NbdSource(base.Source):
+    """An export, which is always a raw disk: a guest can write any header to its disk.
+
+    NBD has no identity. A checkpoint's name says that the export is a moment that does not change; its
+    identity is weak, because the name proves nothing. Without a checkpoint nothing is resumed.
+    """
+
+    format = "raw"
+
+    def __init__(self, location: locations.Nbd, cancel: base.Cancel) -> None:
+        self._address = locations.parse(location.endpoint)
+        self.name = self._address.name
+        self._location = location
+        self._cancel = cancel
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._client = client.Client(self._server(stack), self._cancel, self._limits())
+            stack.callback(self._client.close)
+            try:
+                self.size = self._client.open()
+            except handshake.Failed as err:
+                raise errors.Unreachable(url=self.name, reason=err.fields["reason"]) from err
+            self._check_bitmap()
+            self.head = self._beginning(min(HEAD_SIZE, self.size))
+            self._open = stack.pop_all()
+        current = self._location.current
+        self.weak = bool(current)
+        self.identity = f"{current} size {self.size}" if current else None
+        if (found := detect.detect(self.head[: detect.HEAD])) not in {"raw", "iso"}:
+            log.warning("the export begins like a %s image, copied as it is: it is a raw disk", found)
+        log.info("source size=%r connections=%d identity=%r", self.size, self._client.allowed, self.identity)
+        return self
+
+    def close(self) -> None:
+        self._open.close()
+
+    def ranges(self) -> base.RandomReader | None:
+        return self._client
+
+    def extents(self) -> Iterator[base.Extent] | None:
+        if bitmap := self._location.changes:
+            return self._changed(bitmap)
+        if handshake.ALLOCATION not in self._client.contexts:
+            return None
+        return extents.coarse(self._client.extents())
+
+    def describe(self) -> Mapping[str, object]:
+        found = self._client
+        reported = handshake.ALLOCATION in found.contexts
+        return {
+            "export": self._address.export,
+            "connections": found.allowed,
+            "extents": reported,
+            "bitmaps": found.bitmaps,
+        }
+
+    def _server(self, stack: contextlib.ExitStack) -> handshake.Server:
+        contexts = [handshake.ALLOCATION]
+        if bitmap := self._location.changes:
+            contexts.append(handshake.BITMAP + bitmap)
+        folder = ""
+        if self._address.tls:
+            folder = stack.enter_context(handshake.credentials(self._location))
+        verify = not self._location.access.insecure
+        return handshake.Server(self.name, self._address, tuple(contexts), folder, verify)
+
+    def _limits(self) -> client.Limits:
+        connect, stall = wire.TIMEOUT
+        access = self._location.access
+        patience = access.patience
+        return client.Limits(
+            access.connections,
+            connect=min(connect, patience),
+            stall=min(stall, patience),
+            patience=patience,
+        )
+
+    def _check_bitmap(self) -> None:
+        bitmap = self._location.changes
+        if not bitmap or handshake.BITMAP + bitmap in self._client.contexts:
+            return
+        names = ", ".join(map(repr, self._client.bitmaps)) or "none"
+        raise errors.SourceError(
+            reason=f"{self.name}: no dirty bitmap {bitmap!r} (the server lists: {names}); "
+            "start again with a full copy"
+        )
+
+    def _changed(self, bitmap: str) -> Iterator[base.Extent]:
+        areas = list(self._client.dirty(bitmap))
+        log.info("changed bitmap=%r areas=%d bytes=%d", bitmap, len(areas), sum(area[1] for area in areas))
+        runs = self._client.extents(extents.pieces(areas))
+        yield from extents.coarse(extents.overlay(areas, runs))
+
+    def _beginning(self, length: int) -> bytes:
+        head = bytearray(length)
+        filled = 0
+        while filled < length:
+            filled += self._client.read_range(filled, memoryview(head)[filled:])
+        return bytes(head)

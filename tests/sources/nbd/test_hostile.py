@@ -1,0 +1,145 @@
+"""NBD servers that lie, stall, or break off."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbd")
+
+from cdi_worker import errors, execute, request
+from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.sources import base
+from cdi_worker.sources.nbd import client, handshake, locations
+from tests.support import nbd_servers, oracle, processes
+
+MIB = 1 << 20
+
+
+def import_(disk: nbd_servers.Disk, directory: Path, patience: float = 180.0) -> execute.Result:
+    with nbd_servers.serve(directory / "socket", disk) as socket:
+        access = base.Access(patience=patience)
+        wanted = request.Request(
+            source="nbd",
+            location=locations.Nbd(f"nbd+unix:///?socket={socket}", access),
+            target=str(directory / "disk.img"),
+            connect_patience=1.0,
+            fetch=fetch.Options(no_progress=min(patience, 5.0)),
+        )
+        return execute.run(wanted)
+
+
+def listed(disk: nbd_servers.Disk, directory: Path) -> list[tuple[int, int, bool]]:
+    with nbd_servers.serve(directory / "socket", disk) as socket:
+        server = handshake.Server("disk", locations.Address(socket=socket))
+        made = client.Client(server, cancelling.NEVER, client.Limits(patience=1.0))
+        try:
+            return [(each.offset, each.length, each.zero) for each in made.extents()]
+        finally:
+            made.close()
+
+
+@pytest.mark.parametrize("size", [1 << 62, (1 << 63) - 1, (1 << 64) - 1])
+def test_absurd_size_is_refused_before_anything_is_written(tmp_path: Path, size: int) -> None:
+    with pytest.raises((errors.Refused, errors.Unreachable), match=r"virtual size is|impossible size"):
+        import_(nbd_servers.Disk(sizes=(size,)), tmp_path)
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_empty_export_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.Error, match=r"0 bytes|empty|too short|smaller"):
+        import_(nbd_servers.Disk(sizes=(0,)), tmp_path)
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_size_that_changes_with_a_new_connection_is_noticed(tmp_path: Path) -> None:
+    disk = nbd_servers.Disk(sizes=(8 * MIB, 9 * MIB), cut=2)
+    with pytest.raises(errors.SourceChanged, match=f"size was {8 * MIB}, now {9 * MIB}"):
+        import_(disk, tmp_path)
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_connections_that_break_within_replies(tmp_path: Path) -> None:
+    disk = nbd_servers.Disk(sizes=(16 * MIB,), cut=3)
+    assert import_(disk, tmp_path).size == 16 * MIB
+    assert (tmp_path / "disk.img").read_bytes() == b"A" * 16 * MIB
+    assert disk.connections > 1
+
+
+def test_server_that_always_breaks_off_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceError):
+        import_(nbd_servers.Disk(cut=0), tmp_path, patience=1.0)
+    oracle.unusable(tmp_path / "disk.img")
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_server_that_falls_silent_is_given_up(tmp_path: Path, silent: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.SourceError, match="no answer within 1 s"):
+        import_(nbd_servers.Disk(sizes=(8 * MIB,), silent=silent), tmp_path, patience=1.0)
+    assert time.monotonic() - began < processes.PATIENCE
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_replies_with_missing_parts_are_not_data(tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceError, match="left out a part of the reply"):
+        import_(nbd_servers.Disk(part=2), tmp_path, patience=1.0)
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_extents_beyond_the_request_are_cut(tmp_path: Path) -> None:
+    def status(_offset: int, length: int) -> nbd_servers.Extents:
+        return [(length // 2, 3), (0xFFFFFFFF, 0), (0xFFFFFFFF, 3), (512, 0)]
+
+    assert listed(nbd_servers.Disk(sizes=(8 * MIB,), status=status), tmp_path) == [
+        (0, 4 * MIB, True),
+        (4 * MIB, 4 * MIB, False),
+    ]
+
+
+@pytest.mark.parametrize("entries", [[], [(0, 0)], [(4096, 0), (0, 2), (4096, 0)]])
+def test_extents_without_length_are_an_error(tmp_path: Path, entries: nbd_servers.Extents) -> None:
+    disk = nbd_servers.Disk(status=lambda _offset, _length: entries)
+    with pytest.raises(errors.SourceError):
+        listed(disk, tmp_path)
+
+
+def test_more_extents_than_a_server_may_return_are_an_error(tmp_path: Path) -> None:
+    many = [(512, 0), (512, 2)] * (client.MOST_EXTENTS // 2 + 1)
+    disk = nbd_servers.Disk(sizes=(1 << 40,), status=lambda _offset, _length: many)
+    with pytest.raises(errors.SourceError, match=r"returned 10485\d\d extents"):
+        listed(disk, tmp_path)
+
+
+def test_endless_list_of_short_extents_ends(tmp_path: Path) -> None:
+    """512 bytes for each request of an exabyte would take for ever; the rest counts as data."""
+
+    def status(offset: int, _length: int) -> nbd_servers.Extents:
+        return [(512, offset // 512 % 2 * 2)]
+
+    disk = nbd_servers.Disk(sizes=(1 << 60,), status=status)
+    found = listed(disk, tmp_path)
+    assert disk.requests < client.MOST_REQUESTS + 10
+    assert found[-1] == (found[-2][0] + 512, (1 << 60) - found[-2][0] - 512, False)
+
+
+def test_server_of_another_protocol_is_named(tmp_path: Path) -> None:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 mail.example.org ESMTP; this is not the protocol\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        location = locations.Nbd(f"nbd://127.0.0.1:{server.server_address[1]}/")
+        wanted = request.Request(
+            source="nbd", location=location, target=str(tmp_path / "disk.img"), connect_patience=1.0
+        )
+        try:
+            with pytest.raises(errors.Unreachable, match="not an NBD server"):
+                execute.run(wanted)
+        finally:
+            server.shutdown()
