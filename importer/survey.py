@@ -89,6 +89,7 @@ def survey(
             log.warning("falling back to one ordered stream reason=%s", err)
             reading.do_without_ranges(err)
             content = examine(source, reading, wanted, cancel)
+    content = _sized(source, content)
     ranges = reading.seeks(source)
     extents = ranges and source.extents() is not None
     offer = plan.Offer(
@@ -103,6 +104,26 @@ def survey(
         obstacle=source.obstacle,
     )
     return Survey(offer, content, room(wanted, thin=source.thin), spare(wanted))
+
+
+def _sized(source: base.Source, content: plan.Content) -> plan.Content:
+    """Return the content with the size that the protocol states. Raises ``errors.Refused`` for another."""
+    stated = source.disk_size
+    if stated is None or content.format not in detect.DISKS:
+        return content
+    if content.virtual_size is None:
+        return dataclasses.replace(content, virtual_size=units.whole_sectors(stated))
+    if content.raw is None:
+        check_stated(source, content.virtual_size)
+    return content
+
+
+def check_stated(source: base.Source, size: int) -> None:
+    """Raise ``errors.Refused`` if the protocol states another size of the disk than ``size`` bytes."""
+    stated = source.disk_size
+    if stated is not None and units.whole_sectors(stated) != units.whole_sectors(size):
+        reason = f"{source.name}: a disk of {stated} bytes is stated, this one has {size}"
+        raise errors.Refused(format="disk", rule="size", reason=reason)
 
 
 def examine(

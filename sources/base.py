@@ -177,6 +177,8 @@ class Source:
     #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing
     #: to its disk. None: detected from the first bytes.
     format: str | None = None
+    #: Size in bytes of the disk, if the protocol states it apart from the bytes, which must agree.
+    disk_size: int | None = None
     #: Largest number of bytes that one read of ``ranges`` returns. None: no limit.
     longest_read: int | None = None
     #: Whether ``stream`` can be read only once.

@@ -17,7 +17,8 @@ class Field(NamedTuple):
     command-line option. ``mount``: default path in pods. ``file``: the value is the path of an existing file.
     ``key``: dotted path below the source in a DataVolume; with ``entry`` it names a Secret or ConfigMap,
     and ``entry`` is mounted as a file. ``parse``: converts the text; raises ``ValueError`` or
-    ``errors.RequestError``. ``flag``: a boolean, not parsed. ``secret``: hidden in ``repr``.
+    ``errors.RequestError``. ``flag``: a boolean, not parsed. ``secret``: hidden in ``repr``. ``lines``:
+    several values, each a line; its option may be repeated.
     """
 
     env: str = ""
@@ -32,6 +33,7 @@ class Field(NamedTuple):
     parse: Callable[[str], Any] = str
     flag: bool = False
     secret: bool = False
+    lines: bool = False
 
 
 def field(default: Any = "", about: Field | None = None, **where: Any) -> Any:

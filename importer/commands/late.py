@@ -350,6 +350,9 @@ class SourceCommand(Command):
             return None
         if field.flag:
             return LateOption(field.option, is_flag=True, help=field.help)
+        if field.lines:
+            lines = TypedLines("text", field.parse)
+            return LateOption(field.option, type=lines, multiple=True, help=field.help)
         form = FILE if field.file else field.parse if field.parse is str else Typed("text", field.parse)
         shown = default if isinstance(default, str) and default else None
         return LateOption(field.option, type=form, default=shown, show_default=True, help=field.help)
@@ -442,6 +445,8 @@ def _stranger(key: str, section: str, known: set[str]) -> str:
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    if isinstance(option, LateOption) and option.multiple:
+        value = "\n".join(value) or None
     if isinstance(option, LateOption) and value is not None:
         context.meta.setdefault(_key(context), {})[option.option] = value
     return value

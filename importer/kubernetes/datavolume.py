@@ -23,6 +23,8 @@ API_VERSION = "cdi.kubevirt.io/v1beta1"
 VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
 #: Our own: the disk of an OVA, by file name, disk id or number.
 DISK = "cdi-worker/disk"
+#: The same for a layer of an artifact in a registry: lines of KEY=VALUE.
+LAYER_ANNOTATION = "cdi-worker/layer-annotation"
 #: Requests that the claim is bound at once, not when a virtual machine first uses it.
 BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
 #: The kind of source that provides the bytes, where its name is another.
@@ -360,6 +362,8 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
     annotations = metadata.get("annotations", {})
     if kind == "vddk" and VDDK_ARGUMENTS in annotations:
         fields = {"extraArgs": annotations[VDDK_ARGUMENTS]} | fields
+    if kind == "registry" and LAYER_ANNOTATION in annotations:
+        fields = {"layerAnnotation": annotations[LAYER_ANNOTATION]} | fields
     made: dict[str, Any] = {
         attribute: tuple(fields[name]) if isinstance(fields[name], list) else fields[name]
         for name, attribute in NAMES.items()

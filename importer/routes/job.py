@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from cdi_worker import engine, errors, plan, request, units
+from cdi_worker import engine, errors, plan, request, survey, units
 from cdi_worker import progress as progress_module
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
@@ -266,6 +266,7 @@ class Job:
 
     def commit(self, opened: target.Target, size: int) -> None:
         """Verify the source and make the completely written disk of ``size`` bytes usable."""
+        survey.check_stated(self.source, size)
         if self.checksum and not self._is_verified:
             self._read_again()
         self.source.verify()

@@ -12,7 +12,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cdi_worker import errors
+from cdi_worker import errors, units
 from cdi_worker.sources.registry import reference
 
 #: Accepted media types. Docker's schema 1 is obsolete and not accepted.
@@ -31,6 +31,9 @@ TITLE = "org.opencontainers.image.title"
 #: ORAS sets this annotation if the title is a directory's.
 UNPACK = "io.deis.oras.content.unpack"
 REF_NAME = "org.opencontainers.image.ref.name"
+#: Annotations of a disk: the name of its volume in the virtual machine, and its size (enhancement 256).
+DISK_NAME = "io.kubevirt.disk.name"
+DISK_SIZE = "io.kubevirt.disk.size"
 DISK_TYPE = "application/vnd.kubevirt.disk."
 _LAYER_PREFIXES = ("application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs.")
 _ARCHITECTURES = {
@@ -59,6 +62,24 @@ class Descriptor:
     @property
     def title(self) -> str:
         return self.annotations.get(TITLE, "")
+
+    @property
+    def disk_name(self) -> str:
+        return self.annotations.get(DISK_NAME, "")
+
+    @property
+    def disk_size(self) -> int | None:
+        """The size of the disk in bytes, None if it is not stated. Raises ``errors.Refused``."""
+        stated = self.annotations.get(DISK_SIZE)
+        try:
+            return None if stated is None else units.parse_quantity(stated)
+        except errors.RequestError as err:
+            raise errors.Refused(format="artifact", rule="size", reason=f"{DISK_SIZE}: {err}") from err
+
+    @property
+    def label(self) -> str:
+        """Return the file as messages name it."""
+        return self.disk_name or self.title or f"{self.media_type} {self.digest}"
 
     @property
     def platform(self) -> str:
@@ -188,27 +209,49 @@ def check_platform(config: Mapping[str, Any], wanted: str, name: str) -> None:
         raise errors.WrongPlatform(url=name, wanted=architecture, found=f"{system}/{stated}")
 
 
-def artifact(manifest: Manifest, choice: str, name: str) -> Descriptor | None:
+class Ambiguous(errors.Refused):
+    """Several files of an artifact may be the disk. ``first``: the first of them."""
+
+    def __init__(self, *, first: Descriptor, **fields: object) -> None:
+        self.first = first
+        super().__init__(**fields)
+
+
+def artifact(
+    manifest: Manifest, choice: str, name: str, annotations: Mapping[str, str] | None = None
+) -> Descriptor | None:
     """Return the layer that is the disk itself, or None for an image of a file system.
 
-    ``choice``: digest, title or media type. Without it: the layer with a KubeVirt disk type, else the only
-    layer that is a single file. Raises ``errors.Refused`` unless exactly one layer matches.
+    ``choice``: digest, title, name of the disk or media type; ``annotations``: those that the layer has.
+    Without them: the layer with a KubeVirt disk type, else the only layer that is a single file. Raises
+    ``errors.Refused`` unless exactly one layer matches.
     """
+    found = [item for item in manifest.layers if (annotations or {}).items() <= item.annotations.items()]
     if choice:
-        found = [item for item in manifest.layers if choice in {item.digest, item.title, item.media_type}]
-    else:
-        found = [item for item in manifest.layers if item.media_type.startswith(DISK_TYPE)]
-        found = found or [item for item in manifest.layers if not item.is_layer]
+        found = [
+            item for item in found if choice in {item.digest, item.title, item.disk_name, item.media_type}
+        ]
+    elif not annotations:
+        found = disks(manifest) or [item for item in manifest.layers if not item.is_layer]
         if not found:
             return None
-    if len(found) != 1:
-        names = ", ".join(
-            item.title or f"{item.media_type} {item.digest}" for item in found or manifest.layers
-        )
-        what = "several files" if found else f"no file {choice!r}"
-        reason = f"{name}: {what} among: {names}; choose one with #title, #digest or #media-type"
-        raise errors.Refused(format="artifact", rule="one disk", reason=reason)
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(item.label for item in found or disks(manifest) or manifest.layers)
+    wanted = " ".join(filter(None, (repr(choice) if choice else "", *_shown(annotations or {}))))
+    what = "several files" if found else f"no file {wanted}"
+    how = "choose one with #title, #digest, #media-type or --layer-annotation"
+    fields = {"format": "artifact", "rule": "one disk", "reason": f"{name}: {what} among: {names}; {how}"}
+    raise Ambiguous(first=found[0], **fields) if found else errors.Refused(**fields)
+
+
+def disks(manifest: Manifest) -> list[Descriptor]:
+    """Return the layers with a KubeVirt disk type (KubeVirt enhancement 256)."""
+    return [item for item in manifest.layers if item.media_type.startswith(DISK_TYPE)]
+
+
+def _shown(annotations: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in annotations.items()]
 
 
 def _list(document: Mapping[str, Any], key: str, name: str) -> list[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from cdi_worker import errors
@@ -146,12 +146,17 @@ class LayerDisk(Disk):
         return disk
 
 
-def find(store: Store, manifest: documents.Manifest, choice: str) -> Disk:
+def find(
+    store: Store,
+    manifest: documents.Manifest,
+    choice: str,
+    annotations: Mapping[str, str] | None = None,
+) -> Disk:
     """Return an artifact's file, or the topmost file below /disk. Layers below it are not fetched.
 
     Raises ``errors.Unsupported`` if there is no disk, and the errors of ``Layer``.
     """
-    chosen = documents.artifact(manifest, choice, store.name)
+    chosen = documents.artifact(manifest, choice, store.name, annotations)
     if chosen is not None:
         return FileDisk(store, chosen)
     hidden = Hidden()

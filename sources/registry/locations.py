@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import ClassVar
 
 from cdi_worker.sources import base, fields
@@ -25,6 +26,13 @@ class Registry(base.Location):
         help="Architecture of the container image [default: this machine's, or the only one].",
         key="platform.architecture",
     )
+    layer_annotation: str = fields.field(
+        env="CDI_WORKER_LAYER_ANNOTATION",
+        option="--layer-annotation",
+        help="Annotation of the layer that is the disk: io.kubevirt.disk.name=NAME; may be repeated.",
+        key="layerAnnotation",
+        lines=True,
+    )
     auth_file: str = fields.field(
         env="REGISTRY_AUTH_FILE",
         ambient=True,
@@ -35,6 +43,19 @@ class Registry(base.Location):
     docker_config: str = fields.field(
         env="DOCKER_CONFIG", ambient=True, help="Folder of Docker's `config.json` with registry credentials."
     )
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The annotations that the layer must have."""
+        pairs = (line.partition("=") for line in self.layer_annotation.splitlines() if line.strip())
+        return {key.strip(): value for key, _, value in pairs}
+
+    def faults(self) -> Iterator[str]:
+        yield from base.Location.faults(self)
+        for line in self.layer_annotation.splitlines():
+            key, equals, _ = line.partition("=")
+            if line.strip() and not (equals and key.strip()):
+                yield f"layer annotation {line!r} is not KEY=VALUE"
 
     @property
     def credentials_file(self) -> str:

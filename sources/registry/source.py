@@ -64,12 +64,13 @@ class RegistrySource(base.Source):
             chosen = choose(self._store, self._location.architecture)
             self.claims = judge.check(self._store, chosen.digests) if judge else ()
             self._image = resolve(self._store, chosen, self._location.architecture)
-            self._disk = layer.find(self._store, self._image.manifest, self._reference.choice)
+            self._disk = self._find(self._store, self._image.manifest)
         except BaseException:
             self.close()
             raise
         disk = self._disk
         self.size, self.head = disk.size, disk.head
+        self.disk_size = disk.blob.disk_size
         self.identity = f"{disk.blob.digest} {disk.path}".rstrip()
         log.info(
             "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
@@ -84,6 +85,14 @@ class RegistrySource(base.Source):
         from cdi_worker.sources.registry import trust
 
         return trust.Judge(self.demand, self._reference)
+
+    def _find(self, store: layer.Store, manifest: documents.Manifest) -> layer.Disk:
+        """Return the disk; of several the first one, which can be examined but is not imported."""
+        try:
+            return layer.find(store, manifest, self._reference.choice, self._location.annotations)
+        except documents.Ambiguous as err:
+            self.obstacle = err
+            return layer.FileDisk(store, err.first)
 
     def close(self) -> None:
         """Close all connections and stop the threads that fetch and verify."""
@@ -131,6 +140,15 @@ class RegistrySource(base.Source):
             {"digest": item.digest, "size": item.size, "mediaType": item.media_type}
             for item in self._image.manifest.layers
         ]
+        disks = [
+            {
+                "name": item.disk_name,
+                "size": item.annotations.get(documents.DISK_SIZE, ""),
+                "title": item.title,
+                "mediaType": item.media_type,
+            }
+            for item in documents.disks(self._image.manifest)
+        ]
         return {
             "digest": self._image.digest,
             "platforms": self._image.platforms or [self._image.platform],
@@ -139,6 +157,7 @@ class RegistrySource(base.Source):
             "diskLayer": self._disk.blob.digest,
             "labels": self._image.labels(),
             **({"signatures": [dataclasses.asdict(each) for each in self.claims]} if self.claims else {}),
+            **({"disks": disks} if disks else {}),
         }
 
 

@@ -109,6 +109,8 @@ def registry(
         digest = served.push("team/fedora", image, "40")
         signature = SIGNER.simple(digest, f"{served.host}/team/fedora")
         signing.attach(served, "team/fedora", digest, signature)
+        root = disks.wrapped("raw", "zst").read_bytes()
+        served.push("team/machine", containers.machine(rootdisk=(root, "8Mi"), datadisk=(root, "8Mi")), "1")
         served.push("containerdisks/fedora", image)
         yield served
 

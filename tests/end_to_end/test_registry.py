@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import containers, devices, oracle, registries, repository
+from cdi_worker.sources.registry import locations
+from tests.support import containers, devices, oracle, registries, repository, worker
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
@@ -81,7 +83,9 @@ def test_compressed_disk_inside_a_layer_is_imported(
     [
         ("raw", "gz", "raw+gzip"),
         ("raw", None, "raw"),
+        ("raw", "zst", "raw+zstd"),
         ("qcow2", None, "qcow2"),
+        ("qcow2", "gz", "qcow2+gzip"),
         ("qcow2-zstd", None, "qcow2"),
     ],
 )
@@ -98,6 +102,100 @@ def test_artifact_is_imported(
     target = tmp_path / "disk.img"
     push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), target)
     oracle.same(target, disks.expected(variant))
+
+
+@pytest.fixture
+def exported(guarded: registries.Registry, disks: disks_module.Disks) -> cdi_worker.Request:
+    """A virtual machine with two disks."""
+    root, data = (disks.wrapped("raw", "zst", content).read_bytes() for content in ("mixed", "dense"))
+    guarded.push("machine", containers.machine(rootdisk=(root, "8Mi"), datadisk=(data, "4Mi")))
+    location = locations.Registry(guarded.reference("machine"), guarded.access())
+    return cdi_worker.Request(source="registry", location=location, target="")
+
+
+@pytest.mark.parametrize(("name", "content"), [("rootdisk", "mixed"), ("datadisk", "dense")])
+@pytest.mark.parametrize("way", ["annotation", "fragment"])
+def test_disk_of_a_virtual_machine_is_chosen(
+    exported: cdi_worker.Request,
+    name: str,
+    content: str,
+    way: str,
+    disks: disks_module.Disks,
+    block: Path,
+) -> None:
+    location: Any = exported.location
+    if way == "annotation":
+        location = dataclasses.replace(location, layer_annotation=f"io.kubevirt.disk.name={name}")
+    else:
+        location = dataclasses.replace(location, endpoint=f"{location.endpoint}#{name}")
+    found = cdi_worker.inspect(dataclasses.replace(exported, location=location))
+    assert found.survey.content.virtual_size == disks.raw(content).stat().st_size
+    cdi_worker.run(dataclasses.replace(exported, location=location, target=str(block), existing="replace"))
+    oracle.same(block, disks.raw(content), beyond=devices.DIRT)
+
+
+def test_disks_of_a_virtual_machine_are_listed(exported: cdi_worker.Request, tmp_path: Path) -> None:
+    found = cdi_worker.inspect(exported)
+    listed: Any = found.details["disks"]
+    assert [disk["name"] for disk in listed] == ["rootdisk", "datadisk"]
+    assert "several files among: rootdisk, datadisk" in str(found.obstacle)
+    with pytest.raises(errors.Refused, match="several files among: rootdisk, datadisk"):
+        cdi_worker.run(dataclasses.replace(exported, target=str(tmp_path / "disk.img")))
+    location: Any = exported.location
+    wrong = dataclasses.replace(location, layer_annotation="io.kubevirt.disk.name=nothing")
+    with pytest.raises(errors.Refused, match=r"no file io\.kubevirt\.disk\.name=nothing among: rootdisk"):
+        cdi_worker.inspect(dataclasses.replace(exported, location=wrong))
+
+
+def test_command_takes_several_annotations(
+    exported: cdi_worker.Request, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    access = exported.location.access
+    (tmp_path / "password").write_text(access.password)
+    options = [
+        f"--user={access.user}",
+        f"--password-file={tmp_path / 'password'}",
+        f"--ca-file={access.ca_files[0]}",
+    ]
+    target = tmp_path / "disk.img"
+    chosen = [
+        "--layer-annotation=io.kubevirt.disk.size=4Mi",
+        "--layer-annotation=io.kubevirt.disk.name=datadisk",
+    ]
+    done = worker.run("import", exported.location.endpoint, target, *options, *chosen)
+    assert done.status == 0, done.errors
+    oracle.same(target, disks.raw("dense"))
+    bad = worker.run("import", exported.location.endpoint, target, *options, "--layer-annotation=name")
+    assert (bad.status, "'name' is not KEY=VALUE" in bad.error_message) == (2, True)
+
+
+@pytest.mark.parametrize(("stated", "message"), [("4Mi", "4194304 bytes is stated"), ("x", "not a quantity")])
+@pytest.mark.parametrize(("variant", "compression"), [("raw", "zst"), ("qcow2", None)])
+def test_wrong_size_of_a_disk_is_refused(
+    guarded: registries.Registry,
+    stated: str,
+    message: str,
+    variant: str,
+    compression: str | None,
+    disks: disks_module.Disks,
+    block: Path,
+) -> None:
+    data = disks.wrapped(variant, compression).read_bytes()
+    annotations = {"io.kubevirt.disk.name": "root", "io.kubevirt.disk.size": stated}
+    blob = containers.Blob(data, "application/vnd.kubevirt.disk.raw", annotations)
+    with pytest.raises(errors.Refused, match=message):
+        push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), block)
+    oracle.unusable(block)
+
+
+def test_disk_that_does_not_fit_is_refused_by_its_annotation(
+    guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    data = disks.wrapped("raw", "zst").read_bytes()
+    annotations = {"io.kubevirt.disk.name": "root", "io.kubevirt.disk.size": "1Pi"}
+    blob = containers.Blob(data, "application/vnd.kubevirt.disk.raw+zstd", annotations)
+    with pytest.raises(errors.TooLarge):
+        push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), tmp_path / "disk.img")
 
 
 def test_labels_are_reported(guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path) -> None:

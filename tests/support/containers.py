@@ -143,6 +143,20 @@ class Image:
 EMPTY_CONFIG = Blob(b"{}", "application/vnd.oci.empty.v1+json")
 
 
+def machine(**disks: tuple[bytes, str]) -> Image:
+    """Return a virtual machine as KubeVirt exports it: in each layer a packed raw disk of the stated size."""
+    layers = []
+    for name, (data, size) in disks.items():
+        annotations = {
+            "io.kubevirt.disk.name": name,
+            "io.kubevirt.disk.size": size,
+            "org.opencontainers.image.title": f"{name}.raw.zst",
+        }
+        layers.append(Blob(data, "application/vnd.kubevirt.disk.raw+zstd", annotations))
+    kind = "application/vnd.kubevirt.virtualmachine.config.v1+json"
+    return Image(tuple(layers), Blob(b'{"kind": "VirtualMachine"}', kind))
+
+
 def index(*manifests: Blob, docker: bool = False) -> Blob:
     """Return an index (Docker: a manifest list) of the manifests."""
     kind = f"{DOCKER}.distribution.manifest.list.v2+json" if docker else f"{OCI}.index.v1+json"

@@ -96,6 +96,30 @@ def test_disk_of_an_ova_is_chosen_by_annotation(
     assert "CDI_WORKER_DISK\n          value: b.vmdk" in objects
 
 
+def test_layer_is_chosen_by_annotation(
+    workspace: manifests.Workspace, guarded: registries.Registry, disks: disks_module.Disks
+) -> None:
+    root, data = (disks.wrapped("raw", "zst", content).read_bytes() for content in ("mixed", "dense"))
+    guarded.push("machine", containers.machine(rootdisk=(root, "8Mi"), datadisk=(data, "4Mi")))
+    access = guarded.access()
+    workspace.secret("keys", accessKeyId=access.user, secretKey=access.password)
+    certificate = Path(access.ca_files[0]).read_text()
+    workspace.config_map("ca", **{"ca.pem": certificate})
+    given = {"url": guarded.reference("machine"), "secretRef": "keys", "certConfigMap": "ca"}
+    workspace.volume({"registry": given})
+    name = "io.kubevirt.disk.name=datadisk"
+    workspace.documents[-1]["metadata"]["annotations"] = {"cdi-worker/layer-annotation": name}
+    done = workspace.run()
+    assert done.status == 0, done.errors
+    with workspace.target.open("r+b") as file:
+        file.truncate(disks.raw("dense").stat().st_size)
+    oracle.same(workspace.target, disks.raw("dense"))
+    objects = worker.run("manifest", workspace.directory / "dv.yaml", "--image=worker").output.replace(
+        '"', ""
+    )
+    assert f"CDI_WORKER_LAYER_ANNOTATION\n          value: {name}" in objects
+
+
 def test_status_is_printed_as_json(
     workspace: manifests.Workspace, web: servers.Web, disks: disks_module.Disks
 ) -> None:
