@@ -70,9 +70,7 @@ def _measure(given: argparse.Namespace, setting: Setting, path: Path) -> None:
         bench = stack.enter_context(benches.opened(directory, setting, given.rounds, scale))
         machine = Machine(bench, results.rates.setdefault(setting.name, {}))
         for row in benches.ROWS:
-            if (setting.is_pod and not row.pod) or (
-                given.only and not any(part in row.key for part in given.only)
-            ):
+            if not row.is_for(setting) or not any(part in row.key for part in given.only or [""]):
                 continue
             if given.resume and row.key in done:
                 continue

@@ -18,7 +18,7 @@ from tests.bench.machine import Machine
 from tests.bench.measure import Cost
 from tests.bench.results import Result, Results
 from tests.bench.rows import scale
-from tests.bench.settings import MACHINE, POD
+from tests.bench.settings import FAR, MACHINE, POD
 from tests.support import limits, processes, repository, servers
 
 MiB = 1 << 20
@@ -92,6 +92,15 @@ def test_report_names_rows_that_got_slower(tmp_path: Path, ratio: float, slow: b
     page = report.page(["qcow2, file"], Results(tmp_path / "now"), Results(tmp_path / "last"))
     assert ("**qcow2, file** (machine): 0.40 → 0.45" in page) == slow
     assert "| qcow2 | file | curl | 1.00 | 2.00 |" in page
+
+
+def test_rows_of_one_setting_are_measured_in_no_other() -> None:
+    everywhere, single = (
+        Row("row", lambda _: contextlib.nullcontext(Sides(always(1))), only=only) for only in ("", "far")
+    )
+    assert (everywhere.is_for(POD), everywhere.is_for(FAR)) == (True, False)
+    assert (single.is_for(POD), single.is_for(FAR)) == (False, True)
+    assert not dataclasses.replace(everywhere, pod=False).is_for(POD)
 
 
 def test_rows_have_names_of_their_own() -> None:

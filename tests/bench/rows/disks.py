@@ -120,13 +120,13 @@ def limited(bench: Bench) -> Iterator[Sides]:
 
 @benches.row(
     "resume 90 % at 40 MB/s",
-    rival="`curl`, which fetches all 2 GiB; one connection at 40 MB/s each",
+    rival="`curl`, which fetches all of 1 GiB; one connection at 40 MB/s each",
     aim=0.15,
     pod=False,
 )
 def resumed(bench: Bench) -> Iterator[Sides]:
     """Measure an import that resumes 90 % of a disk against fetching all of it, both at 40 MB/s."""
-    path = inputs.noise(bench.directory, 2048 * MIB)
+    path = inputs.noise(bench.directory, 1024 * MIB)
     kept = bench.file.with_name("kept.part")
     part = bench.file.with_name(f"{bench.file.name}.part")
     with bench.nginx("limited", servers.Settings(limit_rate=40_000_000)) as web:
