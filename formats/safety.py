@@ -43,12 +43,13 @@ def check(
     read: views.Read | None = None,
     size: int | None = None,
     allow_backing: str | None = None,
+    layer: bool = False,
 ) -> facts.Facts:
     """Check an image of the format ``name``, one of ``detect.DISKS``, and return its facts.
 
     ``head``: the first ``detect.HEAD`` bytes, or the whole file if it is shorter. ``read`` and ``size``:
     random access to a file of ``size`` bytes; without it the result may be incomplete. ``allow_backing``:
-    the base name of the one backing file that a qcow2 may have.
+    the base name of the one backing file that a qcow2 may have. ``layer``: see ``views.View``.
 
     Raises ``errors.Refused`` or another ``errors.ImageError``.
     """
@@ -56,7 +57,7 @@ def check(
     if name not in FORMATS:
         raise errors.Unsupported(reason=f"{name} is not a disk format")
     try:
-        return FORMATS[name].check(views.View(head, read, size, allow_backing))
+        return FORMATS[name].check(views.View(head, read, size, allow_backing, layer=layer))
     except errors.Error:
         raise
     except Exception as err:

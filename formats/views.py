@@ -20,7 +20,8 @@ class View:
     """The readable part of a file: its head, and with ``read`` every other offset.
 
     ``size``: length of the file in bytes, required with ``read``. ``allow_backing``: the base name of the
-    one backing file that the image may have.
+    one backing file that the image may have. ``layer``: it may name any backing file, which the caller
+    compares with the other files of the chain.
     """
 
     def __init__(
@@ -29,9 +30,12 @@ class View:
         read: Read | None = None,
         size: int | None = None,
         allow_backing: str | None = None,
+        *,
+        layer: bool = False,
     ) -> None:
         self.head = head
         self.allow_backing = allow_backing
+        self.layer = layer
         self.size = size
         self._read = read
 

@@ -36,12 +36,14 @@ class Tuning:
     """What an administrator may set for all pods.
 
     ``stall``: seconds without data. ``direct``: O_DIRECT. ``read_back``: read the finished disk once.
+    ``layers``: addresses of the other files of a chain.
     """
 
     connections: int = 6
     stall: float = 180.0
     direct: bool = False
     read_back: bool = False
+    layers: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -39,12 +39,11 @@ class Engine:
         self, source: base.Source, cancel: cancelling.Cancel, advance: Callable[[int], None] = lambda _: None
     ) -> fetch.Fetcher:
         """Return a fetcher, which reads the ranges of ``source`` in parallel."""
-        ranges = source.ranges()
-        if not self.seeks(source) or ranges is None:
+        if not self.seeks(source):
             raise errors.NoRanges(url=source.name, reason="not offered by the source")
         self._used = True
         return fetch.Fetcher(
-            self._compared(source, ranges),
+            self._reader(source),
             source.size or 0,
             self._tuned(source),
             scope=cancel,
@@ -84,8 +83,18 @@ class Engine:
             retried=self._retried,
         )
 
-    def _compared(self, source: base.Source, ranges: base.RandomReader) -> base.RandomReader:
-        """Return a reader that compares the ranges of a server with each other."""
+    def _reader(self, source: base.Source) -> base.RandomReader:
+        """Return a reader that compares the ranges of a server with each other, also of several files."""
+        if source.parts:
+            # Imported when used: only a chain has parts (start-up time).
+            from cdi_worker.images.engine import joined
+
+            parts = {offset: self._reader(part) for offset, part in source.parts.items()}
+            compared = {offset: part for offset, part in parts.items() if isinstance(part, seams.Seams)}
+            return joined.JoinedSeams(compared) if len(compared) == len(parts) else joined.Joined(parts)
+        ranges = source.ranges()
+        if ranges is None:
+            raise errors.NoRanges(url=source.name, reason="not offered by the source")
         if not isinstance(ranges, readers.Continuing):
             return ranges
         if source not in self._seams:

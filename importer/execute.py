@@ -42,7 +42,7 @@ class Result:
     """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source.
 
     ``resumed``: written by an earlier attempt, and read back. ``refetched``: also written by it, but storage
-    did not hold them.
+    did not hold them. ``layers``: the files of a chain, with the bytes of the disk that come from each.
     """
 
     source: str
@@ -58,6 +58,7 @@ class Result:
     preallocated: bool
     labels: Mapping[str, str]
     vddk_info: Mapping[str, str]
+    layers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +87,18 @@ def run(
     request.check(wanted)
     kind = sources.find(wanted.source)
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
-        return run_source(kind.open(wanted.location, reads), wanted, progress, reads)
+        return run_source(_source(kind, wanted, reads), wanted, progress, reads)
+
+
+def _source(kind: sources.kind.Kind, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source:
+    """Return the source of a request, which may consist of several files."""
+    first = kind.open(wanted.location, cancel)
+    if not wanted.layers and not (wanted.is_delta and wanted.location.of_files):
+        return first
+    # Imported when used: few imports need it (start-up time).
+    from cdi_worker.sources import chained
+
+    return chained.Files([first, *(kind.open(layer, cancel) for layer in wanted.layers)])
 
 
 def run_source(
@@ -177,6 +189,7 @@ def _result(
         preallocated=job.wanted.preallocates,
         labels=labels,
         vddk_info=vddk_info,
+        layers=job.layers,
     )
 
 
@@ -187,7 +200,7 @@ def inspect(
     request.check(wanted)
     kind = sources.find(wanted.source)
     with cancelling.adapted(cancel) as stop, sources.foreign(kind):
-        return _inspect(kind.open(wanted.location, stop), wanted, stop)
+        return _inspect(_source(kind, wanted, stop), wanted, stop)
 
 
 def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
@@ -204,7 +217,10 @@ def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.
         except errors.Error as err:
             obstacle = err
         volume = survey_module.volume_size(found.content, wanted.overhead)
-        return Inspection(source.name, found, made, obstacle, volume, source.describe())
+        details = dict(source.describe())
+        if found.content.chain and found.offer.ranges:
+            details["chain"] = survey_module.shares(source, reading, found.content, wanted, cancel)
+        return Inspection(source.name, found, made, obstacle, volume, details)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from cdi_worker.formats import detect
 
 if TYPE_CHECKING:
     from cdi_worker.formats.mapped import layout as mapped
+    from cdi_worker.formats.qcow2 import chain
 
 
 class Route(enum.StrEnum):
@@ -56,7 +57,8 @@ class Content:
     ``virtual_size``: in bytes, None while unknown (until the end of a compressed raw disk). ``layout``: of an
     image that our own reader supports; ``unplaceable``: why it does not support this image of its format.
     ``raw``: bytes of the source that are a raw disk, if a footer follows it (fixed VHD). ``footer``: bytes at
-    the end of a stream that may be such a footer, which is known only then. ``head``: the first bytes after
+    the end of a stream that may be such a footer, which is known only then. ``chain``: the files of a chain,
+    or the one file that holds what changed since a checkpoint. ``head``: the first bytes after
     decompression, which were checked.
     """
 
@@ -67,6 +69,7 @@ class Content:
     unplaceable: str = ""
     raw: int | None = None
     footer: int = 0
+    chain: tuple[chain.File, ...] = ()
     head: bytes = dataclasses.field(default=b"", repr=False)
 
 
@@ -163,16 +166,10 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
     seekable = offer.ranges and not content.compressions
     at_random = seekable and wanted.checksum is None and not offer.checksum
     forward = _why_forward(wanted, offer, content)
+    if content.chain:
+        return _chain(offer, content)
     if content.format in {"raw", "iso"} or content.raw is not None:
-        if offer.extents and at_random:
-            return Plan(
-                Route.EXTENTS, "raw disk, the source reports its holes: only data is copied", random=True
-            )
-        if at_random:
-            return Plan(Route.STREAM, "raw disk, parallel ranges written directly to the target", random=True)
-        if offer.runs:
-            return Plan(Route.EXTENTS, "raw disk, the stream marks its holes: only data is written")
-        return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
+        return _raw(offer, forward, at_random=at_random)
     if content.layout is not None:
         parts = f"{content.format} {content.layout.unit}"
         if at_random:
@@ -192,10 +189,29 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
     )
 
 
+def _raw(offer: Offer, forward: str, *, at_random: bool) -> Plan:
+    if offer.extents and at_random:
+        return Plan(Route.EXTENTS, "raw disk, the source reports its holes: only data is copied", random=True)
+    if at_random:
+        return Plan(Route.STREAM, "raw disk, parallel ranges written directly to the target", random=True)
+    if offer.runs:
+        return Plan(Route.EXTENTS, "raw disk, the stream marks its holes: only data is written")
+    return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
+
+
+def _chain(offer: Offer, content: Content) -> Plan:
+    _check_random(offer)
+    what = f"clusters of {len(content.chain)} files fetched by range, the newest of each written"
+    return Plan(Route.PLACE, f"qcow2 {what}", random=True)
+
+
 def _delta(wanted: request.Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
     """Return the plan of a delta stage; no other route may touch the disk of an earlier stage."""
     at_random = offer.ranges and wanted.checksum is None
     why = f"changes since checkpoint {wanted.stage.previous}"
+    if content.chain:
+        _check_random(offer)
+        return Plan(Route.UPDATE, f"{why}: qcow2 clusters fetched by range, written in place", random=True)
     if content.format == "qcow2":
         return Plan(
             Route.MERGE,
@@ -206,6 +222,12 @@ def _delta(wanted: request.Request, offer: Offer, content: Content, _scratch: in
     if content.format == "raw" and offer.extents and at_random:
         return Plan(Route.UPDATE, f"{why}, written to the disk in place", random=True)
     raise errors.Unsupported(reason=f"source {wanted.source!r}: does not support checkpoints")
+
+
+def _check_random(offer: Offer) -> None:
+    if not offer.ranges:
+        reason = "the source offers no byte ranges, which the layers of a disk need; copy the files first"
+        raise errors.Unsupported(reason=reason)
 
 
 def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str:

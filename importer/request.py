@@ -28,8 +28,10 @@ JOURNAL_INTERVAL = 10.0
 class Request:
     """One import. Sizes in bytes, times in seconds.
 
-    ``source``: the name of a source for ``sources.find``. ``target``: a block device, the file to create, or
-    for an archive the directory to unpack into; ``-`` is standard output.
+    ``source``: the name of a source for ``sources.find``. ``layers``: qcow2 files of the same kind of source,
+    each with what changed since the one before it, the first since the one at ``location``. ``target``: a
+    block device, the file to create, or for an archive the directory to unpack into; ``-`` is standard
+    output.
     ``image_size``: the requested size, None for the image's own. ``exact_size``: the disk has at least
     ``image_size`` bytes, or the import fails; without it the disk has what fits, as in a pod. ``limit``: the
     largest disk for a file system, however much is free. ``overhead``: the fraction of a file system to leave
@@ -46,6 +48,7 @@ class Request:
 
     source: str
     location: base.Location
+    layers: tuple[base.Location, ...] = ()
     target: str
     volume: str | None = None
     content_type: str = "kubevirt"
@@ -126,5 +129,32 @@ def _source_faults(made: Request) -> Iterator[str]:
     if made.is_archive and not kind.archives:
         yield f"source {made.source!r} does not support content type archive"
     yield from location.faults()
-    if any(map(location.reads, target.used(made.target))):
-        yield "source and target are the same file"
+    for each in (location, *map(kind.accept, made.layers)):
+        if any(map(each.reads, target.used(made.target))):
+            yield "source and target are the same file"
+    if made.layers:
+        yield from _layer_faults(made, location)
+
+
+def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:
+    if first.staged and not first.of_files:
+        yield f"source {made.source!r} does not support layers (--layer)"
+    if made.is_archive:
+        yield "layers are files of one disk, not an archive (--layer)"
+    if made.checksum is not None:
+        yield "a checksum is of one file, this disk has several (--layer); import them one after the other"
+    if len({each.endpoint for each in (first, *made.layers)}) <= len(made.layers):
+        yield "a layer is given twice (--layer); give each file once"
+    for layer in made.layers:
+        if not layer.endpoint:
+            yield "a layer without an address (--layer)"
+        elif first.access.secret and _host(layer.endpoint) != _host(first.endpoint):
+            # They were given for the server of SOURCE.
+            yield "credentials and headers are sent to one server; name all layers at the server of SOURCE"
+
+
+def _host(endpoint: str) -> tuple[str, str]:
+    """Return scheme and host of a URL; the same for all others, such as buckets of one store and paths."""
+    scheme, separator, rest = endpoint.partition("://")
+    is_web = separator and scheme in {"http", "https"}
+    return (scheme, rest.partition("/")[0].rpartition("@")[2]) if is_web else ("", "")

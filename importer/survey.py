@@ -92,8 +92,9 @@ def survey(
     content = _sized(source, content)
     ranges = reading.seeks(source)
     extents = ranges and source.extents() is not None
+    parts = source.parts.values()
     offer = plan.Offer(
-        size=source.size,
+        size=sum(part.size or 0 for part in parts) if parts else source.size,
         identity=source.identity,
         checksum=bool(source.checksum),
         ranges=ranges,
@@ -130,6 +131,8 @@ def examine(
     source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
 ) -> plan.Content:
     """Detect the format of the source and run the safety checks that its first bytes (or ranges) allow."""
+    if source.parts:
+        return _chain(source, reading, wanted, cancel)
     read: views.Read | None = None
     if (at_random := reading.at_random(source, cancel)) is not None:
         # The routes read these bytes again from memory: they cannot change after the check.
@@ -166,6 +169,61 @@ def examine(
         raw=checked.raw,
         footer=footer,
     )
+
+
+def _chain(
+    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
+) -> plan.Content:
+    """Check each file of a chain, and whether they are one."""
+    # Imported when used: few imports need it (start-up time).
+    from cdi_worker.formats.qcow2 import chain
+    from cdi_worker.sources import chained
+
+    files = []
+    for offset, part in source.parts.items():
+        if not reading.seeks(part) or not part.size:
+            return plan.Content(
+                "qcow2", chain=(chain.File(part.name, "", offset, 0, facts.Facts("qcow2", 0)),)
+            )
+        read = part.known.remembering(reading.fetcher(part, cancel).read)
+        found = _look(part, read, wanted, cancel)
+        if found.compressions:
+            reason = f"{part.name}: is compressed with {found.compressions[0]}; decompress it first"
+            raise errors.Unsupported(reason=f"{reason}, layers are read by range")
+        checked = safety.check(found.format, found.head, read=read, size=part.size, layer=True)
+        if found.format in {"raw", "iso"}:
+            checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(part.size))
+        files.append(chain.File(part.name, chained.base_name(part), offset, part.size, checked))
+    chain.check(files, wanted.stage.previous or None)
+    return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
+
+
+def shares(
+    source: base.Source,
+    reading: engine.Engine,
+    content: plan.Content,
+    wanted: request.Request,
+    cancel: cancelling.Cancel,
+) -> list[dict[str, object]]:
+    """Read the tables of a chain; return its files and how many bytes of the disk come from each."""
+    # Imported when used: few commands need it (start-up time).
+    from cdi_worker.formats.qcow2 import layers as qcow2_layers
+    from cdi_worker.images.place import ranges
+
+    fetcher = reading.fetcher(source, cancel)
+    disk = qcow2_layers.Disk(content.chain, fetcher.read, is_base=not wanted.is_delta)
+    for window in disk.windows():
+        ranges.load(window, fetcher)
+    return [
+        {
+            "name": file.name,
+            "virtualSize": file.virtual_size,
+            "backingFile": file.facts.backing,
+            "bitmaps": list(file.facts.bitmaps),
+            "bytes": shown,
+        }
+        for file, shown in zip(content.chain, disk.shown, strict=True)
+    ]
 
 
 def _declared(

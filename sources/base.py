@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias
@@ -59,6 +60,11 @@ class Access:
     connections: int = 6
     patience: float = 180.0
 
+    @property
+    def secret(self) -> bool:
+        """Whether it holds what only the server of the address may see."""
+        return bool(self.user or self.password or self.session_token or self.headers)
+
     def hide(self, text: str, *more: str) -> str:
         """Hide the secrets, and ``more``, in ``text`` of a server, which may repeat them."""
         for secret in (self.password, self.session_token, *(value for _, value in self.headers), *more):
@@ -89,6 +95,8 @@ class Location:
 
     #: Whether the source supports multi-stage imports (``sources.staged``).
     staged: ClassVar[bool] = False
+    #: Whether each stage is a file, all but the first a qcow2 file with what changed (``sources.chained``).
+    of_files: ClassVar[bool] = False
     #: Variables that the command line reads for a field of the access, as this source's own tools do.
     variables: ClassVar[Mapping[str, str]] = {}
     #: Suffixes of the certificate files in the pod's certificate folder.
@@ -107,6 +115,10 @@ class Location:
         """Yield a message for each missing or invalid field, without contacting the server."""
         if not self.endpoint:
             yield "no endpoint (IMPORTER_ENDPOINT) given"
+
+    def at_stage(self) -> Location:
+        """Return the location of the file of this stage, if each stage is a file."""
+        return self
 
     def reads(self, path: str) -> bool:
         """Return whether the disk is the local file ``path``."""
@@ -201,6 +213,8 @@ class Source:
     head: bytes = b""
     #: Why the source cannot be imported although it can be examined: a choice among several disks is missing.
     obstacle: errors.Error | None = None
+    #: The sources that are read as this one, by the offsets of their first bytes (``sources.chained``).
+    parts: Mapping[int, Source] = types.MappingProxyType({})
 
     @property
     def transferred(self) -> int | None:

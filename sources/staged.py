@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from cdi_worker import errors
 from cdi_worker.sources import base, fields
 
 
@@ -34,3 +36,34 @@ class Staged(base.Location):
         yield from base.Location.faults(self)
         if self.previous and not self.current:
             yield "a previous checkpoint without a current one; set IMPORTER_CURRENT_CHECKPOINT"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Files(Staged):
+    """The address of a file. Checkpoints are files beside each other: the first is a complete disk, each
+    other one a qcow2 file with what changed since the checkpoint before it.
+    """
+
+    of_files: ClassVar[bool] = True
+
+    def at_stage(self) -> Self:
+        """Return the location of the file that has the name of the current checkpoint.
+
+        Raises ``errors.RequestError`` for a name that leads elsewhere.
+        """
+        if not self.current:
+            return self
+        if posixpath.basename(self.current) != self.current or self.current in {".", ".."}:
+            raise errors.RequestError(
+                f"checkpoint {self.current!r}: is not the name of a file beside the first"
+            )
+        if "://" not in self.endpoint:
+            return dataclasses.replace(
+                self, endpoint=posixpath.join(posixpath.dirname(self.endpoint), self.current)
+            )
+        # Imported when used: few imports are stages (start-up time).
+        import urllib.parse
+
+        parts = urllib.parse.urlsplit(self.endpoint)
+        path = f"{parts.path.rpartition('/')[0]}/{urllib.parse.quote(self.current)}"
+        return dataclasses.replace(self, endpoint=urllib.parse.urlunsplit(parts._replace(path=path)))

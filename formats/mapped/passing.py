@@ -141,7 +141,7 @@ def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:
         return [piece], []
     if first <= 0 or piece.compressed:
         return [], [piece]
-    host, length, guest, _, _ = piece
+    host, length, guest = piece[:3]
     rest = length - first
     return [Piece(host, first, guest, first, False)], [Piece(at, rest, guest + first, rest, False)]
 

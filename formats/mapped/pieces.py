@@ -17,15 +17,12 @@ PLAIN = 1 << 20
 #: Reading this many unused bytes between two pieces is cheaper than another request.
 GAP = 256 << 10
 
-#: Decompress a piece, given its bytes and its offset on the disk. May return more than the piece's size.
-Inflate = Callable[[bytes | memoryview, int], bytes]
-
 
 class Piece(NamedTuple):
     """``length`` bytes at ``host`` in the file that hold ``size`` bytes at ``guest`` on the disk.
 
     Pieces sort in file order. ``compressed``: the piece is a compressed cluster; of the decompressed data the
-    first ``size`` bytes are used.
+    first ``size`` bytes are used, or only the parts (start, end) in ``shown``.
     """
 
     host: int
@@ -33,6 +30,11 @@ class Piece(NamedTuple):
     guest: int
     size: int
     compressed: bool
+    shown: tuple[tuple[int, int], ...] = ()
+
+
+#: Decompress a piece, given its bytes. May return more than the piece's size.
+Inflate = Callable[[bytes | memoryview, Piece], bytes]
 
 
 class Batch(NamedTuple):
@@ -69,7 +71,7 @@ def whole(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]
 
 
 def _split(piece: Piece) -> Iterator[Piece]:
-    host, length, guest, _, compressed = piece
+    host, length, guest, _, compressed, _ = piece
     if compressed or length <= PLAIN:
         yield piece
         return

@@ -90,7 +90,8 @@ def parse(head: bytes) -> Header:
         raise errors.Corrupt(format="qcow2", reason=f"cluster_bits is {cluster_bits}, expected 9 to 21")
     if backing:
         reason = (
-            "the image has a backing file; flatten it first: qemu-img convert -O qcow2 f.qcow2 flat.qcow2"
+            "the image has a backing file; name that one as SOURCE and this one with --layer, or flatten it: "
+            "qemu-img convert -O qcow2 f.qcow2 flat.qcow2"
         )
         raise _refused("backing_file", reason)
     if crypt:

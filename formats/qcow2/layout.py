@@ -54,7 +54,7 @@ class Layout(mapped.Layout):
     def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
         return qcow2_tables.decode(self.header, data, guest)
 
-    def inflate(self, data: bytes | memoryview, _guest: int, /) -> bytes:
+    def inflate(self, data: bytes | memoryview, _piece: Piece, /) -> bytes:
         return self._inflate(data)
 
     def follow(self) -> passing.Passing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterator
+from itertools import compress
 
 from cdi_worker import errors
 from cdi_worker.formats import views
@@ -52,6 +53,27 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     if result and result[-1].guest + result[-1].size > header.virtual_size:
         result[-1] = _cut(result[-1], header.virtual_size)
     return result
+
+
+def zeros(header: qcow2_header.Header, data: bytes | memoryview, guest: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the parts of the disk that a table says are zeros, in disk order.
+
+    ``data``: the entries from those for ``guest`` on. In a layer of a chain these parts hide what is below;
+    parts without data that are not marked so do not.
+    """
+    cluster = header.cluster_size
+    table = views.entries(data, ENTRY)
+    if header.extended_l2:
+        for index, (entry, bitmap) in enumerate(zip(table[::2], table[1::2], strict=True)):
+            if not entry & _COMPRESSED:
+                start = guest + index * cluster
+                yield from (
+                    (start + a * cluster // 32, start + b * cluster // 32) for a, b in _ones(bitmap >> 32)
+                )
+    elif header.version > 2:
+        for index in compress(range(len(table)), table):
+            if table[index] & (_ZERO | _COMPRESSED) == _ZERO:
+                yield guest + index * cluster, guest + (index + 1) * cluster
 
 
 def _cut(piece: Piece, end: int) -> Piece:

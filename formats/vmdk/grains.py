@@ -7,6 +7,7 @@ from typing import cast
 from isal import isal_zlib
 
 from cdi_worker import errors
+from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.vmdk.header import GRAIN_MARKER, SECTOR, Header
 
 # wbits of a zlib stream: with header and checksum (RFC 1950).
@@ -26,11 +27,12 @@ class Grains:
         self._end = header.capacity * SECTOR
         self.longest = 2 * self._size
 
-    def inflate(self, data: bytes | memoryview, guest: int, /) -> bytes:
-        """Decompress the grain for byte ``guest``; ``data``: the grain with its marker, may be longer.
+    def inflate(self, data: bytes | memoryview, piece: pieces.Piece, /) -> bytes:
+        """Decompress a grain; ``data``: the grain with its marker, may be longer.
 
         Raises ``errors.Corrupt``, also if the marker belongs to another grain.
         """
+        guest = piece.guest
         if len(data) < GRAIN_MARKER.size:
             raise _corrupt(guest, "is truncated")
         sector, size = GRAIN_MARKER.unpack_from(data)

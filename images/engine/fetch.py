@@ -115,8 +115,8 @@ class Fetcher:
         #: The best length for the ranges of ``each``.
         self.step = min(PIECE, options.chunk) if isinstance(reader, readers.Continuing) else options.chunk
         self._reader = reader
-        self._seams = reader if isinstance(reader, seams.Seams) else None
-        self._pace = reader.pace if isinstance(reader, seams.Seams) else pace.Pace()
+        self._seams = reader if isinstance(reader, seams.Compared) else None
+        self._pace = reader.pace if isinstance(reader, seams.Compared) else pace.Pace()
         self._scope = scope
         self._known = known
         self._advance = advance

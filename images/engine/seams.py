@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
@@ -39,6 +39,16 @@ _BORDER: Final = 1 << 32
 _ACROSS: Final = 64 << 10
 #: Windows of ``telling`` whose uniqueness is checked: each costs a search through the data.
 _CANDIDATES: Final = 16
+
+
+@runtime_checkable
+class Compared(readers.Continuing, Protocol):
+    """A source whose ranges are compared with each other. ``pace``: of its answers."""
+
+    pace: paces.Pace
+
+    def differing(self, at: int, /) -> errors.NoRanges:
+        """Return the error for two requests that disagree about the bytes from ``at``."""
 
 
 class _Request:
@@ -190,7 +200,7 @@ class Seams:
             if len(self._seams) > _MOST:
                 self._seams.popitem(last=False)
 
-    def differing(self, at: int) -> errors.NoRanges:
+    def differing(self, at: int, /) -> errors.NoRanges:
         """Return the error for two requests that disagree about the bytes from ``at``."""
         reason = (
             f"two requests returned different data at byte {at}; the server or a cache before it is faulty"

@@ -11,8 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
 
-from cdi_worker.formats.mapped import image as mapped
-from cdi_worker.formats.mapped.pieces import Batch, Inflate
+from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 from cdi_worker.images import directio
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import copy, journaled
@@ -40,8 +39,28 @@ class Counted(Protocol):
         """Count bytes of data that are finished in the journal."""
 
 
+class Window(Protocol):
+    """A part of the disk; see ``formats.mapped.image.Window``."""
+
+    @property
+    def is_last(self) -> bool: ...
+    def tables(self) -> Iterator[Batch]: ...
+    def load(self, table: Piece, data: bytes | memoryview, /) -> None: ...
+    def check(self) -> object: ...
+    def holes(self) -> Iterator[tuple[int, int]]: ...
+    def data(self) -> Iterator[Batch]: ...
+
+
+class Image(Protocol):
+    """A disk image, or a chain of them; see ``formats.mapped.image.Image``."""
+
+    @property
+    def inflate(self) -> Inflate: ...
+    def windows(self) -> Iterator[Window]: ...
+
+
 def from_ranges(
-    image: mapped.Image,
+    image: Image,
     fetcher: fetch.Fetcher,
     target: journaled.Flushable,
     noted: journal.Journal,
@@ -61,8 +80,7 @@ def from_ranges(
 
     unused = fetcher.size
     for window in image.windows():
-        _each(fetcher, window.tables(), _loader(window), confirm=True)
-        window.check()
+        load(window, fetcher)
         unused -= sum(batch.length for batch in chain(window.tables(), window.data()))
         if window.is_last:
             counted.skip(unused)
@@ -70,6 +88,12 @@ def from_ranges(
         for offset, length in window.holes():
             disk.zero_missing(offset, length)
         _each(fetcher, _missing(window.data(), noted, counted), place)
+
+
+def load(window: Window, fetcher: fetch.Fetcher) -> None:
+    """Fetch and check the tables of a window."""
+    _each(fetcher, window.tables(), _loader(window), confirm=True)
+    window.check()
 
 
 def _missing(batches: Iterable[Batch], noted: journal.Journal, counted: Counted) -> Iterator[Batch]:
@@ -97,7 +121,7 @@ def _each(
     fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data), confirm=confirm)
 
 
-def _loader(window: mapped.Window) -> Callable[[Batch, memoryview], None]:
+def _loader(window: Window) -> Callable[[Batch, memoryview], None]:
     def load(batch: Batch, data: memoryview) -> None:
         for table in batch.pieces:
             start = table.host - batch.offset
@@ -122,7 +146,9 @@ class Placer:
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
             if piece.compressed:
-                gathered.add(piece.guest, self._inflate(body, piece.guest)[: piece.size])
+                plain = self._inflate(body, piece)
+                for first, end in piece.shown or ((0, piece.size),):
+                    gathered.add(piece.guest + first, plain[first:end])
             elif piece.size < _SHORT:
                 gathered.add(piece.guest, body)
             else:

@@ -156,6 +156,15 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     is_flag=True,
     help="Read an imported disk back from storage and log its SHA-256.",
 )
+@late.option(
+    ROLE,
+    "--layer",
+    "layers",
+    type=late.TypedLines("text", str),
+    multiple=True,
+    metavar="URL",
+    help="qcow2 file with what changed since IMPORTER_ENDPOINT, or since the layer before; repeated.",
+)
 @demands.of_pod(ROLE, POD.signature_policy)
 @click.pass_context
 def cli(
@@ -189,7 +198,7 @@ def cli(
         extra_headers=more["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
-        tuning=contract.Tuning(connections, stall, direct, read_back),
+        tuning=contract.Tuning(connections, stall, direct, read_back, more["layers"]),
         demand=demand,
     )
     env = contract.environment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import urllib.parse
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -22,6 +23,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 SIZE = late.Typed("size", units.parse_quantity)
 FRACTION = late.Typed("fraction", contract.parse_overhead)
 HEADER = late.TypedLines("header", contract.parse_header)
+LAYER = late.TypedLines("text", str)
 #: Whether it can be written is found out when it is opened (exit status 6).
 TARGET = click.Path(readable=False)
 FOLDER = click.Path(exists=True, file_okay=False)
@@ -130,6 +132,15 @@ _SOURCE: tuple[Decorator, ...] = (
         default="kubevirt",
         show_default=True,
         help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",
+    ),
+    late.option(
+        SOURCE,
+        "--layer",
+        "layers",
+        type=LAYER,
+        multiple=True,
+        metavar="URL",
+        help="qcow2 file with what changed since SOURCE, or since the layer before; repeated, oldest first.",
     ),
     late.option(
         SOURCE,
@@ -268,9 +279,11 @@ def make_request(
     is_archive = given["content_type"] == "archive"
     if target and not is_archive and images_target.is_folder(target):
         target = f"{target}/disk.img"
+    location = make_location(kind, address, given, env)
     return request.Request(
         source=kind.name,
-        location=make_location(kind, address, given, env),
+        location=location,
+        layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in given["layers"]),
         target=target,
         content_type=given["content_type"],
         scratch=given.get("scratch"),

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -71,6 +71,8 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
         "reason": done.plan.reason,
         "labels": dict(done.labels),
     }
+    if done.layers:
+        fields["chain"] = [{"name": name, "bytes": count} for name, count in done.layers]
     if digest:
         # Imported when used: it takes part in a start only if asked for (start-up time).
         from cdi_worker.images import stored
@@ -87,6 +89,7 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
             "format": _format(done.format, done.compressions),
             "disk": _size(done.size),
             "read": _read(done),
+            "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": fields.get("sha256", ""),
             "time": f"{done.seconds:.2f} s, {rate}/s read",
             "route": f"{done.plan.route}: {done.plan.reason}",
@@ -151,6 +154,14 @@ def inspection(found: execute.Inspection, wanted: request.Request, obj: context.
     return status
 
 
+def _layer(fields: Mapping[str, Any]) -> str:
+    backing = fields["backingFile"]
+    named = f"backing file {backing}" if backing is not None else "names no backing file"
+    bitmaps = f", dirty bitmaps {', '.join(fields['bitmaps'])}" if fields["bitmaps"] else ""
+    shown = f"{units.format_size(fields['bytes'])} of {units.format_size(fields['virtualSize'])}"
+    return f"{fields['name']}: {shown} ({named}{bitmaps})"
+
+
 def _as_fields(found: execute.Inspection, overhead: float) -> dict[str, object]:
     """Return the result of an inspection as JSON fields."""
     offer, content = found.survey.offer, found.survey.content
@@ -181,7 +192,9 @@ def _table(rows: Mapping[str, object], *, err: bool = False) -> None:
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:
-    return {name: _readable(value) for name, value in details.items()}
+    readable = {name: _readable(value) for name, value in details.items() if name != "chain"}
+    layers: Any = details.get("chain", ())
+    return readable | {f"layer {number}": _layer(each) for number, each in enumerate(layers, 1)}
 
 
 def _readable(value: object) -> str:

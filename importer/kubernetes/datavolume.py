@@ -373,6 +373,11 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
     return Source(kind=kind, given=fields, **made)
 
 
+def _staged() -> list[str]:
+    """Return the sources that have checkpoints."""
+    return sorted(kind for kind in {*SOURCES} - {*KINDS} if sources.find(kind).location_type.staged)
+
+
 def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
     source = volume.source
     where = f"spec.source.{source.kind}"
@@ -382,8 +387,8 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
         if source.image_stream and not source.node_pull:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
     _check_access(source, where, found)
-    if volume.checkpoints and source.kind and not source.provider.location_type.staged:
-        only = ", ".join(sorted(kind.name for kind in sources.own() if kind.location_type.staged))
+    if volume.checkpoints and source.kind and source.kind not in (staged := _staged()):
+        only = f"{', '.join(staged[:-1])} and {staged[-1]}"
         found.setdefault("spec.checkpoints", f"source {source.kind} has no checkpoints, only {only}")
     for index, (before, stage) in enumerate(itertools.pairwise(volume.checkpoints), 1):
         # A change id of VMware, with "/", names the checkpoint in another way. A device cannot remember the

@@ -75,7 +75,8 @@ class Planner:
         if not isinstance(location, staged.Staged):
             return location
         is_final = self.volume.final and stage is last
-        return dataclasses.replace(location, previous=stage.previous, current=stage.current, final=is_final)
+        made = dataclasses.replace(location, previous=stage.previous, current=stage.current, final=is_final)
+        return made.at_stage()
 
     def _request(self) -> request.Request:
         volume, settings = self.volume, self.settings

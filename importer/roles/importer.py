@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Mapping
@@ -31,9 +32,11 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     target = (
         paths.block if is_block else paths.data if content_type == "archive" else f"{paths.data}/disk.img"
     )
+    location = _location(sources.find(source), reading, paths)
     made = request.Request(
         source=source,
-        location=_location(sources.find(source), reading, paths),
+        location=location,
+        layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in paths.tuning.layers),
         target=target,
         volume=None if is_block else paths.data,
         content_type=content_type,
@@ -104,4 +107,4 @@ def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contrac
     def given(field: fields.Field) -> Any:
         return paths.mounted(field) if field.mount else reading.field(field)
 
-    return kind.fill(env.get("IMPORTER_ENDPOINT", ""), access, given)
+    return kind.fill(env.get("IMPORTER_ENDPOINT", ""), access, given).at_stage()

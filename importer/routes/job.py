@@ -47,7 +47,8 @@ class Job:
     ``accepted``: called once, when all bytes have been received, verified, and found to be safe and to fit.
 
     Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt,
-    ``refetched`` because storage did not hold what that had written.
+    ``refetched`` because storage did not hold what that had written. ``layers``: the names of the files of a
+    chain, and how many bytes of the disk come from each.
     """
 
     wanted: request.Request
@@ -66,6 +67,7 @@ class Job:
     size: int = 0
     resumed: int = 0
     refetched: int = 0
+    layers: tuple[tuple[str, int], ...] = ()
     _is_accepted: bool = False
     _is_verified: bool = False
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)

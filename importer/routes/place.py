@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def place_mapped(job: Job) -> None:
-    """PLACE: write each cluster to its offset; a stream that must be read twice falls back to SPOOL."""
+    """PLACE: write each cluster to its offset; a stream that must be read twice falls back to SPOOL.
+
+    Of a chain of files, the newest cluster of each part of the disk.
+    """
     if job.plan.random:
         _place_ranges(job)
         return
@@ -48,6 +51,12 @@ def _place_ranges(job: Job) -> None:
 
     def fill(out: journaled.Flushable, noted: journal.Journal, counted: progress.Progress) -> None:
         fetcher = job.fetcher(counted)
+        if job.content.chain:
+            # Imported when used: few imports need it (start-up time).
+            from cdi_worker.routes import chain
+
+            chain.place(job, fetcher, out, noted, counted)
+            return
         found = image.read_image(_layout(job), fetcher.read, fetcher.size)
         ranges.from_ranges(found, fetcher, out, noted, counted)
 

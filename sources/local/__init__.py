@@ -8,7 +8,7 @@ KINDS = (
     kind.Kind(
         "local",
         source=f"{__name__}.file:source",
-        location=f"{__name__}.locations:Local",
+        location=f"{__name__}.locations:File",
         schemes=("", "file"),
         archives=True,
     ),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cdi_worker import errors
-from cdi_worker.sources import base
+from cdi_worker.sources import base, staged
 
 #: The address of standard input; a file with this name is ``./-``.
 STDIN = "-"
@@ -42,6 +42,11 @@ def path_of(endpoint: str) -> str:
     if "\0" in path:
         raise errors.RequestError("the path contains a NUL byte")
     return path
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class File(Local, staged.Files):
+    """A local disk that may be a stage: a file of its own for each checkpoint."""
 
 
 class Nowhere(base.Location):

@@ -8,11 +8,11 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from cdi_worker.sources import base, fields
+from cdi_worker.sources import fields, staged
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class S3(base.Location):
+class S3(staged.Files):
     """``s3://bucket/key`` or ``http(s)://host/bucket/key``.
 
     ``endpoint_url``: the server of ``s3://`` addresses, empty for AWS. ``default_region``: for ``s3://``
@@ -42,13 +42,13 @@ class S3(base.Location):
         return f"{server}/{urllib.parse.quote(self.endpoint.removeprefix('s3://'))}"
 
     def faults(self) -> Iterator[str]:
-        yield from base.Location.faults(self)
+        yield from staged.Files.faults(self)
         if self.endpoint_url and not re.fullmatch(r"https?://[^/?#]+/?", self.endpoint_url):
             yield "malformed S3 endpoint URL (--endpoint-url, AWS_ENDPOINT_URL); expected http(s)://host[:port]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Gcs(base.Location):
+class Gcs(staged.Files):
     """``gs://bucket/object`` or ``http(s)://host/bucket/object``.
 
     ``emulator``: host or URL of a server that emulates Google Cloud Storage.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from cdi_worker.sources import base, fields
+from cdi_worker.sources import fields, staged
 
 
 def _method(text: str) -> str:
@@ -15,7 +15,7 @@ def _method(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Http(base.Location):
+class Http(staged.Files):
     """A URL. ``pull_method`` ``node``: another container of the pod serves the disk.
 
     ``ready_file``, ``done_file``: handshake with that container (contract, Node pull).
@@ -35,7 +35,7 @@ class Http(base.Location):
     )
 
     def faults(self) -> Iterator[str]:
-        yield from base.Location.faults(self)
+        yield from staged.Files.faults(self)
         if self.pull_method == "node":
             needed = {"IMPORTER_READY_FILE": self.ready_file, "IMPORTER_DONE_FILE": self.done_file}
             yield from (f"{name} is needed for a node pull" for name, value in needed.items() if not value)

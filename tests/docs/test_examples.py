@@ -20,6 +20,7 @@ import pytest
 
 from cdi_worker.commands import group
 from tests.support import (
+    chains,
     containers,
     objectservers,
     ovas,
@@ -75,8 +76,20 @@ def examples() -> Iterator[Example]:
 EXAMPLES = list(examples())
 #: Parts of examples whose servers exist elsewhere only, or that leave something out.
 ELSEWHERE = re.compile(
-    r"…|vcenter\.|engine\.example|cloud\.example|--credentials-file|registry:5000|uploadproxy"
+    r"…|vcenter\.|engine\.example|cloud\.example|--credentials-file|registry:5000|uploadproxy|"
+    r"--previous-checkpoint full"
 )
+
+
+def increments(directory: Path) -> chains.Chain:
+    """Write a full image and its increments, in a folder of their own."""
+    (directory / "increments").mkdir()
+    chain = chains.Chain(directory / "increments")
+    for number, name in enumerate(("full", "monday", "tuesday")):
+        write = f"write -P {number + 1} {number}M 1M"
+        path = chain.overlay(write) if number else chain.base("16M", write)
+        chain.files[-1] = path.rename(path.with_name(f"{name}.qcow2"))
+    return chain
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +97,8 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
     """A web server with the files of the examples."""
     root = tmp_path_factory.mktemp("www")
     os.link(disks.image("qcow2"), root / "disk.qcow2")
+    for path in increments(root).files:
+        os.link(path, root / path.name)
     for compression in ("gz", "xz"):
         os.link(disks.wrapped("raw", compression), root / f"disk.raw.{compression}")
     (root / "vm.ova").write_bytes(ovas.ova(ovas.Disk(disks.image("vmdk-stream").read_bytes())))
@@ -123,6 +138,8 @@ def place(
     (tmp_path / "disk.qcow2").write_bytes(disks.image("qcow2").read_bytes())
     second = ovas.Disk(disks.image("vmdk-stream").read_bytes(), "vm-disk2.vmdk")
     (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(bytes(512)), second))
+    for path in increments(tmp_path).files:
+        path.rename(tmp_path / path.name)
     (tmp_path / "secret").write_text(PASSWORD)
     SIGNER.write(tmp_path / "team.pem")
     (tmp_path / "token").write_text("token")
@@ -200,7 +217,12 @@ def test_example_runs(
     if " import " in line and "--dry-run" not in line:
         target = place / ("vdb.img" if "vdb.img" in line else "disk.img")
         target = place / "images/vm-disk2.img" if "--all" in line else target
-        processes.run("cmp", target, disks.image("raw"))
+        expected = place / "expected.raw" if "full.qcow2" in line else disks.image("raw")
+        if "--layer" in line:
+            disks_module.to_raw(web.root / "increments/tuesday.qcow2", "qcow2", expected)
+        elif "full.qcow2" in line:
+            disks_module.to_raw(place / "full.qcow2", "qcow2", expected)
+        processes.run("cmp", target, expected)
 
 
 def _s3(line: str, store: objectservers.Store, disks: disks_module.Disks) -> tuple[str, dict[str, str]]:

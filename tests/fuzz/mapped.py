@@ -119,7 +119,7 @@ def read_by_ranges(data: bytes, form: str) -> bytes:
 
 def _content(image: mapped.Image, piece: pieces.Piece, body: bytes, offset: int) -> bytes:
     part = body[piece.host - offset :][: piece.length]
-    return image.inflate(part, piece.guest)[: piece.size] if piece.compressed else part
+    return image.inflate(part, piece)[: piece.size] if piece.compressed else part
 
 
 def one_input(data: bytes, form: str) -> None:

@@ -131,8 +131,22 @@ def test_each_source_reads_its_own_variables(
 
 
 def test_source_without_stages_refuses_a_delta(paths: contract.Paths) -> None:
-    with pytest.raises(errors.Unsupported, match="source 'http': does not support checkpoints"):
-        read({**HTTP, **STAGE}, paths)
+    with pytest.raises(errors.Unsupported, match="source 'registry': does not support checkpoints"):
+        read({**HTTP, **STAGE, "IMPORTER_SOURCE": "registry"}, paths)
+
+
+def test_checkpoint_names_the_file_of_a_stage(paths: contract.Paths) -> None:
+    """Controllers start each stage with the same endpoint."""
+    env = {**HTTP, "IMPORTER_ENDPOINT": "https://h/backup/full.qcow2?x=1"}
+    assert (
+        read(env | {"IMPORTER_CURRENT_CHECKPOINT": "full.qcow2"}, paths).location.endpoint
+        == env["IMPORTER_ENDPOINT"]
+    )
+    delta = {"IMPORTER_PREVIOUS_CHECKPOINT": "full.qcow2", "IMPORTER_CURRENT_CHECKPOINT": "mon day.qcow2"}
+    assert read(env | delta, paths).location.endpoint == "https://h/backup/mon%20day.qcow2?x=1"
+    for name in ("../x", "/etc/passwd", "..", "a/b"):
+        with pytest.raises(errors.RequestError, match="is not the name of a file beside the first"):
+            read(env | delta | {"IMPORTER_CURRENT_CHECKPOINT": name}, paths)
 
 
 def test_mount_points_are_fixed() -> None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from cdi_worker import errors, plan, request
+from cdi_worker.formats import facts
+from cdi_worker.formats.qcow2 import chain
 from cdi_worker.plan import Content, Offer, Route, Space
 from cdi_worker.request import Request
 from cdi_worker.sources import base, staged
@@ -39,6 +41,13 @@ def disk(form: str, *compressions: str, size: int | None = GIB, unplaceable: str
     return Content(form, compressions, size, None if unplaceable else LAYOUTS.get(form), unplaceable)
 
 
+FILES = tuple(
+    chain.File(f"{number}.qcow2", f"{number}.qcow2", number, 1, facts.Facts("qcow2", GIB))
+    for number in range(3)
+)
+CHAIN = Content("qcow2", (), GIB, chain=FILES)
+
+
 ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
     (RANGES, disk("raw"), {}, Route.STREAM, True, "parallel ranges"),
     (RANGES, disk("iso"), {}, Route.STREAM, True, "parallel ranges"),
@@ -65,6 +74,8 @@ ROWS: list[tuple[Offer, Content, dict[str, Any], Route, bool, str]] = [
     (RANGES, disk("vdi", "gz", "xz"), {}, Route.SPOOL, False, "gz, then xz"),
     (STREAM, disk("vhdx"), {}, Route.SPOOL, False, "no byte ranges"),
     (EXTENTS, disk("raw"), DELTA, Route.UPDATE, True, "in place"),
+    (RANGES, CHAIN, {}, Route.PLACE, True, "clusters of 3 files"),
+    (RANGES, CHAIN, DELTA, Route.UPDATE, True, "qcow2 clusters fetched by range, written in place"),
 ]
 
 
@@ -102,6 +113,12 @@ def test_target_that_is_a_stream_is_written_in_order(offer: Offer, content: Cont
     assert made.route is route
     assert made.relayed is made.scratch is (route is not Route.STREAM)
     assert made.relayed or not made.random
+
+
+@pytest.mark.parametrize("changes", [{}, DELTA])
+def test_layers_need_byte_ranges(changes: dict[str, Any]) -> None:
+    with pytest.raises(errors.Unsupported, match="no byte ranges, which the layers of a disk need"):
+        plan.plan(dataclasses.replace(REQUEST, **changes), STREAM, CHAIN, FILE, None)
 
 
 def test_scratch_is_required_only_if_needed() -> None:

@@ -45,13 +45,13 @@ ROUTES = "cdi_worker.routes.convert cdi_worker.routes.unpack subprocess"
 BUDGETS = {
     "help": _budget(100, 194, "click", "requests ssl cdi_worker.routes.direct"),
     "version": _budget(22, 138, "click", f"{COMMANDS} cdi_worker.execute fractions"),
-    "blank": _budget(76, 164, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
+    "blank": _budget(77, 165, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
     "raw": _budget(
-        93, 329, f"{HTTP} {DIGESTS}", f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"
+        94, 330, f"{HTTP} {DIGESTS}", f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"
     ),
     "qcow2": _budget(
-        104,
-        348,
+        105,
+        349,
         f"{HTTP} {DIGESTS} isal zstandard",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),

@@ -191,7 +191,7 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
         for piece in (piece for batch in arrival.ready for piece in batch.pieces):
             body = read(piece.host, min(piece.length, len(data) - piece.host))
             disk[piece.guest : piece.guest + piece.size] = (
-                following.inflate(body, piece.guest)[: piece.size] if piece.compressed else body
+                following.inflate(body, piece)[: piece.size] if piece.compressed else body
             )
             if piece.compressed:
                 # Data behind the compressed cluster that fits into its last sector is read with it. If that

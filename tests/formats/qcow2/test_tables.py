@@ -152,8 +152,8 @@ def test_subclusters_are_decoded() -> None:
     pieces = qcow2_tables.decode(reader, table.ljust(qcow2_parts.CLUSTER, b"\0"), 0)
     whole, size = qcow2_parts.CLUSTER + 2 * part, 2 * part
     assert pieces == [
-        (5 * qcow2_parts.CLUSTER, whole, 0, whole, False),
-        (7 * qcow2_parts.CLUSTER + part, size, 2 * qcow2_parts.CLUSTER + part, size, False),
+        (5 * qcow2_parts.CLUSTER, whole, 0, whole, False, ()),
+        (7 * qcow2_parts.CLUSTER + part, size, 2 * qcow2_parts.CLUSTER + part, size, False, ()),
     ]
     for malformed in ((0, 1), (qcow2_parts.CLUSTER * 5, 1 | 1 << 32), (qcow2_parts.CLUSTER * 5 | 1, 1)):
         with pytest.raises(errors.Corrupt):
@@ -167,11 +167,11 @@ def test_subclusters_behind_the_end_of_the_disk_are_ignored() -> None:
     table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0x00FF00FF).ljust(qcow2_parts.CLUSTER, b"\0")
     length = 2 * part + 512
     assert qcow2_tables.decode(reader, table, 0) == [
-        (5 * qcow2_parts.CLUSTER, length, qcow2_parts.CLUSTER, length, False)
+        (5 * qcow2_parts.CLUSTER, length, qcow2_parts.CLUSTER, length, False, ())
     ]
     table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0xFF00FF02).ljust(qcow2_parts.CLUSTER, b"\0")
     assert qcow2_tables.decode(reader, table, 0) == [
-        (5 * qcow2_parts.CLUSTER + part, part, qcow2_parts.CLUSTER + part, part, False)
+        (5 * qcow2_parts.CLUSTER + part, part, qcow2_parts.CLUSTER + part, part, False, ())
     ]
 
 
@@ -225,7 +225,7 @@ def test_compressed_cluster_of_the_wrong_size_is_corrupt(disks: disks_module.Dis
     longest = max(packed, key=lambda piece: piece.length)
     body = data[longest.host :][: longest.length]
     good = layout.inflater(compression, qcow2_parts.CLUSTER)
-    assert good(body) == source.inflate(body, longest.guest)
+    assert good(body) == source.inflate(body, longest)
     assert len(good(body)) == qcow2_parts.CLUSTER
     for inflate, wrong in (
         (layout.inflater(compression, qcow2_parts.CLUSTER // 2), body),

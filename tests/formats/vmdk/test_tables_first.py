@@ -53,7 +53,7 @@ def arrivals(data: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]
         end = min(start + CHUNK, len(data))
         arrival = follower.arrive(start, end, read, last=start + CHUNK > len(data))
         for piece in (piece for batch in arrival.ready for piece in batch.pieces):
-            body = follower.inflate(read(piece.host, piece.length), piece.guest)
+            body = follower.inflate(read(piece.host, piece.length), piece)
             yield piece.guest, piece.size, body[: piece.size]
         yield from ((*hole, None) for hole in arrival.holes)
 

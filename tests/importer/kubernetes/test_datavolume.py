@@ -146,8 +146,8 @@ def test_values_are_parsed() -> None:
         ),
         ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: not supported"),
         (
-            {"checkpoints": [{"previous": "", "current": "a"}]},
-            "spec.checkpoints: source http has no checkpoints, only imageio, kubevirt, vddk",
+            {"source": {"blank": {}}, "checkpoints": [{"previous": "", "current": "a"}]},
+            "spec.checkpoints: source blank has no checkpoints, only gcs, http, imageio, kubevirt, s3 and ",
         ),
         (
             {"source": {"imageio": IMAGEIO}, "checkpoints": [{"current": "a"}]},

@@ -1,0 +1,264 @@
+"""The disk of a chain of qcow2 files: for each part of it, the newest file that has it.
+
+As in ``mapped.image``, nothing is fetched here and memory is bounded for any files: by the limits of
+``chain.check`` and of each layout, by the tables that are kept, and by the size of a window.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, TypeAlias
+
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import image, pieces
+from cdi_worker.formats.mapped.pieces import Batch, Piece
+from cdi_worker.formats.qcow2 import chain as qcow2_chain
+from cdi_worker.formats.qcow2 import layout as qcow2_layout
+from cdi_worker.formats.qcow2 import tables as qcow2_tables
+
+#: The largest cluster; a window of the disk is a multiple of it.
+_LARGEST: Final = 2 << 20
+#: Bytes of second-level tables that are fetched ahead, of all files.
+_TABLES: Final = 32 << 20
+#: The most pieces of an extended entry.
+_SUBCLUSTERS: Final = 16
+
+_Span: TypeAlias = tuple[int, int]
+
+
+class Disk:
+    """The disk of ``files``, which ``chain.check`` accepted; for ``images.place.ranges``.
+
+    ``is_base``: the first file is a complete disk; else parts of the disk that no file has are not touched.
+    ``read(offset, length)`` reads the joined bytes of the files.
+    """
+
+    def __init__(self, files: Sequence[qcow2_chain.File], read: views.Read, *, is_base: bool) -> None:
+        self._layers = [_Layer(file, read, _TABLES // len(files)) for file in files]
+        self._is_base = is_base
+        self.virtual_size = files[-1].virtual_size
+        self._step = max(1, image.WINDOW // sum(layer.weight for layer in self._layers)) * _LARGEST
+
+    @property
+    def shown(self) -> list[int]:
+        """The bytes of the disk that come from each file, in the windows so far."""
+        return [layer.shown for layer in self._layers]
+
+    def inflate(self, data: bytes | memoryview, piece: Piece, /) -> bytes:
+        """Decompress a piece of any file. Thread-safe."""
+        return _of(self._layers, piece.host).inflate(data, piece)
+
+    def windows(self) -> Iterator[Window]:
+        """Yield the windows of the disk in order, once. Finish with each before taking the next."""
+        for start in range(0, self.virtual_size, self._step):
+            end = min(start + self._step, self.virtual_size)
+            is_last = end == self.virtual_size
+            yield Window(self._layers, (start, end), is_base=self._is_base, is_last=is_last)
+
+
+class Window:
+    """A part of the disk. Load its tables, call ``check``, then use ``holes`` and ``data``."""
+
+    def __init__(self, layers: Sequence[_Layer], span: _Span, *, is_base: bool, is_last: bool) -> None:
+        self._layers = layers
+        self._span = span
+        self._is_base = is_base
+        #: Whether nothing after this window has data.
+        self.is_last = is_last
+        self._holes: list[_Span] = []
+        self._shown: list[list[Piece]] = []
+        wanted = ((sorted(layer.tables(*span)), layer.end) for layer in layers)
+        self._tables = [batch for tables, end in wanted for batch in pieces.whole(tables, end)]
+
+    def tables(self) -> Iterator[Batch]:
+        """Yield the batches to fetch; each piece in them is a table to ``load``."""
+        return iter(self._tables)
+
+    def load(self, table: Piece, data: bytes | memoryview) -> None:
+        """Keep one table. Thread-safe for different tables."""
+        _of(self._layers, table.host).load(table, data)
+
+    def check(self) -> None:
+        """Check the mapping of each file for overlaps, and find what the disk shows of it.
+
+        Call it once, before ``holes`` and ``data``.
+        """
+        uncovered = [self._span]
+        for layer in reversed(self._layers):
+            found, zeros = layer.decode(*self._span)
+            self._shown.append(list(layer.joined(_visible(found, uncovered))))
+            self._holes += _within(zeros, uncovered)
+            taken = sorted(chain(((each.guest, each.guest + each.size) for each in found), zeros))
+            uncovered = list(_without(uncovered, taken))
+        if self._is_base:
+            self._holes += uncovered
+
+    def holes(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, length) of the parts of the disk that read as zeros, in order."""
+        start = end = 0
+        for first, after in sorted(self._holes):
+            if first > end:
+                if start < end:
+                    yield start, end - start
+                start = first
+            end = max(end, after)
+        if start < end:
+            yield start, end - start
+
+    def data(self) -> Iterator[Batch]:
+        """Yield the batches of data to fetch and place, one file after the other."""
+        for layer, shown in zip(self._layers, reversed(self._shown), strict=True):
+            yield from pieces.batches(sorted(shown), layer.end)
+
+
+class _Layer:
+    """One file: its tables, those of the coming windows included, and its clusters in use.
+
+    ``end``: of its bytes among the joined ones. ``weight``: pieces that ``_LARGEST`` bytes may have.
+    """
+
+    def __init__(self, file: qcow2_chain.File, read: views.Read, ahead: int) -> None:
+        self.offset, self.end = file.offset, file.offset + file.size
+        self.shown = 0
+        self._file = file
+        self._ahead = ahead
+        self._loaded: dict[int, bytes] = {}
+        self._used: collections.deque[Piece] = collections.deque()
+        self._coming: Iterator[Piece] = iter(())
+        self._next: Piece | None = None
+        self._layout: qcow2_layout.Layout | None = None
+        self.weight = 2
+        layout = file.facts.layout
+        if isinstance(layout, qcow2_layout.Layout):
+            self._layout = layout
+            self._claims = layout.claims(file.size)
+            at, length = layout.directory
+            directory = views.entries(read(self.offset + at, length) if length else b"", layout.entry)
+            self._claims.take_tables(layout.tables(directory))
+            self._coming = layout.tables(directory)
+            self._next = next(self._coming, None)
+            several = _SUBCLUSTERS if layout.header.extended_l2 else 1
+            self.weight = (_LARGEST >> layout.header.cluster_bits) * several
+
+    def tables(self, start: int, end: int) -> Iterator[Piece]:
+        """Yield the tables to load for the disk from ``start`` to ``end``, and some that follow."""
+        while self._used and self._used[0].guest + self._used[0].size <= start:
+            del self._loaded[self._used.popleft().guest]
+        if self._next is not None and self._next.guest < end:
+            taken = 0
+            while self._next is not None and (self._next.guest < end or taken < self._ahead):
+                self._used.append(self._next)
+                taken += self._next.length
+                self._next = next(self._coming, None)
+        for table in self._used:
+            if table.guest not in self._loaded:
+                yield table._replace(host=table.host + self.offset)
+
+    def load(self, table: Piece, data: bytes | memoryview) -> None:
+        self._loaded[table.guest] = bytes(data)
+
+    def inflate(self, data: bytes | memoryview, piece: Piece, /) -> bytes:
+        return self._layout.inflate(data, piece) if self._layout is not None else bytes(data)
+
+    def decode(self, start: int, end: int) -> tuple[list[Piece], list[_Span]]:
+        """Return the pieces and the zeros from ``start`` to ``end``, in disk order; claim the pieces.
+
+        Beyond its end a backing file reads as zeros, whatever is below it.
+        """
+        size = self._file.virtual_size
+        if self._layout is None:
+            found, zeros = self._decode_raw(start, end)
+        else:
+            found, zeros = [], []
+            for table in self._used:
+                self._decode_table(table, (start, min(end, size)), found, zeros)
+            self._claims.take_pieces(sorted(found))
+        if size < end:
+            zeros.append((max(start, size), end))
+        return found, zeros
+
+    def _decode_raw(self, start: int, end: int) -> tuple[list[Piece], list[_Span]]:
+        end = min(end, self._file.size)
+        length = end - start
+        return [Piece(start, length, start, length, compressed=False)] if length > 0 else [], []
+
+    def _decode_table(self, table: Piece, span: _Span, found: list[Piece], zeros: list[_Span]) -> None:
+        assert self._layout is not None  # noqa: S101  (only a qcow2 file has tables)
+        header = self._layout.header
+        first, after = max(table.guest, span[0]), min(table.guest + table.size, span[1])
+        if first >= after:
+            return
+        cluster, entry = header.cluster_size, header.cluster_size // header.table_entries
+        begin = (first - table.guest) // cluster
+        part = memoryview(self._loaded[table.guest])[
+            begin * entry : -(-(after - table.guest) // cluster) * entry
+        ]
+        found += qcow2_tables.decode(header, part, table.guest + begin * cluster)
+        known = qcow2_tables.zeros(header, part, table.guest + begin * cluster)
+        zeros += ((zero, min(end, span[1])) for zero, end in known if zero < span[1])
+
+    def joined(self, found: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield pieces with their offsets among the joined bytes, and count them."""
+        for host, length, guest, size, compressed, shown in found:
+            self.shown += sum(end - start for start, end in shown) if shown else size
+            yield Piece(host + self.offset, length, guest, size, compressed, shown)
+
+
+def _of(layers: Sequence[_Layer], offset: int) -> _Layer:
+    """Return the layer that has the joined byte at ``offset``."""
+    return layers[bisect.bisect_right(layers, offset, key=lambda layer: layer.offset) - 1]
+
+
+def _visible(found: Iterable[Piece], uncovered: Sequence[_Span]) -> Iterator[Piece]:
+    """Yield the parts of pieces, in disk order, within ``uncovered``. A compressed one is not split."""
+    index = 0
+    for piece in found:
+        first, after = piece.guest, piece.guest + piece.size
+        while index < len(uncovered) and uncovered[index][1] <= first:
+            index += 1
+        if index == len(uncovered):
+            return
+        if uncovered[index][0] <= first and after <= uncovered[index][1]:
+            yield piece
+            continue
+        parts = list(_cut(first, after, uncovered, index))
+        if piece.compressed and parts:
+            yield piece._replace(shown=tuple((start - first, end - first) for start, end in parts))
+        elif parts:
+            for start, end in parts:
+                yield Piece(piece.host + start - first, end - start, start, end - start, compressed=False)
+
+
+def _within(spans: Iterable[_Span], uncovered: Sequence[_Span]) -> Iterator[_Span]:
+    """Yield the parts of ascending spans within ``uncovered``."""
+    index = 0
+    for first, after in spans:
+        while index < len(uncovered) and uncovered[index][1] <= first:
+            index += 1
+        yield from _cut(first, after, uncovered, index)
+
+
+def _cut(first: int, after: int, uncovered: Sequence[_Span], index: int) -> Iterator[_Span]:
+    """Yield the parts of one span within ``uncovered``, from the one at ``index`` on."""
+    while index < len(uncovered) and uncovered[index][0] < after:
+        yield max(first, uncovered[index][0]), min(after, uncovered[index][1])
+        index += 1
+
+
+def _without(spans: Iterable[_Span], taken: Sequence[_Span]) -> Iterator[_Span]:
+    """Yield the parts of ascending spans that are not ``taken``."""
+    index = 0
+    for start, end in spans:
+        while index < len(taken) and taken[index][1] <= start:
+            index += 1
+        yield from pieces.gaps(_from(taken, index), start, end)
+
+
+def _from(taken: Sequence[_Span], index: int) -> Iterator[_Span]:
+    """Yield the items from ``index`` on, without a copy of the rest."""
+    while index < len(taken):
+        yield taken[index]
+        index += 1

@@ -1,0 +1,532 @@
+"""Chains of qcow2 files become one disk: that which qemu-img reads of the real chain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.images.engine import fetch
+from cdi_worker.sources.local import locations as local_locations
+from cdi_worker.sources.web import locations as http
+from tests.support import chains, devices, manifests, misbehave, oracle, processes, worker
+
+MIB = 1 << 20
+TARGETS = ["file", "block512", "block4096"]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "file":
+        devices.fill(tmp_path / "disk.img.part", 12 * MIB)
+        yield tmp_path / "disk.img"
+        return
+    with devices.loop(tmp_path, 32 * MIB, sector=int(request.param.removeprefix("block"))) as path:
+        yield path
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> chains.Chain:
+    (tmp_path / "chain").mkdir()
+    return chains.Chain(tmp_path / "chain")
+
+
+def plain(chain: chains.Chain) -> None:
+    chain.base("16M", "write -P 1 0 6M", "write -P 2 9M 3M")
+    chain.overlay("write -P 3 1M 64k", "write -P 4 5M 2M", "write -P 5 15M 1M")
+    chain.overlay("write -P 6 1028k 1000", "write -P 7 10M 1M")
+
+
+def zeros(chain: chains.Chain) -> None:
+    """Zero clusters hide what is below them, discarded ones too."""
+    chain.base("16M", "write -P 1 0 16M")
+    chain.overlay("write -z 0 2M", "write -z -u 3M 1M", "discard 5M 1M", "write -P 2 7M 1M")
+    chain.overlay("write -P 3 1M 128k", "write -z 7M 512k", "write -z 15M 1M")
+
+
+def compressed(chain: chains.Chain) -> None:
+    """A newer file hides a part of a compressed cluster."""
+    chain.base("16M", "write -c -P 1 0 4M", "write -c -P 2 8M 2M", options="cluster_size=2M")
+    chain.overlay("write -P 3 500k 4k", "write -c -P 4 1M 64k", options="compression_type=zstd")
+    chain.overlay("write -P 5 1032k 4096", "write -c -P 6 3M 4k", options="cluster_size=4k")
+
+
+def subclusters(chain: chains.Chain) -> None:
+    chain.base("16M", "write -P 1 0 8M", options="cluster_size=4k")
+    extended = "extended_l2=on,cluster_size=128k"
+    chain.overlay(
+        "write -P 2 4k 4k", "write -z 20k 8k", "write -P 3 1M 1M", "discard 1100k 100k", options=extended
+    )
+    chain.overlay("write -z 1M 4k", "write -P 4 1060k 4k", "write -c -P 5 2M 128k", options=extended)
+
+
+def larger(chain: chains.Chain) -> None:
+    chain.base(7 * MIB + 512, "write -P 1 0 7M", f"write -P 2 {7 * MIB} 512")
+    chain.overlay("write -P 3 9M 64k", size="12M")
+    chain.overlay("write -P 4 13M 1M", size=16 * MIB - 1024)
+
+
+def smaller(chain: chains.Chain) -> None:
+    """What a smaller file in the middle hides stays hidden when the disk grows again."""
+    chain.base("16M", "write -P 1 0 16M")
+    chain.overlay("write -P 2 1M 64k", size=5 * MIB + 1536)
+    chain.overlay("write -P 3 12M 64k", size="14M")
+
+
+def smallest(chain: chains.Chain) -> None:
+    chain.base("16M", "write -P 1 0 16M", options="cluster_size=2M")
+    chain.overlay("write -P 2 64k 64k", size=5 * MIB + 512)
+
+
+def raw(chain: chains.Chain) -> None:
+    chain.base(5 * MIB, "write -P 1 0 3M", "write -P 2 4M 512", form="raw")
+    chain.overlay("write -P 3 1M 64k", "write -z 2M 64k", size="8M")
+    chain.overlay("write -P 4 7M 64k")
+
+
+def old(chain: chains.Chain) -> None:
+    """Version 2 has no zero flag."""
+    chain.base("16M", "write -P 1 0 4M", options="compat=0.10")
+    chain.overlay("write -P 2 1M 64k", "write -c -P 3 2M 64k", options="compat=0.10")
+    chain.overlay("write -P 4 3M 64k", options="compat=0.10,cluster_size=512")
+
+
+def bitmaps(chain: chains.Chain) -> None:
+    base = chain.base("16M", "write -P 1 0 4M")
+    processes.run("qemu-img", "bitmap", "--add", base, "monday")
+    layer = chain.overlay("write -P 2 1M 64k")
+    processes.run("qemu-img", "bitmap", "--add", layer, "tuesday")
+    processes.run("qemu-img", "snapshot", "-q", "-c", "inside", layer)
+    processes.run("qemu-io", "-f", "qcow2", "-c", "write -P 3 1M 4k", layer)
+
+
+def committed(chain: chains.Chain) -> None:
+    """A commit leaves an empty layer, or one less."""
+    plain(chain)
+    processes.run("qemu-img", "commit", "-q", "-f", "qcow2", chain.top)
+
+
+def empty(chain: chains.Chain) -> None:
+    chain.base("16M")
+    chain.overlay()
+    chain.overlay("write -z 0 16M")
+
+
+def many(chain: chains.Chain) -> None:
+    chain.base("16M", "write -P 1 0 16M")
+    for number in range(1, 20):
+        chain.overlay(f"write -P {number + 1} {number * 700}k 1000k")
+
+
+def preallocated(chain: chains.Chain) -> None:
+    chain.base("16M", "write -P 1 0 1M", options="preallocation=full")
+    chain.overlay("write -P 2 64k 64k", "write -z 512k 128k", "write -P 3 512k 4k")
+
+
+KINDS = [plain, zeros, compressed, subclusters, larger, smaller, smallest, raw, old, bitmaps]
+KINDS += [committed, empty, many, preallocated]
+
+
+def serve(server: misbehave.Server, files: list[Path], **page: Any) -> list[str]:
+    made = [misbehave.Page(path.read_bytes(), etag=f'"{path.name}"', **page) for path in files]
+    return [server.serve(f"/{path.name}", each) for path, each in zip(files, made, strict=True)]
+
+
+def request(addresses: list[str], target: Path, **options: Any) -> cdi_worker.Request:
+    kind = "http" if addresses[0].startswith("http") else "local"
+    first, *layers = (cdi_worker.Location(address) for address in addresses)
+    return cdi_worker.Request(
+        existing=options.pop("existing", "replace"),
+        source=kind,
+        location=first,
+        layers=tuple(layers),
+        target=str(target),
+        fetch=fetch.Options(connections=2, no_progress=20),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_disk_is_that_of_the_real_chain(
+    server: misbehave.Server, chain: chains.Chain, target: Path, make: Callable[[chains.Chain], None]
+) -> None:
+    make(chain)
+    expected = chain.disk()
+    result = cdi_worker.run(request(serve(server, chain.files), target))
+    oracle.same(target, expected, beyond=devices.beyond(target))
+    assert result.size == expected.stat().st_size
+    assert [name.rpartition("/")[2] for name, _ in result.layers] == [path.name for path in chain.files]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_local_chain_without_names_is_the_same_disk(
+    chain: chains.Chain, tmp_path: Path, make: Callable[[chains.Chain], None]
+) -> None:
+    make(chain)
+    expected = chain.disk()
+    for path in chain.files[1:]:
+        chain.unnamed(path)
+    if make in (smaller, smallest, bitmaps):
+        with pytest.raises(errors.Refused, match="names no backing file"):
+            cdi_worker.run(request([str(path) for path in chain.files], tmp_path / "disk.img"))
+        assert not (tmp_path / "disk.img").exists()
+        return
+    cdi_worker.run(request([str(path) for path in chain.files], tmp_path / "disk.img"))
+    oracle.same(tmp_path / "disk.img", expected)
+
+
+def local(paths: list[Path]) -> list[str]:
+    return [str(path) for path in paths]
+
+
+def test_only_needed_clusters_are_fetched(
+    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
+) -> None:
+    chain.base("64M", "write -P 1 0 32M")
+    chain.overlay("write -P 2 1M 30M")
+    chain.overlay("write -z 0 32M", "write -P 3 8M 1M")
+    expected = chain.disk()
+    addresses = serve(server, chain.files)
+    result = cdi_worker.run(request(addresses, tmp_path / "disk.img"))
+    oracle.same(tmp_path / "disk.img", expected)
+    assert [count for _, count in result.layers] == [0, 0, MIB]
+    assert sum(server.sent(f"/{path.name}") for path in chain.files) < 4 * MIB
+    assert result.read < 4 * MIB
+
+
+WRONG = {
+    "base is missing": ([1, 2], "needs its backing file .*base.qcow2.*, which is missing"),
+    "layer is missing": (
+        [0, 2],
+        "its backing file is 'layer-1.qcow2', but the file before it is 'base.qcow2'",
+    ),
+    "layers are swapped": ([0, 2, 1], "'layer-1.qcow2' is given after it; give the oldest file first"),
+    "all are reversed": ([2, 1, 0], "needs its backing file"),
+    "a layer is given twice": ([0, 1, 1], "a layer is given twice"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_list_is_refused_before_the_target_is_touched(
+    server: misbehave.Server, chain: chains.Chain, target: Path, wrong: str
+) -> None:
+    plain(chain)
+    order, message = WRONG[wrong]
+    before = target.read_bytes() if target.exists() else None
+    with pytest.raises((errors.Refused, errors.RequestError), match=message):
+        cdi_worker.run(request(serve(server, [chain.files[index] for index in order]), target))
+    assert (target.read_bytes() if target.exists() else None) == before
+
+
+def test_smaller_file_without_a_name_is_refused(chain: chains.Chain, tmp_path: Path) -> None:
+    """Push backups name no backing file: a disk does not shrink, so the files are in the wrong order."""
+    chain.base("8M")
+    chain.overlay(size="12M")
+    chain.overlay(size="16M")
+    for path in chain.files[1:]:
+        chain.unnamed(path)
+    first, second, third = local(chain.files)
+    with pytest.raises(errors.Refused, match=r"has 12582912 bytes, less than .*; check the order"):
+        cdi_worker.run(request([first, third, second], tmp_path / "disk.img"))
+
+
+def test_complete_disk_is_not_a_layer(chain: chains.Chain, tmp_path: Path) -> None:
+    """Its dirty bitmaps show that a machine has run on it."""
+    chain.base("8M", "write -P 1 0 1M")
+    other = tmp_path / "other.qcow2"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", other, "8M")
+    processes.run("qemu-img", "bitmap", "--add", other, "monday")
+    with pytest.raises(errors.Refused, match="has the dirty bitmaps 'monday': it is a complete disk"):
+        cdi_worker.run(request([*local(chain.files), str(other)], tmp_path / "disk.img"))
+
+
+def test_backing_format_must_be_that_of_the_file(chain: chains.Chain, tmp_path: Path) -> None:
+    """A raw base whose guest wrote the header of a qcow2 image to it is not read as one."""
+    chain.base(MIB, form="raw")
+    chain.overlay("write -P 1 512k 64k")
+    inner = tmp_path / "inner.qcow2"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", inner, "1M")
+    chain.files[0].write_bytes(inner.read_bytes().ljust(MIB, b"\0"))
+    with pytest.raises(errors.Refused, match=r"its backing file is raw, but .*base.raw is qcow2"):
+        cdi_worker.run(request(local(chain.files), tmp_path / "disk.img"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd",
+        "https://169.254.169.254/latest",
+        "json:{}",
+        'json:{"file": {"file": {"file": 5}}}',
+        "json:" + "[" * 900,
+        "nbd://localhost:10809/x",
+        "\x1b[31mred",
+        "\udcff",
+        "x" * 1023,
+        "..",
+    ],
+)
+def test_name_of_a_backing_file_is_compared_and_never_opened(
+    chain: chains.Chain, tmp_path: Path, name: str
+) -> None:
+    plain(chain)
+    chains.rename_backing(chain.files[1], name.encode("utf-8", "surrogateescape"))
+    with pytest.raises(errors.Refused, match="its backing file is") as caught:
+        cdi_worker.run(request(local(chain.files), tmp_path / "disk.img"))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base.qcow2",
+        "../x/base.qcow2",
+        "file:base.qcow2",
+        "https://old.example.org/a/base.qcow2?token=x",
+        'json:{"driver": "qcow2", "file": {"driver": "file", "filename": "/images/base.qcow2"}}',
+        'json:{"file.filename": "/images/base.qcow2"}',
+    ],
+)
+def test_name_may_lead_to_where_the_file_was(chain: chains.Chain, tmp_path: Path, name: str) -> None:
+    plain(chain)
+    expected = chain.disk()
+    chains.rename_backing(chain.files[1], name.encode())
+    cdi_worker.run(request(local(chain.files), tmp_path / "disk.img"))
+    oracle.same(tmp_path / "disk.img", expected)
+
+
+def test_truncated_layer_is_refused(chain: chains.Chain, target: Path) -> None:
+    plain(chain)
+    top = chain.top.read_bytes()
+    chain.top.write_bytes(top[: len(top) - 3 * 65536])
+    with pytest.raises(errors.Truncated):
+        cdi_worker.run(request(local(chain.files), target))
+    oracle.unusable(target)
+
+
+def test_layers_need_byte_ranges(server: misbehave.Server, chain: chains.Chain, tmp_path: Path) -> None:
+    plain(chain)
+    with pytest.raises(errors.Unsupported, match="no byte ranges, which the layers of a disk need"):
+        cdi_worker.run(request(serve(server, chain.files, ranges=False), tmp_path / "disk.img"))
+
+
+def test_server_that_lies_about_ranges_of_a_layer_is_noticed(
+    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
+) -> None:
+    plain(chain)
+    addresses = serve(server, chain.files[:2])
+    page = misbehave.Page(chain.top.read_bytes(), lie=lambda first, number: first + 512 if first else 0)
+    with pytest.raises(errors.Unsupported, match="no byte ranges"):
+        cdi_worker.run(request([*addresses, server.serve("/layer-2.qcow2", page)], tmp_path / "disk.img"))
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_killed_import_resumes_and_any_changed_layer_starts_it_over(
+    server: misbehave.Server, chain: chains.Chain, target: Path
+) -> None:
+    chain.base("16M", "write -P 1 0 8M")
+    chain.overlay("write -P 2 2M 8M")
+    chain.overlay("write -P 3 12M 2M", "write -P 4 1M 64k")
+    expected = chain.disk()
+    broken = misbehave.Page(chain.top.read_bytes(), etag='"layer-2.qcow2"', cut_at=1 << 20)
+    addresses = serve(server, chain.files)
+    server.serve("/layer-2.qcow2", broken)
+    wanted = request(addresses, target, journal_interval=0.05)
+    wanted = dataclasses.replace(wanted, fetch=fetch.Options(connections=2, no_progress=1))
+    with pytest.raises(errors.TransferFailed):
+        cdi_worker.run(wanted)
+    oracle.unusable(target)
+    serve(server, chain.files)
+    resumed = cdi_worker.run(wanted)
+    oracle.same(target, expected, beyond=devices.beyond(target))
+    assert resumed.resumed > 4 * MIB
+    server.serve("/layer-2.qcow2", broken)
+    with pytest.raises(errors.TransferFailed):
+        cdi_worker.run(wanted)
+    serve(server, chain.files)
+    server.serve("/layer-1.qcow2", misbehave.Page(chain.files[1].read_bytes(), etag='"other"'))
+    assert cdi_worker.run(wanted).resumed == 0
+    oracle.same(target, expected, beyond=devices.beyond(target))
+
+
+def test_layer_that_changes_during_the_import_ends_it(
+    server: misbehave.Server, chain: chains.Chain, target: Path
+) -> None:
+    plain(chain)
+    addresses = serve(server, chain.files)
+    body = chain.files[1].read_bytes()
+    pages = (misbehave.Page(body, etag='"a"'), 1), misbehave.Page(body[::-1], etag='"b"')
+    server.serve("/layer-1.qcow2", *pages)
+    with pytest.raises(errors.SourceChanged):
+        cdi_worker.run(request(addresses, target))
+    oracle.unusable(target)
+
+
+def test_credentials_are_not_sent_to_the_server_of_another_layer(tmp_path: Path) -> None:
+    access = cdi_worker.Access(user="u", password="secret")
+    first = cdi_worker.Location("https://a.example.org/full.qcow2", access)
+    for other in (
+        "https://b.example.org/x.qcow2",
+        "http://a.example.org/x.qcow2",
+        "https://a.example.org:444/x",
+    ):
+        wanted = request([first.endpoint, other], tmp_path / "disk.img")
+        layers = (cdi_worker.Location(other, access),)
+        with pytest.raises(errors.RequestError, match="name all layers at the server of SOURCE"):
+            cdi_worker.run(dataclasses.replace(wanted, location=first, layers=layers))
+
+
+# -- stages --------------------------------------------------------------------------------------------
+
+
+def staged(address: str, previous: str, current: str) -> Any:
+    kind = http.Http if address.startswith("http") else local_locations.File
+    return kind(address, previous=previous, current=current)
+
+
+def stage(addresses: list[str], target: Path, previous: str, current: str) -> cdi_worker.Result:
+    wanted = request(addresses, target)
+    return cdi_worker.run(dataclasses.replace(wanted, location=staged(addresses[0], previous, current)))
+
+
+@pytest.mark.parametrize("make", [plain, zeros, compressed, subclusters, smaller, old, many, preallocated])
+def test_layers_are_applied_to_a_disk_that_holds_the_earlier_ones(
+    server: misbehave.Server, chain: chains.Chain, target: Path, make: Callable[[chains.Chain], None]
+) -> None:
+    make(chain)
+    expected = chain.disk()
+    addresses = serve(server, chain.files)
+    names = [path.name for path in chain.files]
+    stage(addresses[:1], target, "", names[0])
+    # One by one, the last two together.
+    for index in range(1, len(addresses) - 2):
+        stage([addresses[index]], target, names[index - 1], names[index])
+    at = max(1, len(addresses) - 2)
+    stage(addresses[at:], target, names[at - 1], names[-1])
+    oracle.same(target, expected, beyond=None if make is smaller else b"\0")
+    assert not [*target.parent.glob("disk.img.*")]
+
+
+def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain, tmp_path: Path) -> None:
+    plain(chain)
+    target = tmp_path / "disk.img"
+    base, _, second = local(chain.files)
+    stage([base], target, "", "base.qcow2")
+    before = target.read_bytes()
+    with pytest.raises(
+        errors.Refused, match=r"its backing file is 'layer-1.qcow2', but the file before it is"
+    ):
+        stage([second], target, "base.qcow2", "layer-2.qcow2")
+    for path in chain.files[1:]:
+        chain.unnamed(path)
+    with pytest.raises(errors.TargetError, match=r"holds the disk at checkpoint base.qcow2"):
+        stage([second], target, "layer-1.qcow2", "layer-2.qcow2")
+    assert target.read_bytes() == before
+
+
+def test_larger_delta_needs_a_larger_target(chain: chains.Chain, tmp_path: Path) -> None:
+    larger(chain)
+    target = tmp_path / "disk.img"
+    base, first, _ = local(chain.files)
+    stage([base], target, "", "base.qcow2")
+    with pytest.raises(errors.TooLarge):
+        stage([first], target, "base.qcow2", "layer-1.qcow2")
+    assert target.exists()
+
+
+def test_interrupted_stage_is_run_again(
+    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
+) -> None:
+    plain(chain)
+    expected = chain.disk()
+    target = tmp_path / "disk.img"
+    base, *layers = serve(server, chain.files)
+    stage([base], target, "", "base.qcow2")
+    server.serve(
+        "/layer-2.qcow2", (misbehave.Page(chain.top.read_bytes(), etag='"a"'), 2), misbehave.Page(status=410)
+    )
+    with pytest.raises(errors.SourceError):
+        stage(layers, target, "base.qcow2", "layer-2.qcow2")
+    assert not target.exists()
+    serve(server, chain.files)
+    stage(layers, target, "base.qcow2", "layer-2.qcow2")
+    oracle.same(target, expected)
+
+
+def test_checkpoints_of_a_manifest_are_files(
+    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
+) -> None:
+    plain(chain)
+    expected = chain.disk()
+    first, *_ = serve(server, chain.files)
+    workspace = manifests.Workspace(tmp_path)
+    names = [path.name for path in chain.files]
+    checkpoints = [{"previous": before, "current": name} for before, name in zip(["", *names], names)]  # noqa: B905
+    workspace.volume({"http": {"url": first}}, checkpoints=checkpoints, finalCheckpoint=True, size="16Mi")
+    done = workspace.run()
+    assert done.status == 0, done.errors
+    oracle.same(workspace.target, expected)
+
+
+# -- the command line ------------------------------------------------------------------------------------
+
+
+def test_layers_on_the_command_line(server: misbehave.Server, chain: chains.Chain, tmp_path: Path) -> None:
+    plain(chain)
+    expected = chain.disk()
+    base, first, second = serve(server, chain.files)
+    target = tmp_path / "disk.img"
+    dry = worker.run("import", "--dry-run", base, target, "--layer", first, "--layer", second)
+    assert dry.status == 0, dry.errors
+    assert f"layer 1  {base}: 6.9 MiB of 16.0 MiB (names no backing file)" in dry.output
+    assert f"layer 3  {second}: 1.1 MiB of 16.0 MiB (backing file {chain.files[1]})" in dry.output
+    size = sum(path.stat().st_size for path in chain.files)
+    assert f"size as served  {size} bytes" in dry.output
+    assert not target.exists()
+    done = worker.run("import", "--json", base, target, "--layer", first, "--layer", second)
+    assert done.status == 0, done.errors
+    oracle.same(target, expected)
+    found = json.loads(done.output)
+    assert [layer["name"] for layer in found["chain"]] == [base, first, second]
+    assert sum(layer["bytes"] for layer in found["chain"]) == sum(
+        layer["bytes"]
+        for layer in json.loads(
+            worker.run("inspect", "--json", base, f"--layer={first}", f"--layer={second}").output
+        )["chain"]
+    )
+    env = {"CDI_WORKER_LAYER": f"{first}\n{second}"}
+    done = worker.run("import", "--force", "-q", base, target, env=env)
+    assert done.status == 0, done.errors
+    oracle.same(target, expected)
+
+
+def test_layers_of_a_pod(server: misbehave.Server, chain: chains.Chain, pod: worker.Pod) -> None:
+    plain(chain)
+    expected = chain.disk()
+    base, *layers = serve(server, chain.files)
+    pod.env |= {
+        "IMPORTER_ENDPOINT": base,
+        "CDI_WORKER_LAYER": "\n".join(layers),
+        "IMPORTER_IMAGE_SIZE": "16Mi",
+    }
+    assert pod.run().status == 0
+    oracle.same(pod.disk, expected)
+
+
+def test_chain_to_standard_output(chain: chains.Chain, tmp_path: Path) -> None:
+    plain(chain)
+    expected = chain.disk()
+    base, first, second = local(chain.files)
+    (tmp_path / "scratch").mkdir()
+    layers = ("--layer", first, "--layer", second)
+    with (tmp_path / "out").open("wb") as out:
+        command = [*worker.COMMAND, "import", base, "-", *layers, "--scratch", str(tmp_path / "scratch")]
+        subprocess.run(command, env=worker.ENVIRONMENT, stdout=out, check=True)
+    oracle.same(tmp_path / "out", expected)
