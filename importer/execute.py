@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from cdi_worker import engine, errors, lazy, package, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
+from cdi_worker.formats import signature
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
@@ -157,7 +158,9 @@ def run_all(
             done[wanted.target] = run_source(disk, wanted, progress_module.Part(progress), reads)
 
         with opened(kind.open(wanted.location, reads), reading, wanted, progress, reads) as served:
-            package.each(served, wanted, reads, import_disk)
+            # What they are in was verified when it was opened.
+            each = dataclasses.replace(wanted, demand=signature.NOTHING)
+            package.each(served, each, reads, import_disk)
     progress.done()
     return [done[path] for path in sorted(done)]
 

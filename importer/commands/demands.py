@@ -78,8 +78,16 @@ def demand(given: Mapping[str, Any]) -> signature.Demand:
     return signature.Demand(**{each.name: given[each.name] for each in dataclasses.fields(signature.Demand)})
 
 
-def of_pod(group: str, policy: str) -> Decorator:
-    """Return a decorator that adds the options to a pod's role. ``policy``: where a pod mounts its policy."""
+def take(given: dict[str, Any]) -> signature.Demand:
+    """Remove the values of ``options`` from ``given``, and return the demand that they make."""
+    found = demand(given)
+    for each in dataclasses.fields(found):
+        del given[each.name]
+    return found
+
+
+def added(group: str, policy: str = "") -> Decorator:
+    """Return a decorator that adds the options to a command. ``policy``: where a pod mounts its policy."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for each in reversed(options(group, policy)):
@@ -95,13 +103,13 @@ def taken(ctx: click.Context, given: dict[str, Any]) -> signature.Demand:
     A policy need not be mounted where it is looked for by default; one that is named must exist. Raises
     ``click.UsageError`` for an option in front of a command, which has its own.
     """
-    found = {each.name: given.pop(each.name) for each in dataclasses.fields(signature.Demand)}
-    source = {name: ctx.get_parameter_source(name) for name in found}
+    found = take(given)
+    source = {each.name: ctx.get_parameter_source(each.name) for each in dataclasses.fields(found)}
     if ctx.invoked_subcommand is not None:
         for name, origin in source.items():
             if origin is core.ParameterSource.COMMANDLINE:
                 option = next(each.opts[0] for each in ctx.command.params if each.name == name)
                 raise click.UsageError(f"write {option} after the command {ctx.invoked_subcommand}", ctx)
-    if source["policy"] is core.ParameterSource.DEFAULT and not os.path.lexists(found["policy"]):
-        found["policy"] = ""
-    return signature.Demand(**found)
+    if source["policy"] is core.ParameterSource.DEFAULT and not os.path.lexists(found.policy):
+        return dataclasses.replace(found, policy="")
+    return found

@@ -165,7 +165,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="URL",
     help="qcow2 file with what changed since IMPORTER_ENDPOINT, or since the layer before; repeated.",
 )
-@demands.of_pod(ROLE, POD.signature_policy)
+@demands.added(ROLE, POD.signature_policy)
 @click.pass_context
 def cli(
     ctx: click.Context,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import contract, errors, execute
-from cdi_worker.commands import late, options, output
+from cdi_worker.commands import demands, late, options, output
 from cdi_worker.images.tools import process
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @options.wait_option
 @options.connections_option
 @options.stall_option("a byte")
+@demands.added(demands.SIGNATURE)
 @late.option(
     options.OUTPUT,
     "--dry-run",
@@ -211,6 +212,7 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
     if not dry and not given["target"]:
         raise errors.RequestError("no target given: name a file, directory or device with --target")
     given["mounts"] = late.given(click.get_current_context())
+    given["demand"] = demands.take(given)
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)

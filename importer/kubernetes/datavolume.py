@@ -16,7 +16,7 @@ from typing import Any
 
 from cdi_worker import contract, errors, sources, units
 from cdi_worker.formats import checksum
-from cdi_worker.kubernetes import documents, schema
+from cdi_worker.kubernetes import documents, schema, signed
 
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
@@ -214,6 +214,8 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
         service_account=spec.get("serviceAccountName", ""),
     )
     _check_source(volume, found)
+    for name, what in signed.faults(volume.annotations, frozenset({DISK})):
+        found.setdefault(f"metadata.annotations[{name}]", what)
     faults += (f"{path}: {what}" for path, what in found.items())
     return volume
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from cdi_worker import contract, units
-from cdi_worker.kubernetes import datavolume
+from cdi_worker.kubernetes import datavolume, signed
 
 #: User and group of qemu in KubeVirt's images, who must own the disk. CDI's pods run as them.
 QEMU = 107
@@ -189,6 +189,8 @@ NODE_PORT = 8100
 UPLOAD_CLIENT = "uploadclient"
 UPLOAD_TLS = "/upload-tls"
 UPLOAD_PORT = 8443
+#: The folder of keys and policies for signatures.
+SIGNATURES = "/signatures"
 
 
 def upload(pod: Pod) -> Object:
@@ -205,6 +207,7 @@ def upload(pod: Pod) -> Object:
         PREALLOCATION=boolean(pod.volume.preallocation),
     )
     probe = {"httpGet": {"path": "/healthz", "port": UPLOAD_PORT, "scheme": "HTTPS"}}
+    _add_demand(pod)
     ports = [{"name": "upload", "containerPort": UPLOAD_PORT}]
     return pod.container("uploadserver", ports=ports, readinessProbe=probe)
 
@@ -239,6 +242,7 @@ def importer(pod: Pod) -> Object:
     label = "metadata.labels['batch.kubernetes.io/controller-uid']"
     pod.set_from("OWNER_UID", {"fieldRef": {"fieldPath": label}})
     _add_secrets(pod)
+    _add_demand(pod)
     if source.kind == "vddk":
         _add_vddk(pod)
     return _staged(pod)
@@ -274,6 +278,17 @@ def _add_secrets(pod: Pod) -> None:
     for index, name in enumerate(source.secret_headers):
         path = f"{PATHS.extra_headers}/{index}"
         pod.mount(f"headers-{index}", path, {"secret": {"secretName": name}}, readOnly=True)
+
+
+def _add_demand(pod: Pod) -> None:
+    """Mount the keys of the demanded signatures; a source that cannot verify them refuses in the pod."""
+    for name, meaning, value in signed.given(pod.volume.annotations):
+        short = name.removeprefix(signed.PREFIX)
+        path = f"{SIGNATURES}/{short}"
+        if meaning.entry:
+            pod.mount(short, path, {"configMap": {"name": value}}, readOnly=True)
+        places = {"": value, "*": path}
+        pod.set(**{meaning.variable: places.get(meaning.entry, f"{path}/{meaning.entry}")})
 
 
 def _add_vddk(pod: Pod) -> None:

@@ -11,9 +11,10 @@ from fractions import Fraction
 from typing import Any
 
 from cdi_worker import contract, errors, execute, progress, request, survey, units
+from cdi_worker.formats import signature
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.kubernetes import datavolume, keyring
+from cdi_worker.kubernetes import datavolume, keyring, signed
 from cdi_worker.sources import base, fields, staged
 
 #: Sources that need ``--from``: the manifest does not say where their bytes are on this machine.
@@ -44,6 +45,7 @@ class Settings:
     connections: int = 6
     stall: float = 180.0
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    demand: signature.Demand = signature.NOTHING
 
 
 @dataclasses.dataclass
@@ -98,9 +100,31 @@ class Planner:
             wait=settings.wait,
             checksum=volume.source.checksum or None,
             disk=volume.source.disk,
+            demand=self._demand(),
             connect_patience=min(request.CONNECT_PATIENCE, settings.stall),
             fetch=fetch.Options(connections=settings.connections, no_progress=settings.stall),
         )
+
+    def _demand(self) -> signature.Demand:
+        """Return what the annotations demand; the options of the command replace it, part by part."""
+        found: dict[str, Any] = {}
+        for name, meaning, value in signed.given(self.volume.annotations):
+            where = f"metadata.annotations[{name}]"
+            if meaning.entry == "*":
+                held = self._config_map(where, value)
+                found[meaning.field] = self._kept("signed-by", b"\n".join(held[key] for key in sorted(held)))
+            elif meaning.entry:
+                held = self._config_map(where, value, (meaning.entry,))
+                found[meaning.field] = self._kept(meaning.entry, held.get(meaning.entry, b""))
+            elif meaning.field != "annotations":
+                found[meaning.field] = value
+            elif not any(where in fault for fault in self.faults):
+                found[meaning.field] = signed.pairs(value)
+        own = {
+            each.name: getattr(self.settings.demand, each.name)
+            for each in dataclasses.fields(signature.Demand)
+        }
+        return signature.Demand(**(found | {name: value for name, value in own.items() if value}))
 
     def _location(self) -> base.Location:
         source, settings = self.volume.source, self.settings

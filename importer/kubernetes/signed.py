@@ -1,0 +1,69 @@
+"""Our annotations of a DataVolume that demand a signature: what they are in a pod, and on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from cdi_worker import errors
+from cdi_worker.formats import signature
+
+#: Of all annotations of ours.
+PREFIX: Final = "cdi-worker/"
+
+
+class Annotation(NamedTuple):
+    """An annotation. ``field``: of the demand. ``entry``: the key in the ConfigMap that it names.
+
+    ``*``: all keys of the ConfigMap. Empty: its value is no name, but what is demanded.
+    """
+
+    field: str
+    entry: str = ""
+
+    @property
+    def variable(self) -> str:
+        """The variable that demands the same in a pod."""
+        names = {"identity": "CERTIFICATE_IDENTITY", "issuer": "CERTIFICATE_OIDC_ISSUER"}
+        names |= {"annotations": "SIGNATURE_ANNOTATION", "policy": "SIGNATURE_POLICY"}
+        return f"CDI_WORKER_{names.get(self.field, self.field.upper())}"
+
+
+ANNOTATIONS: Final[Mapping[str, Annotation]] = {
+    f"{PREFIX}signed-by": Annotation("signed_by", "*"),
+    f"{PREFIX}certificate-identity": Annotation("identity"),
+    f"{PREFIX}certificate-oidc-issuer": Annotation("issuer"),
+    f"{PREFIX}trusted-root": Annotation("trusted_root", "trusted_root.json"),
+    f"{PREFIX}signature-annotation": Annotation("annotations"),
+    f"{PREFIX}signature-policy": Annotation("policy", "policy.json"),
+}
+
+
+def given(annotations: Mapping[str, str]) -> Iterator[tuple[str, Annotation, str]]:
+    """Yield the name, the meaning and the value of the annotations that demand a signature."""
+    for name, meaning in ANNOTATIONS.items():
+        if name in annotations:
+            yield name, meaning, annotations[name]
+
+
+def faults(annotations: Mapping[str, str], others: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the fault of malformed annotations of ours; ``others``: those for other purposes.
+
+    One that is not known may be a demand with a wrong name, which must not be skipped.
+    """
+    for name in annotations:
+        if name.startswith(PREFIX) and name not in ANNOTATIONS and name not in others:
+            yield name, f"unknown; known: {', '.join(sorted(others | set(ANNOTATIONS)))}"
+    for name, meaning, value in given(annotations):
+        if not value.strip():
+            yield name, "is empty"
+        elif meaning.field == "annotations":
+            try:
+                pairs(value)
+            except errors.RequestError as err:
+                yield name, str(err)
+
+
+def pairs(value: str) -> tuple[tuple[str, str], ...]:
+    """Return the signed annotations that are demanded, one in each line."""
+    return tuple(signature.parse_annotation(line) for line in value.splitlines() if line.strip())
