@@ -35,15 +35,14 @@ def unpacked(
 
     A checksum in the request is of the whole package, whose source verifies it.
     """
-    if not _is_ova(source, wanted):
+    found = _found(source, wanted, cancel)
+    if found is None:
         if wanted.disk:
-            raise errors.RequestError(f"{source.name}: not an OVA: it has no disk {wanted.disk!r} to choose")
+            raise errors.RequestError(
+                f"{source.name}: neither an OVA nor an OCI archive: it has no disk {wanted.disk!r} to choose"
+            )
         yield source, wanted
         return
-    # Imported when used: few sources are packages (start-up time).
-    from cdi_worker.sources.ova import source as ova
-
-    found = ova.OvaSource(source, wanted.disk, _expected(wanted), cancel)
     with contextlib.closing(found):
         try:
             found.__enter__()
@@ -85,11 +84,31 @@ def _expected(wanted: request.Request) -> checksum.Checksum | None:
     return None if wanted.checksum is None else checksum.parse(wanted.checksum)
 
 
-def _is_ova(source: base.Source, wanted: request.Request) -> bool:
-    if source.blank or source.format is not None or wanted.is_archive:
-        return False
-    if detect.detect(source.head) != "tar":
-        return False
+def _found(source: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source | None:
+    """Return the disk in ``source``, None if it is not a package."""
+    if not _is_tar(source, wanted):
+        return None
+    # Imported when used: few sources are packages (start-up time).
     from cdi_worker.formats.ova import package
 
-    return package.is_ova(source.head)
+    if package.is_ova(source.head):
+        from cdi_worker.sources.ova import source as ova
+
+        return ova.OvaSource(source, wanted.disk, _expected(wanted), cancel)
+    from cdi_worker.sources.registry import packed
+
+    if packed.is_archive(source.head):
+        return packed.PackedSource(source, wanted.disk, _expected(wanted), cancel)
+    return None
+
+
+def _is_ova(source: base.Source, wanted: request.Request) -> bool:
+    from cdi_worker.formats.ova import package
+
+    return _is_tar(source, wanted) and package.is_ova(source.head)
+
+
+def _is_tar(source: base.Source, wanted: request.Request) -> bool:
+    if source.blank or source.format is not None or wanted.is_archive:
+        return False
+    return detect.detect(source.head) == "tar"

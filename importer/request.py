@@ -39,7 +39,7 @@ class Request:
     None.
     ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
-    ``disk``: of an OVA, by file name, disk id or number; empty: the only one.
+    ``disk``: of an OVA, by file name, disk id or number, or of an OCI archive, by name or title.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, or ``remove`` it first, where the volume has no space for both. ``wait``: seconds to wait

@@ -49,7 +49,10 @@ VARIABLES = (
         "`md5`, `sha1`, `sha256` or `sha512`, a colon, and the checksum of the bytes as served",
     ),
     Variable(
-        "CDI_WORKER_DISK", (IMPORTER,), "disk of an OVA: its file name, disk id or number", "the only one"
+        "CDI_WORKER_DISK",
+        (IMPORTER,),
+        "disk of an OVA (file name, id or number) or OCI archive (name or title)",
+        "the only one",
     ),
     Variable("IMPORTER_ACCESS_KEY_ID", _CREDENTIALS, "user, or access key"),
     Variable("IMPORTER_SECRET_KEY", _CREDENTIALS, "password, or secret key"),

@@ -151,7 +151,7 @@ _SOURCE: tuple[Decorator, ...] = (
         SOURCE,
         "--disk",
         default="",
-        help="Disk of an OVA: its file name, disk id or number [default: the only one].",
+        help="Disk of an OVA (file name, id or number) or OCI archive (name, title) [default: the only one].",
     ),
     *_LOGIN,
     late.option(

@@ -6,6 +6,7 @@ OCI image specification, "Image Layout"; containers-transports(5), oci-archive.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 
 from cdi_worker import errors
@@ -24,30 +25,23 @@ MOST_BLOBS = 100_000
 LONGEST_NAME = 255
 
 
-class Archive:
-    """The blobs of an archive, by digest."""
+class Layout:
+    """The blobs of an OCI image layout, by digest."""
 
     def __init__(
         self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
     ) -> None:
         self.reference = reference
+        self.name = str(reference)
         self._cancel = cancel
         self._engine = engine
-        self.name = str(reference)
-        self._members: dict[str, tuple[int, int]] = {}
-        try:
-            self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
-        except OSError as err:
-            raise self._unreachable(errors.words(err)) from err
-        try:
-            self._find_blobs()
-        except BaseException:
-            self._file.close()
-            raise
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the archive."""
+
+    def _part(self, name: str) -> tuple[base.Source, int]:
+        """Return a file of the archive and its size. Raises ``errors.Unreachable`` if there is none."""
+        raise NotImplementedError
 
     def root(self) -> bytes:
         """Return the manifest or index of the reference.
@@ -86,31 +80,50 @@ class Archive:
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return a reader of the blob, which verifies size and digest at the end."""
-        offset, size = self._member("blobs/" + descriptor.digest.replace(":", "/"))
+        part, size = self._part("blobs/" + descriptor.digest.replace(":", "/"))
         if size != descriptor.size:
             expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
-        part = _Part(self._file.fileno(), offset, size, self.name)
         return blobs.Verified(descriptor, self.name, part, self._engine, self._cancel.child())
 
     def _read(self, name: str) -> bytes:
-        offset, size = self._member(name)
-        part = _Part(self._file.fileno(), offset, size, self.name)
-        return blobs.read_all(part.stream(), documents.LARGEST_MANIFEST, self.name)
+        part, _ = self._part(name)
+        with contextlib.closing(self._engine.ordered(part, self._cancel)) as reader:
+            return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
-    def _member(self, name: str) -> tuple[int, int]:
+    def _missing(self, name: str) -> errors.Unreachable:
+        return self._unreachable(f"has no {name}; check that it is a complete OCI archive")
+
+    def _unreachable(self, reason: str) -> errors.Unreachable:
+        return errors.Unreachable(url=self.name, reason=reason)
+
+
+class Indexed(Layout):
+    """An archive of which all headers are read, and files in place."""
+
+    def __init__(
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
+    ) -> None:
+        super().__init__(reference, cancel, engine)
+        self._members: dict[str, tuple[int, int]] = {}
+
+    def _part(self, name: str) -> tuple[base.Source, int]:
         if name not in self._members:
-            raise self._unreachable(f"has no {name}; check that it is a complete OCI archive")
-        return self._members[name]
+            raise self._missing(name)
+        offset, size = self._members[name]
+        return self._at(offset, size), size
 
-    def _find_blobs(self) -> None:
-        """Record offset and size of each file of the tar. Reads only headers."""
-        end = os.fstat(self._file.fileno()).st_size
-        walk = tar_walk.Walk(self._file)
+    def _at(self, offset: int, size: int) -> base.Source:
+        """Return these bytes of the archive."""
+        raise NotImplementedError
+
+    def _find_blobs(self, stream: io.BufferedReader, end: int, most: int = MOST_BLOBS) -> None:
+        """Record offset and size of each file of the tar, which has ``end`` bytes. Reads only headers."""
+        walk = tar_walk.Walk(stream)
         try:
             while entry := walk.next():
-                if walk.at + entry.size > end or len(self._members) > MOST_BLOBS:
+                if walk.at + entry.size > end or len(self._members) > most:
                     raise self._unreachable("truncated, or not an OCI archive")
                 if entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME:
                     self._members[entry.name.removeprefix("./")] = walk.at, entry.size
@@ -121,8 +134,30 @@ class Archive:
         except OSError as err:
             raise self._unreachable(errors.words(err)) from err
 
-    def _unreachable(self, reason: str) -> errors.Unreachable:
-        return errors.Unreachable(url=self.name, reason=reason)
+
+class Archive(Indexed):
+    """An archive in a local file."""
+
+    def __init__(
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
+    ) -> None:
+        super().__init__(reference, cancel, engine)
+        try:
+            self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as err:
+            raise self._unreachable(errors.words(err)) from err
+        try:
+            self._find_blobs(self._file, os.fstat(self._file.fileno()).st_size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _at(self, offset: int, size: int) -> base.Source:
+        return _Part(self._file.fileno(), offset, size, self.name)
 
 
 def _is_named(item: documents.Descriptor, tag: str) -> bool:

@@ -45,10 +45,15 @@ class RegistrySource(base.Source):
 
     unverifiable = ""
 
-    def __init__(self, location: locations.Registry, cancel: base.Cancel) -> None:
+    def __init__(
+        self,
+        location: locations.Registry,
+        cancel: base.Cancel,
+        reference: oci_reference.ArchiveReference | None = None,
+    ) -> None:
         self._location = location
         self._cancel = cancel
-        self._reference = oci_reference.parse(location.endpoint)
+        self._reference = reference or oci_reference.parse(location.endpoint)
         self.name = str(self._reference)
         self._store: layer.Store | None = None
         self._image: Image | None = None
@@ -60,7 +65,7 @@ class RegistrySource(base.Source):
         try:
             judge = self._judge()
             self._counting = _Counting(self.engine)
-            self._store = _open(self._location, self._cancel, self._counting)
+            self._store = self._open_store(self._counting)
             chosen = choose(self._store, self._location.architecture)
             self.claims = judge.check(self._store, chosen.digests) if judge else ()
             self._image = resolve(self._store, chosen, self._location.architecture)
@@ -76,6 +81,9 @@ class RegistrySource(base.Source):
             "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
         )
         return self
+
+    def _open_store(self, engine: base.Engine) -> layer.Store:
+        return _open(self._location, self._cancel, engine)
 
     def _judge(self) -> trust.Judge | None:
         """Return who decides on the signatures; None if nothing is demanded."""

@@ -101,6 +101,9 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
         os.link(path, root / path.name)
     for compression in ("gz", "xz"):
         os.link(disks.wrapped("raw", compression), root / f"disk.raw.{compression}")
+    packed = disks.wrapped("raw", "zst").read_bytes()
+    image = containers.machine(rootdisk=(packed, "8Mi"), datadisk=(packed, "8Mi"))
+    containers.archive(root / "export.oci.tar", {"": image})
     (root / "vm.ova").write_bytes(ovas.ova(ovas.Disk(disks.image("vmdk-stream").read_bytes())))
     with servers.nginx(tmp_path_factory.mktemp("nginx"), root) as served:
         yield served
@@ -218,7 +221,7 @@ def test_example_runs(
         target = place / ("vdb.img" if "vdb.img" in line else "disk.img")
         target = place / "images/vm-disk2.img" if "--all" in line else target
         expected = place / "expected.raw" if "full.qcow2" in line else disks.image("raw")
-        if "--layer" in line:
+        if "--layer " in line:
             disks_module.to_raw(web.root / "increments/tuesday.qcow2", "qcow2", expected)
         elif "full.qcow2" in line:
             disks_module.to_raw(place / "full.qcow2", "qcow2", expected)
@@ -228,6 +231,8 @@ def test_example_runs(
 def _s3(line: str, store: objectservers.Store, disks: disks_module.Disks) -> tuple[str, dict[str, str]]:
     store.put("images/disk.qcow2", disks.image("qcow2").read_bytes())
     store.put("disk.vmdk", disks.image("vmdk").read_bytes())
+    packed = disks.wrapped("raw", "zst").read_bytes()
+    store.put("export.oci.tar", containers.archived({"": containers.machine(rootdisk=(packed, "8Mi"))}))
     line = line.replace("s3://bucket/", f"--source s3 {store.url('')}")
     line = line.replace("https://minio.example.com:9000/bucket/", store.url(""))
     # The keys of the server, in place of the example's.

@@ -229,4 +229,4 @@ def test_command_chooses_and_lists(importer: Importer, disks: disks_module.Disks
 
 
 def test_disk_of_another_source_cannot_be_chosen(importer: Importer, disks: disks_module.Disks) -> None:
-    assert "not an OVA" in str(importer.refused(disks.raw().read_bytes(), "ranges", disk="1"))
+    assert "neither an OVA nor" in str(importer.refused(disks.raw().read_bytes(), "ranges", disk="1"))

@@ -172,15 +172,20 @@ def for_platform(blob: Blob, architecture: str, system: str = "linux") -> Blob:
 
 
 def archive(path: Path, tags: Mapping[str, Image]) -> Path:
-    """Write an OCI archive with an image per tag; an empty tag makes an entry without a name."""
+    """Write ``archived`` to a file."""
+    path.write_bytes(archived(tags))
+    return path
+
+
+def archived(tags: Mapping[str, Image]) -> bytes:
+    """Return an OCI archive with an image per tag; an empty tag makes an entry without a name."""
     entries = [Entry("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')]
     roots = []
     for tag, image in tags.items():
-        entries += [_blob_entry(blob) for blob in (*image.blobs, image.manifest)]
+        entries += [blob_entry(blob) for blob in (*image.blobs, image.manifest)]
         names = {"org.opencontainers.image.ref.name": tag} if tag else {}
         roots.append(dataclasses.replace(image.manifest, annotations=names))
-    path.write_bytes(tar([*entries, Entry("index.json", index(*roots).data)]))
-    return path
+    return tar([*entries, Entry("index.json", index(*roots).data)])
 
 
 def image_of(path: Path, compression: str = "+gzip") -> Image:
@@ -194,5 +199,6 @@ def image_of(path: Path, compression: str = "+gzip") -> Image:
     )
 
 
-def _blob_entry(blob: Blob) -> Entry:
+def blob_entry(blob: Blob) -> Entry:
+    """Return a blob as an entry of an OCI archive."""
     return Entry(f"blobs/{blob.digest.replace(':', '/')}", blob.data)

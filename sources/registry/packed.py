@@ -1,0 +1,226 @@
+"""An OCI archive that another source serves, such as the export of a virtual machine by KubeVirt.
+
+By ranges only the headers, the documents and the disk are read. A stream is read once if its documents come
+before the disk, as KubeVirt writes them (enhancement 256), else twice.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Callable
+from typing import Final
+
+from cdi_worker import errors
+from cdi_worker.formats import checksum, readers
+from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import walk as tar_walk
+from cdi_worker.sources import base, part
+from cdi_worker.sources.registry import archive, documents, layer, locations
+from cdi_worker.sources.registry import reference as oci_reference
+from cdi_worker.sources.registry import source as registry
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a read for headers: documents after a header need no request of their own.
+_HEADERS: Final = 32 << 10
+#: Files of an archive that is read by ranges: each header costs a request.
+_MOST: Final = 4096
+#: Bytes of all documents of a stream. Each may have ``documents.LARGEST_MANIFEST``.
+_DOCUMENTS: Final = 64 << 20
+#: Bytes behind the archive in a stream, which may be endless.
+_LARGEST_END: Final = 64 << 20
+_FIRST = re.compile(r"oci-layout|index\.json|blobs/sha(?:256|512)/[0-9a-f]+")
+
+
+def is_archive(head: bytes) -> bool:
+    """Return whether a tar archive that begins with ``head`` is an OCI image layout."""
+    walk = tar_walk.Walk(readers.Bytes(head))
+    try:
+        while (entry := walk.next()) is not None and entry.type == headers.DIRECTORY:
+            pass
+    except errors.ImageError:
+        return False
+    return entry is not None and _FIRST.fullmatch(entry.name.removeprefix("./")) is not None
+
+
+class PackedSource(registry.RegistrySource):
+    """The disk ``choice`` (see ``reference.Reference``) in ``whole``, an open OCI archive.
+
+    ``expected``: the checksum of the whole archive, or None. Closing it leaves ``whole`` open.
+    """
+
+    unverifiable = base.Source.unverifiable
+
+    def __init__(
+        self,
+        whole: base.Source,
+        choice: str,
+        expected: checksum.Checksum | None,
+        cancel: base.Cancel,
+    ) -> None:
+        reference = oci_reference.ArchiveReference(whole.name, choice=choice)
+        super().__init__(locations.Registry(whole.name), cancel, reference)
+        self.name = whole.name
+        self.engine = whole.engine
+        self.once = whole.once
+        self._whole = whole
+        self._expected = expected
+
+    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
+        if isinstance(self._store, _Ranged) and self.engine.at_random(self._whole, cancel) is None:
+            # The ranges of the server were not right.
+            self.close()
+            self.__enter__()
+            self._fresh = True
+        return super().ordered(cancel, advance)
+
+    def verify(self) -> None:
+        super().verify()
+        if isinstance(self._store, _Passing):
+            self._store.finish()
+        self._whole.verify()
+
+    def _open_store(self, engine: base.Engine) -> layer.Store:
+        self._whole.engine = self.engine
+        assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``__init__``)
+        read = self.engine.at_random(self._whole, self._cancel) if self._expected is None else None
+        if read is not None:
+            return _Ranged(self._reference, self._cancel, engine, self._whole, read)
+        return _Passing(self._reference, self._cancel, engine, self._whole, self._expected)
+
+
+class _Ranged(archive.Indexed):
+    """An archive that is read by ranges."""
+
+    def __init__(
+        self,
+        reference: oci_reference.ArchiveReference,
+        cancel: base.Cancel,
+        engine: base.Engine,
+        whole: base.Source,
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        super().__init__(reference, cancel, engine)
+        self._whole = whole
+        self._read_at = read
+        size = whole.size or 0
+        self._find_blobs(io.BufferedReader(readers.Seekable(read, size), _HEADERS), size, _MOST)
+
+    def _at(self, offset: int, size: int) -> base.Source:
+        found = part.Part(self._whole, offset, size, self.name)
+        found.head = self._read_at(offset, min(size, archive.HEAD_SIZE))
+        return found
+
+
+class _Passing(archive.Layout):
+    """An archive that passes once. Its documents are kept; one blob at a time can be read."""
+
+    def __init__(
+        self,
+        reference: oci_reference.ArchiveReference,
+        cancel: base.Cancel,
+        engine: base.Engine,
+        whole: base.Source,
+        expected: checksum.Checksum | None,
+    ) -> None:
+        super().__init__(reference, cancel, engine)
+        self._whole = whole
+        self._expected = expected
+        self._documents: dict[str, bytes] = {}
+        self._passed: set[str] = set()
+        self._hashing: checksum.HashingReader | None = None
+        self._reader, self._walk = self._begin()
+
+    def close(self) -> None:
+        """Close the stream. Safe to call twice."""
+        self._reader.close()
+
+    def finish(self) -> None:
+        """Verify the checksum of the whole archive, if there is one. Safe to call twice."""
+        if self._hashing is None:
+            return
+        while self._walk.next() is not None:
+            pass
+        end, scrap = self._walk.at, memoryview(bytearray(tar_walk.BUFFER))
+        while self._walk.read_behind(scrap):
+            if self._walk.at - end > _LARGEST_END:
+                raise errors.TrailingGarbage(format="OCI archive", offset=end)
+        self._hashing.verify()
+        self._hashing = None
+
+    def _begin(self) -> tuple[base.Reader, tar_walk.Walk]:
+        """Return the stream of the archive from its start, and its entries."""
+        reader: base.Reader = self._whole.ordered(self._cancel)
+        if self._expected is not None:
+            reader = self._hashing = checksum.HashingReader(reader, self._expected)
+        self._passed.clear()
+        return reader, tar_walk.Walk(reader)
+
+    def _part(self, name: str) -> tuple[base.Source, int]:
+        if name in self._passed and not self._whole.once:
+            # Another attempt to read the disk.
+            self._reader.close()
+            self._reader, self._walk = self._begin()
+        while name not in self._documents:
+            entry = self._walk.next()
+            if entry is None or name in self._passed:
+                raise self._late(name) if name in self._passed else self._missing(name)
+            found = entry.name.removeprefix("./")
+            if entry.type != headers.FILE or len(found) > archive.LONGEST_NAME:
+                continue
+            if entry.size <= documents.LARGEST_MANIFEST:
+                self._keep(found, entry.size)
+                continue
+            self._passed.add(found)
+            if found == name:
+                return _Member(self._walk, self.name), entry.size
+            if archive.INDEX not in self._documents and self._whole.once:
+                raise self._late(archive.INDEX)
+        data = self._documents[name]
+        return _Document(data, self.name), len(data)
+
+    def _keep(self, name: str, size: int) -> None:
+        if size + sum(map(len, self._documents.values())) > _DOCUMENTS:
+            reason = f"{self.name}: more than {_DOCUMENTS} bytes of documents"
+            raise errors.Refused(format="container", rule="size", reason=reason)
+        data = memoryview(bytearray(size))
+        readers.fill(_Member(self._walk, self.name, head=0).stream(), data)
+        self._documents[name] = bytes(data)
+
+    def _late(self, name: str) -> errors.Unsupported:
+        reason = (
+            f"{self.name}: has {name} in another order than it is needed, and the source has no byte ranges"
+        )
+        return errors.Unsupported(reason=f"{reason}; download the archive first")
+
+
+class _Document(base.Source):
+    """A small file in memory."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.name = name
+        self.size = len(data)
+        self.head = data
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        return readers.Bytes(self.head[offset:])
+
+
+class _Member(base.Source):
+    """The file of a tar that passes now; ``stream`` reads what follows its ``head``."""
+
+    once = True
+
+    def __init__(self, walk: tar_walk.Walk, name: str, head: int = archive.HEAD_SIZE) -> None:
+        self.name = name
+        self._walk = walk
+        into = memoryview(bytearray(head))
+        self.head = bytes(into[: readers.fill(self, into)])
+
+    def readinto(self, into: memoryview, /) -> int:
+        return self._walk.readinto(into)
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        return self
