@@ -36,7 +36,7 @@ class Tuning:
     """What an administrator may set for all pods.
 
     ``stall``: seconds without data. ``direct``: O_DIRECT. ``read_back``: read the finished disk once.
-    ``layers``: addresses of the other files of a chain.
+    ``layers``: addresses of the other files of a chain. ``update``: change an existing disk in place.
     """
 
     connections: int = 6
@@ -44,6 +44,7 @@ class Tuning:
     direct: bool = False
     read_back: bool = False
     layers: tuple[str, ...] = ()
+    update: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

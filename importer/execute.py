@@ -8,6 +8,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from cdi_worker import engine, errors, lazy, package, plan, request, sources
 from cdi_worker import progress as progress_module
@@ -18,6 +19,9 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
 from cdi_worker.routes import job as job_module
 from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from cdi_worker.images.target import compare
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Result:
 
     ``resumed``: written by an earlier attempt, and read back. ``refetched``: also written by it, but storage
     did not hold them. ``layers``: the files of a chain, with the bytes of the disk that come from each.
+    ``changes``: what an update in place found.
     """
 
     source: str
@@ -60,6 +65,7 @@ class Result:
     labels: Mapping[str, str]
     vddk_info: Mapping[str, str]
     layers: tuple[tuple[str, int], ...] = ()
+    changes: compare.Changes | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,6 +184,9 @@ def _result(
         job.refetched,
         seconds,
     )
+    if job.changes is not None:
+        found = job.changes
+        log.info("updated compared=%d differed=%d written=%d", found.compared, found.differed, found.written)
     return Result(
         source=job.source.name,
         target=job.wanted.target,
@@ -193,6 +202,7 @@ def _result(
         labels=labels,
         vddk_info=vddk_info,
         layers=job.layers,
+        changes=job.changes,
     )
 
 
@@ -233,8 +243,8 @@ def _claimed(wanted: request.Request, cancel: cancelling.Cancel) -> Iterator[tar
     folder = wanted.is_archive and not target.is_block(wanted.target)
     with target.take_folder(wanted.target, terms) if folder else target.take(wanted.target, terms) as held:
         if not (folder or wanted.is_delta or wanted.existing == "remove"):
-            target.check_replaceable(held, force=wanted.existing == "replace")
-            if wanted.existing == "refuse" and target.is_foreign(held):
+            target.check_replaceable(held, force=wanted.existing in {"replace", "update"})
+            if wanted.existing in {"refuse", "update"} and target.is_foreign(held):
                 _check_signatures(held.path)
         yield held
 

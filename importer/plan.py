@@ -78,6 +78,7 @@ class Space:
     """Space on the target, in bytes: ``available`` for an image, ``usable`` for growing it.
 
     ``thin``: holes need none, so that the disk may be larger. ``ordered``: it is a stream, written in order.
+    ``present``: it holds a disk, or is a device, which always holds something.
     """
 
     block: bool
@@ -85,6 +86,7 @@ class Space:
     usable: int
     thin: bool = False
     ordered: bool = False
+    present: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class Plan:
     """A route and the reason for it.
 
     ``random``: the source is read by ranges, in parallel and out of order; else in order.
-    ``relayed``: the disk is completed in scratch and then written to the target in order.
+    ``relayed``: the disk is completed in scratch and then written to the target in order. ``compared``: with
+    what the target holds, and only what differs is written.
     ``virtual_size``: of the image in bytes, None while unknown. ``grow_to``: bytes that a smaller file is
     grown to; 0 for a delta. ``spill``: scratch may hold data whose offset is not known yet.
     """
@@ -101,6 +104,7 @@ class Plan:
     reason: str
     random: bool = False
     relayed: bool = False
+    compared: bool = False
     virtual_size: int | None = None
     grow_to: int = 0
     scratch: bool = False
@@ -125,14 +129,8 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     detect.refuse_stranger(content.format)
     if wanted.is_archive:
         return _unpack(wanted, offer, content, space)
-    if content.format == "tar" and content.compressions:
-        raise errors.Unsupported(reason="a compressed tar archive is not a disk; decompress an OVA first")
     if content.format == "tar":
-        reason = (
-            "a tar archive is not a disk; import it with content type archive. In an OVA the OVF descriptor "
-            "is the first file; pack it again: tar -cf vm.ova vm.ovf, then the other files"
-        )
-        raise errors.Unsupported(reason=reason)
+        raise _not_a_disk(content)
     size = content.virtual_size
     if size is not None and size - content.footer > space.available and not space.thin:
         raise errors.TooLarge(virtual_size=size, available=space.available)
@@ -146,10 +144,30 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
         # A source that can be read again falls back to SPOOL only when needed (routes.place).
         why = "may have too many pieces to write in one pass, and the source can be read only once"
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True, relayed=chosen.relayed)
+    if wanted.existing == "update" and space.present and not wanted.is_delta:
+        chosen = _compared(chosen)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
     grow_to = 0 if space.block or wanted.is_delta else min(asked, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
+
+
+def _not_a_disk(content: Content) -> errors.Unsupported:
+    if content.compressions:
+        return errors.Unsupported(reason="a compressed tar archive is not a disk; decompress an OVA first")
+    reason = (
+        "a tar archive is not a disk; import it with content type archive. In an OVA the OVF descriptor "
+        "is the first file; pack it again: tar -cf vm.ova vm.ovf, then the other files"
+    )
+    return errors.Unsupported(reason=reason)
+
+
+def _compared(chosen: Plan) -> Plan:
+    """Return the plan of an update. What qemu-img writes is completed in scratch, where nothing is lost."""
+    reason = f"{chosen.reason}; compared with the target, only what differs is written"
+    if chosen.route not in {Route.CONVERT, Route.SPOOL}:
+        return dataclasses.replace(chosen, reason=reason, compared=True)
+    return dataclasses.replace(chosen, reason=reason, compared=True, relayed=True, scratch=True)
 
 
 def _in_order(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:

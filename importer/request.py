@@ -42,7 +42,8 @@ class Request:
     ``disk``: of an OVA, by file name, disk id or number, or of an OCI archive, by name or title.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
-    one is complete, or ``remove`` it first, where the volume has no space for both. ``wait``: seconds to wait
+    one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
+    compare all of it and write what differs. ``wait``: seconds to wait
     for another run that writes to the target. ``permissions`` of the disk's file; None: by the umask.
     """
 
@@ -66,7 +67,7 @@ class Request:
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
     owner_uid: str = ""
-    existing: Literal["refuse", "replace", "remove"] = "refuse"
+    existing: Literal["refuse", "replace", "remove", "update"] = "refuse"
     wait: float = 0.0
     permissions: int | None = None
 
@@ -113,6 +114,8 @@ def check(made: Request, faults: list[str] | None = None) -> None:
             "a stage with checkpoints cannot be written to standard output; name a file or a device"
         )
     faults += made.demand.faults()
+    if made.existing == "update" and (made.is_archive or made.target == target.STDOUT):
+        faults.append("only a disk on a file or a device can be updated in place (--update)")
     try:
         faults += _source_faults(made)
         if made.checksum is not None:

@@ -262,7 +262,8 @@ def room(wanted: request.Request, *, thin: bool = False) -> plan.Space:
 def _room(wanted: request.Request) -> plan.Space:
     if not wanted.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
-    is_removed = wanted.existing == "remove"
+    # An update uses the space of the disk again.
+    is_removed = wanted.existing in {"remove", "update"}
     found = target.facts(wanted.target, removed=is_removed)
     if wanted.is_archive and found.kind != "block":
         found = target.facts(f"{wanted.target}/disk.img", removed=is_removed)
@@ -272,16 +273,19 @@ def _room(wanted: request.Request) -> plan.Space:
         limit = ANYTHING if wanted.disk_size is None else wanted.disk_size
         return plan.Space(block=False, available=limit, usable=limit, ordered=True)
     if found.kind == "block":
-        return plan.Space(block=True, available=found.available, usable=found.available)
+        return plan.Space(block=True, available=found.available, usable=found.available, present=True)
     available, size = found.available, wanted.disk_size
     if wanted.limit is not None:
         available = min(available, wanted.limit)
     if wanted.exact_size and size is not None:
         usable = units.usable_space(available, wanted.overhead)
-        return plan.Space(block=False, available=min(available, size), usable=min(usable, size))
+        return plan.Space(
+            block=False, available=min(available, size), usable=min(usable, size), present=bool(found.size)
+        )
     if size is not None:
         available = min(available, size)
-    return plan.Space(block=False, available=available, usable=units.usable_space(available, wanted.overhead))
+    usable = units.usable_space(available, wanted.overhead)
+    return plan.Space(block=False, available=available, usable=usable, present=bool(found.size))
 
 
 def spare(wanted: request.Request) -> int | None:

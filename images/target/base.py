@@ -9,13 +9,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final, Literal, Self
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.target import claim, writeback, zeroing
+
+if TYPE_CHECKING:
+    from cdi_worker.images.target import compare
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,8 @@ class Options:
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
     supports it. ``mode``: ``new`` starts over; ``resume`` continues with the left-over of an earlier attempt;
-    ``update`` changes parts of a finished disk in place. ``cancel`` ends a long zeroing with
+    ``update`` changes parts of a finished disk in place; ``refresh`` compares all of it, writes what differs,
+    and calls ``begun`` with its path before the first change. ``cancel`` ends a long zeroing with
     ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it until it is closed.
     ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
     it before the new one is written, or ``refuse`` to. ``permissions`` of a new file; None: by the umask.
@@ -44,7 +48,8 @@ class Options:
 
     preallocate: bool = False
     direct: bool = False
-    mode: Literal["new", "resume", "update"] = "new"
+    mode: Literal["new", "resume", "update", "refresh"] = "new"
+    begun: Callable[[str], None] = lambda _: None
     cancel: cancelling.Cancel = cancelling.NEVER
     claim: claim.Claim | None = None
     existing: Literal["replace", "remove", "refuse"] = "replace"
@@ -89,6 +94,9 @@ class Target:
         self._window = writeback.Window(fd)
         self._zeros = writeback.Merger(_ZERO)
         self._ladder: zeroing.Ladder | None = None
+        self._stored = _stored(fd) if options.mode == "refresh" else None
+        self._begun = False
+        self._beginning = threading.Lock()
         self._end = size or 0
         self._failure: errors.TargetError | None = None
         self._kept = False
@@ -107,7 +115,12 @@ class Target:
         """Write ``data``, which may be reused on return."""
         with self._storage("write"):
             self._reach(offset + len(data))
-            self._put(offset, data)
+            if self._stored is None:
+                self._put(offset, data)
+                return
+            for start, end in self._stored.differing(offset, data):
+                self._begin_once()
+                self._put(offset + start, data[start:end])
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range read as zeros, at the latest on the next ``flush``."""
@@ -115,7 +128,7 @@ class Target:
             self._reach(offset + length)
             if self._ladder is not None:
                 for start, end in self._steps(offset, offset + length):
-                    self._clear(start, end)
+                    self._zero(start, end)
 
     def zero_rest(self) -> None:
         """Zero what a disk that grows later would use. Nothing to do for a file: it ends after the disk."""
@@ -139,10 +152,20 @@ class Target:
         """
         with self._storage("sync"):
             pad = -self._end % SECTOR
-            self._clear(self._end, self._end + pad)
+            self._zero(self._end, self._end + pad)
             self._flush_zeros()
             self._finish(max(size, self._end + pad))
             self._closed = True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a refresh has changed the disk."""
+        return self._begun
+
+    @property
+    def changes(self) -> compare.Changes | None:
+        """What a refresh has found so far; None in other modes."""
+        return None if self._stored is None else self._stored.changes
 
     def drop_cache(self) -> None:
         """Drop the clean pages of the page cache, so that reads return what is on storage."""
@@ -170,6 +193,10 @@ class Target:
         raise NotImplementedError
 
     def _abandon(self) -> None:
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Make a disk unusable that is refreshed, before its first change."""
         raise NotImplementedError
 
     def _check_claim(self) -> None:
@@ -235,6 +262,24 @@ class Target:
             step = min(2 * step, _LONGEST_ZERO) if is_quick else _ZERO
             start = stop
 
+    def _begin_once(self) -> None:
+        if not self._begun:
+            with self._beginning:
+                if not self._begun:
+                    self._begin()
+                    self._options.begun(self.written_path)
+                    os.fsync(self._fd)
+                    self._begun = True
+
+    def _zero(self, start: int, end: int) -> None:
+        """Make a range read as zeros; of a disk that is refreshed only what does not."""
+        if self._stored is None:
+            self._clear(start, end)
+            return
+        for first, after in self._stored.data(start, end):
+            self._begin_once()
+            self._clear(first, after)
+
     def _clear(self, start: int, end: int) -> None:
         if self._ladder is not None and end > start:
             with self._zeroing:
@@ -266,6 +311,13 @@ def _open_direct(path: str, fd: int) -> int | None:
     except OSError as err:
         log.debug("O_DIRECT not supported path=%r error=%r", path, err.strerror)
         return None
+
+
+def _stored(fd: int) -> compare.Stored:
+    # Imported when used: few imports are updates (start-up time).
+    from cdi_worker.images.target import compare
+
+    return compare.Stored(fd)
 
 
 def _write_all(fd: int, offset: int, data: memoryview) -> None:

@@ -44,6 +44,9 @@ class BlockTarget(base.Target):
         self._head_written = False
         self.withheld = len(self._head)
         try:
+            if self._stored is not None:
+                self._head[:] = os.pread(fd, len(self._head), 0)
+                return
             self._mark(JOURNAL_OFFSET if options.mode == "resume" else HEAD)
         except OSError:
             self.close()
@@ -51,12 +54,12 @@ class BlockTarget(base.Target):
 
     def write(self, offset: int, data: memoryview) -> None:
         inside = self._inside(offset, len(data))
-        self._head[offset : offset + inside] = data[:inside]
+        self._set_head(offset, data[:inside])
         super().write(offset + inside, data[inside:])
 
     def zero(self, offset: int, length: int) -> None:
         inside = self._inside(offset, length)
-        self._head[offset : offset + inside] = bytes(inside)
+        self._set_head(offset, memoryview(bytes(inside)))
         super().zero(offset + inside, length - inside)
 
     def zero_rest(self) -> None:
@@ -64,6 +67,30 @@ class BlockTarget(base.Target):
         with self._storage("zero"):
             for start, end in self._steps(max(self._end, self.withheld), os.lseek(self._fd, 0, os.SEEK_END)):
                 self._clear(start, end)
+
+    def _set_head(self, offset: int, data: memoryview) -> None:
+        end = offset + len(data)
+        if self._stored is not None and data:
+            differed = sum(
+                min(claim.RECORD, end - at)
+                for at in range(offset, end, claim.RECORD)
+                if self._head[at : min(end, at + claim.RECORD)] != data[at - offset :][: claim.RECORD]
+            )
+            self._stored.count(len(data), differed, 0)
+            if differed:
+                with self._storage("write"):
+                    self._begin_once()
+        self._head[offset:end] = data
+
+    def _zero(self, start: int, end: int) -> None:
+        if max(start, self.withheld) < end:
+            super()._zero(max(start, self.withheld), end)
+
+    def _begin(self) -> None:
+        """Zero the head; what it held is compared in memory, and all of it is written at the end."""
+        self._mark(HEAD)
+        if self._stored is not None:
+            self._stored.count(0, 0, len(self._head))
 
     def _clear(self, start: int, end: int) -> None:
         super()._clear(max(start, self.withheld), end)
@@ -93,8 +120,14 @@ class BlockTarget(base.Target):
             os.fsync(self._fd)
 
     def _finish(self, _size: int) -> None:
+        if self._stored is not None:
+            # Behind the end of a short disk.
+            self._set_head(self._end, memoryview(bytes(max(0, len(self._head) - self._end))))
         os.fsync(self._fd)
         self._check_claim()
+        if self._stored is not None and not self._begun:
+            self._release()
+            return
         self._device.unmark()
         self._head_written = True
         # A power cut may tear the write of the head, but not that of a sector: the one that makes the disk
@@ -113,6 +146,8 @@ class BlockTarget(base.Target):
         self._release()
 
     def _abandon(self) -> None:
+        if self._stored is not None and not self._begun:
+            return
         if self._head_written or not self._kept:
             self._check_claim()
             self._device.unmark()

@@ -34,6 +34,8 @@ class Checkpoint:
     to: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
+        if not self.at:
+            return "none: it is in the middle of an update, which must be run again"
         half = f", with a part of the delta to {' or '.join(sorted(self.to))}" if self.to else ""
         return " or ".join(sorted(self.at)) + half
 

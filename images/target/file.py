@@ -55,7 +55,7 @@ class FileTarget(base.Target):
             self._inode = os.fstat(fd)
             super().__init__(held, fd, _length(fd) if options.mode == "update" else size, options)
             undo.pop_all()
-        self.written_path = changing(path) if options.mode == "update" else part(path)
+        self.written_path = _written(path, options)
         self.is_fresh = not self.resumed
         try:
             self._prepare(self.size)
@@ -65,7 +65,7 @@ class FileTarget(base.Target):
 
     def _prepare(self, size: int | None) -> None:
         # A left-over may be longer than the disk: the journal is stored after the last byte.
-        if size and _length(self._fd) < size:
+        if size and _length(self._fd) < size and self._stored is None:
             os.ftruncate(self._fd, size)
         rungs: tuple[zeroing.Rung, ...] | None = None
         if self.resumed:
@@ -84,7 +84,23 @@ class FileTarget(base.Target):
             return False
         return True
 
+    def _begin(self) -> None:
+        """Rename the disk, and remove the left-over of another attempt."""
+        if self.written_path == self.path:
+            _rename(self.path, changing(self.path))
+            self.written_path = changing(self.path)
+        _remove(part(self.path))
+        self._sync_directory()
+
     def _finish(self, size: int) -> None:
+        if self._stored is not None:
+            is_same = _length(self._fd) == size and self.written_path == self.path
+            if is_same and not self._begun and not self._options.preallocate:
+                os.fsync(self._fd)
+                self._check_claim()
+                self._release()
+                return
+            self._begin_once()
         os.ftruncate(self._fd, self._end)
         os.ftruncate(self._fd, size)
         if self._options.preallocate and not self._allocate(size):
@@ -124,7 +140,7 @@ class FileTarget(base.Target):
                 raise
 
     def _abandon(self) -> None:
-        if not self._kept and self._options.mode != "update":
+        if not self._kept and self._options.mode not in {"update", "refresh"}:
             self._check_claim()
             _remove(part(self.path))
 
@@ -137,6 +153,8 @@ def _open_part(path: str, options: base.Options) -> tuple[int, bool]:
     """Return a descriptor, and whether the file holds bytes of an earlier attempt or stage."""
     if options.mode == "update":
         return _open_finished(path), True
+    if options.mode == "refresh":
+        return os.open(_written(path, options), _FLAGS), True
     name = part(path)
     fd = _open_left_over(name) if options.mode == "resume" else None
     if fd is not None:
@@ -148,6 +166,13 @@ def _open_part(path: str, options: base.Options) -> tuple[int, bool]:
         with contextlib.suppress(PermissionError):  # file systems without modes
             os.fchmod(fd, options.permissions)  # open(2) has applied the umask
     return fd, False
+
+
+def _written(path: str, options: base.Options) -> str:
+    """Return the name under which the disk is written. A refresh has changed nothing yet."""
+    if options.mode == "refresh":
+        return path if os.path.lexists(path) else changing(path)
+    return changing(path) if options.mode == "update" else part(path)
 
 
 def _open_finished(path: str) -> int:

@@ -158,6 +158,12 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 )
 @late.option(
     ROLE,
+    "--update",
+    is_flag=True,
+    help="Change a disk on the volume in place: compare all of it, and write only what differs.",
+)
+@late.option(
+    ROLE,
     "--layer",
     "layers",
     type=late.TypedLines("text", str),
@@ -198,7 +204,7 @@ def cli(
         extra_headers=more["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
-        tuning=contract.Tuning(connections, stall, direct, read_back, more["layers"]),
+        tuning=contract.Tuning(connections, stall, direct, read_back, more["layers"], more["update"]),
         demand=demand,
     )
     env = contract.environment()

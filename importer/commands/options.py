@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -53,6 +53,12 @@ force_option = late.option(
     "--force",
     is_flag=True,
     help="Replace an existing file, or what a device holds, with the complete disk.",
+)
+update_option = late.option(
+    WRITING,
+    "--update",
+    is_flag=True,
+    help="Change an existing disk in place: compare all of it, and write only what differs.",
 )
 wait_option = late.option(
     WRITING,
@@ -207,6 +213,7 @@ _IMPORT: tuple[Decorator, ...] = (
     *_OVERHEAD,
     scratch_option,
     *_WRITING,
+    update_option,
     late.option(
         OUTPUT,
         "--dry-run",
@@ -295,11 +302,18 @@ def make_request(
         checksum=given["checksum"],
         disk=given["disk"],
         demand=demands.demand(given),
-        existing="replace" if given.get("force") else "refuse",
+        existing=existing(given),
         wait=given.get("wait", 0.0),
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
         fetch=fetch.Options(connections=given["connections"], no_progress=given["stall"]),
     )
+
+
+def existing(given: Mapping[str, Any]) -> Literal["refuse", "replace", "update"]:
+    """Return what becomes of a disk that exists already, by the options. Raises ``errors.RequestError``."""
+    if given.get("force") and given.get("update"):
+        raise errors.RequestError("--force replaces an existing disk, --update changes it; give one of them")
+    return "update" if given.get("update") else "replace" if given.get("force") else "refuse"
 
 
 def source_kind(address: str, name: str | None) -> sources.kind.Kind:

@@ -73,6 +73,8 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
     }
     if done.layers:
         fields["chain"] = [{"name": name, "bytes": count} for name, count in done.layers]
+    if done.changes is not None:
+        fields["update"] = dataclasses.asdict(done.changes)
     if digest:
         # Imported when used: it takes part in a start only if asked for (start-up time).
         from cdi_worker.images import stored
@@ -89,6 +91,7 @@ def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
             "format": _format(done.format, done.compressions),
             "disk": _size(done.size),
             "read": _read(done),
+            "updated": _updated(done),
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": fields.get("sha256", ""),
             "time": f"{done.seconds:.2f} s, {rate}/s read",
@@ -152,6 +155,14 @@ def inspection(found: execute.Inspection, wanted: request.Request, obj: context.
         }
     )
     return status
+
+
+def _updated(done: execute.Result) -> str:
+    found = done.changes
+    if found is None:
+        return ""
+    compared, differed = units.format_size(found.compared), units.format_size(found.differed)
+    return f"{differed} of {compared} differed, {units.format_size(found.written)} written"
 
 
 def _layer(fields: Mapping[str, Any]) -> str:

@@ -187,6 +187,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @options.scratch_option
 @options.direct_option
 @options.force_option
+@options.update_option
 @options.wait_option
 @options.connections_option
 @options.stall_option("a byte")
@@ -211,6 +212,7 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
     dry = given.pop("dry_run")
     if not dry and not given["target"]:
         raise errors.RequestError("no target given: name a file, directory or device with --target")
+    given["existing"] = options.existing({name: given.pop(name) for name in ("force", "update")})
     given["mounts"] = late.given(click.get_current_context())
     given["demand"] = demands.take(given)
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):

@@ -8,7 +8,7 @@ import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from cdi_worker import contract, errors, execute, progress, request, survey, units
 from cdi_worker.formats import signature
@@ -29,8 +29,8 @@ class Settings:
     """Settings beyond the manifest. ``origin``: the file to upload, or the volume to clone.
 
     ``folder``: for certificates and other files that sources read; it must outlive the run. ``after``: the
-    checkpoint already on the target. ``stall``: seconds without data after which a source fails. ``force``:
-    replace an existing disk. ``wait``: as in ``request.Request``.
+    checkpoint already on the target. ``stall``: seconds without data after which a source fails. ``existing``
+    and ``wait``: as in ``request.Request``.
     """
 
     target: str
@@ -40,7 +40,7 @@ class Settings:
     origin: str = ""
     after: str = ""
     direct: bool = False
-    force: bool = False
+    existing: Literal["refuse", "replace", "update"] = "refuse"
     wait: float = 0.0
     connections: int = 6
     stall: float = 180.0
@@ -96,7 +96,7 @@ class Planner:
             overhead=overhead,
             preallocation=volume.preallocation,
             direct=settings.direct,
-            existing="replace" if settings.force else "refuse",
+            existing=settings.existing,
             wait=settings.wait,
             checksum=volume.source.checksum or None,
             disk=volume.source.disk,

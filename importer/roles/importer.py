@@ -49,7 +49,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         disk=env.get("CDI_WORKER_DISK", ""),
         demand=paths.demand,
         owner_uid=env.get("OWNER_UID", ""),
-        existing="remove",
+        existing="update" if paths.tuning.update and content_type != "archive" else "remove",
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
         connect_patience=min(request.CONNECT_PATIENCE, paths.tuning.stall),

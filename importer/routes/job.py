@@ -9,7 +9,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cdi_worker import engine, errors, plan, request, survey, units
 from cdi_worker import progress as progress_module
@@ -24,6 +24,7 @@ from cdi_worker.sources import base
 if TYPE_CHECKING:
     from cdi_worker.formats import clone
     from cdi_worker.images import readback
+    from cdi_worker.images.target import compare
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Job:
     Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt,
     ``refetched`` because storage did not hold what that had written. ``layers``: the names of the files of a
     chain, and how many bytes of the disk come from each.
+    ``changes``: what an update in place found.
     """
 
     wanted: request.Request
@@ -68,6 +70,7 @@ class Job:
     resumed: int = 0
     refetched: int = 0
     layers: tuple[tuple[str, int], ...] = ()
+    changes: compare.Changes | None = None
     _is_accepted: bool = False
     _is_verified: bool = False
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
@@ -141,11 +144,13 @@ class Job:
         ``total``: bytes that the journal covers, of the source or of the disk. After a retryable failure
         both are kept for the next attempt.
         """
-        slots = target.journal_slots(path, size) if self.source.identity else None
+        is_compared = options.mode == "refresh"
+        slots = target.journal_slots(path, size) if self.source.identity and not is_compared else None
         interval = self.wanted.journal_interval
         noted = journal.Journal.open(slots, self._key(), total, seconds=interval)
-        mode: Literal["new", "resume"] = "resume" if noted.covered else "new"
-        with target.open(path, size, dataclasses.replace(options, mode=mode)) as out:
+        if noted.covered:
+            options = dataclasses.replace(options, mode="resume")
+        with target.open(path, size, options) as out:
             noted.store_in(out.readable)
             if not out.resumed:
                 noted.forget()
@@ -239,12 +244,15 @@ class Job:
     @property
     def options(self) -> target.Options:
         """Return the options of the target."""
+        existing = self.wanted.existing
         return target.Options(
+            mode="refresh" if self.plan.compared else "new",
+            begun=_begin_update,
             preallocate=self.wanted.preallocation,
             direct=self.wanted.direct,
             cancel=self.scope,
             claim=self.claim,
-            existing=self.wanted.existing,
+            existing="replace" if existing == "update" else existing,
             permissions=self.wanted.permissions,
         )
 
@@ -276,9 +284,19 @@ class Job:
         self.progress.phase("sync", None)
         self.size = max(size, self.plan.grow_to)
         self.progress.disk(self.size)
+        self.settle(opened)
+        opened.commit(self.plan.grow_to)
+
+    def settle(self, opened: target.Target) -> None:
+        """Store which checkpoint the disk holds, and what an update has changed."""
         if self.wanted.stage.current:
             self._note_checkpoint(opened)
-        opened.commit(self.plan.grow_to)
+        elif self.plan.compared and opened.has_begun:
+            # Imported when used: only updates and the stages of a migration need it (start-up time).
+            from cdi_worker.images.target import checkpoint
+
+            checkpoint.forget(opened.written_path)
+        self.changes = opened.changes
 
     @property
     def checkpoints(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -404,6 +422,14 @@ class Job:
         if not head.startswith(checked):
             before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
             raise errors.SourceChanged(url=self.source.name, what="beginning", before=before, now=now)
+
+
+def _begin_update(path: str) -> None:
+    """Note that the disk is neither the old nor the new one: no delta may be applied to it."""
+    # Imported when used: only updates and the stages of a migration need it (start-up time).
+    from cdi_worker.images.target import checkpoint
+
+    checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(path)
 
 
 def _kept(noted: journal.Journal) -> str:

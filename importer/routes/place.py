@@ -41,8 +41,12 @@ def place_mapped(job: Job) -> None:
             ) from err
         log.info("spool reason=%r", str(err))
         # Imported when used: rarely needed (start-up time).
-        from cdi_worker.routes import convert
+        from cdi_worker.routes import convert, relay
 
+        if job.plan.compared:
+            # qemu-img would write to the disk that is updated.
+            relay.relay(job, convert.spool)
+            return
         convert.spool(job)
 
 

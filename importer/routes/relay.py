@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.images import target
+from cdi_worker.images.target import copy
 from cdi_worker.routes.job import Job
 
 #: The file in scratch. One run at a time uses it; after a kill, the next run resumes it or replaces it.
@@ -20,8 +21,11 @@ def relay(job: Job, route: Callable[[Job], None]) -> None:
     path = f"{job.wanted.scratch}/{NAME}"
     with target.take(path, target.Terms(job.wanted.wait, job.scope)) as held:
         wanted = dataclasses.replace(job.wanted, target=path, existing="remove", preallocation=False)
-        inner = dataclasses.replace(job, wanted=wanted, claim=held)
-        route(inner)
+        planned = dataclasses.replace(job.plan, compared=False)
+        inner = dataclasses.replace(job, wanted=wanted, claim=held, plan=planned)
+        with inner.attempt():
+            # A route may end its reads by its scope.
+            route(inner)
         job.read, job.size, job.resumed = inner.read, inner.size, inner.resumed
         job.refetched = inner.refetched
         try:
@@ -42,7 +46,8 @@ def _write(job: Job, path: str) -> None:
                 raise errors.target_error(path, err, "read scratch") from err
             if not piece:
                 break
-            out.write(offset, memoryview(piece))
+            copy.write(out, offset, memoryview(piece))
             offset += len(piece)
             job.progress.advance(len(piece))
+        job.settle(out)
         out.commit()

@@ -1,0 +1,325 @@
+"""``--update``: a disk of an earlier import is compared with the source, and only what differs is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.images.engine import fetch
+from cdi_worker.images.target import checkpoint, compare
+from cdi_worker.sources.web import locations as web_locations
+from tests.support import devices, manifests, misbehave, oracle, processes, worker
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+OLD = bytearray(random.Random(1).randbytes(8 * MIB) + bytes(8 * MIB) + random.Random(2).randbytes(8 * MIB))
+#: What the machine has written since: data over data and over holes, zeros over data, at both ends.
+NEW = bytearray(OLD)
+for offset, data in (
+    (0, b"boot"),
+    (3 * MIB + 100, b"x" * 5000),
+    (10 * MIB, b"y" * 70_000),
+    (5 * MIB, bytes(MIB)),
+    (17 * MIB, bytes(4096)),
+    (SIZE - 512, b"z" * 512),
+):
+    NEW[offset : offset + len(data)] = data
+
+
+@pytest.fixture(params=["file", "block512", "block4096"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with devices.target(request.param, tmp_path, 32 * MIB) as path:
+        yield path
+
+
+def image(content: bytes | bytearray, form: str, tmp_path: Path) -> bytes:
+    """Return a disk in a format."""
+    if form == "raw":
+        return bytes(content)
+    if form == "raw.gz":
+        import gzip
+
+        return gzip.compress(content, 1)
+    raw, made = tmp_path / "made.raw", tmp_path / "made"
+    raw.write_bytes(content)
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", form, raw, made)
+    return made.read_bytes()
+
+
+def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
+    return cdi_worker.Request(
+        source="http",
+        location=options.pop("location", cdi_worker.Location(url)),
+        target=str(target),
+        existing=options.pop("existing", "update"),
+        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=options.pop("no_progress", 20)),
+        **options,
+    )
+
+
+def imported(server: misbehave.Server, target: Path, content: bytes | bytearray = OLD) -> None:
+    url = server.serve("/old", misbehave.Page(bytes(content)))
+    cdi_worker.run(request(url, target, existing="replace"))
+
+
+def same(target: Path, content: bytes | bytearray, tmp_path: Path) -> None:
+    expected = tmp_path / "expected"
+    expected.write_bytes(content)
+    oracle.same(target, expected, beyond=devices.beyond(target))
+    if not target.is_block_device():
+        assert target.stat().st_size == len(content)
+        assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
+
+
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vhdx"])
+def test_only_what_differs_is_written(
+    server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path, form: str
+) -> None:
+    imported(server, target)
+    url = server.serve("/new", misbehave.Page(image(NEW, form, tmp_path)))
+    result = cdi_worker.run(request(url, target, scratch=str(scratch)))
+    same(target, NEW, tmp_path)
+    assert result.changes is not None
+    assert result.changes.compared == SIZE
+    assert 1_100_000 < result.changes.differed <= result.changes.written < 4 * MIB
+    assert not [*scratch.iterdir()]
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_unchanged_disk_is_not_touched(
+    server: misbehave.Server, target: Path, tmp_path: Path, form: str
+) -> None:
+    imported(server, target)
+    before = target.stat()
+    written = sectors_written(target)
+    result = cdi_worker.run(request(server.serve("/new", misbehave.Page(image(OLD, form, tmp_path))), target))
+    same(target, OLD, tmp_path)
+    assert result.changes == compare.Changes(SIZE, 0, 0)
+    assert sectors_written(target) == written
+    if not target.is_block_device():
+        after = target.stat()
+        assert (after.st_mtime_ns, after.st_ino, after.st_blocks) == (
+            before.st_mtime_ns,
+            before.st_ino,
+            before.st_blocks,
+        )
+
+
+def sectors_written(target: Path) -> int:
+    if not target.is_block_device():
+        return 0
+    return int((Path("/sys/class/block") / target.name / "stat").read_text().split()[6])
+
+
+def test_zeros_free_the_storage_of_a_file_and_leave_its_holes(
+    server: misbehave.Server, tmp_path: Path
+) -> None:
+    target = tmp_path / "disk.img"
+    imported(server, target)
+    blocks = target.stat().st_blocks
+    empty = bytearray(OLD)
+    empty[: 4 * MIB] = bytes(4 * MIB)
+    cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(empty))), target))
+    same(target, empty, tmp_path)
+    assert target.stat().st_blocks <= blocks - 4 * MIB // 512
+
+
+@pytest.mark.parametrize("size", [20 * MIB, SIZE + 3 * MIB, MIB // 2 + 512, 100_000])
+def test_disk_of_another_size_is_as_after_an_import(
+    server: misbehave.Server, target: Path, tmp_path: Path, size: int
+) -> None:
+    imported(server, target, (OLD + OLD)[: 30 * MIB])
+    content = (NEW + OLD)[:size]
+    cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(content))), target))
+    content += bytes(-size % 512)
+    expected = tmp_path / "expected"
+    expected.write_bytes(content)
+    oracle.same(target, expected, beyond=None if target.is_block_device() else b"\0")
+    if not target.is_block_device():
+        assert target.stat().st_size == len(content)
+
+
+def test_disk_grows_to_the_requested_size(server: misbehave.Server, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    imported(server, target)
+    url = server.serve("/new", misbehave.Page(bytes(OLD)))
+    cdi_worker.run(request(url, target, image_size=30 * MIB, exact_size=True))
+    same(target, OLD + bytes(6 * MIB), tmp_path)
+
+
+def test_failure_before_the_first_difference_leaves_the_disk(
+    server: misbehave.Server, target: Path, tmp_path: Path
+) -> None:
+    imported(server, target)
+    url = server.serve("/new", misbehave.Page(bytes(NEW), silent=False, status=500))
+    with pytest.raises(errors.SourceError):
+        cdi_worker.run(request(url, target, connect_patience=0.1))
+    same(target, OLD, tmp_path)
+
+
+def broken(server: misbehave.Server) -> str:
+    """Serve the new disk up to 20 MiB."""
+    return server.serve("/new", misbehave.Page(bytes(NEW), cut_at=20 * MIB))
+
+
+def test_interrupted_update_is_unusable_until_the_next_has_ended(
+    server: misbehave.Server, target: Path, tmp_path: Path
+) -> None:
+    imported(server, target)
+    url = broken(server)
+    with pytest.raises(errors.TransferFailed):
+        cdi_worker.run(request(url, target, no_progress=1))
+    oracle.unusable(target)
+    with pytest.raises(errors.TransferFailed):
+        cdi_worker.run(request(url, target, no_progress=1))
+    oracle.unusable(target)
+    server.serve("/new", misbehave.Page(bytes(NEW)))
+    result = cdi_worker.run(request(url, target))
+    same(target, NEW, tmp_path)
+    # What the first attempt has written is not written again.
+    assert result.changes is not None
+    assert result.changes.written < 3 * MIB
+
+
+def test_wrong_checksum_leaves_no_usable_disk(server: misbehave.Server, target: Path) -> None:
+    imported(server, target)
+    url = server.serve("/new", misbehave.Page(bytes(NEW)))
+    wrong = f"sha256:{hashlib.sha256(b'other').hexdigest()}"
+    with pytest.raises(errors.ChecksumMismatch):
+        cdi_worker.run(request(url, target, checksum=wrong))
+    oracle.unusable(target)
+
+
+def test_interrupted_update_is_not_a_disk_for_other_imports(server: misbehave.Server, tmp_path: Path) -> None:
+    """Neither for a plain import nor for a delta, although it was at a checkpoint."""
+    target = tmp_path / "disk.img"
+    url = server.serve("/old", misbehave.Page(bytes(OLD)))
+    location = web_locations.Http(url, current="one")
+    cdi_worker.run(request(url, target, existing="replace", location=location))
+    assert checkpoint.of_disk(str(target)) == checkpoint.Checkpoint(frozenset({"one"}))
+    with pytest.raises(errors.TransferFailed):
+        cdi_worker.run(request(broken(server), target, no_progress=1))
+    with pytest.raises(errors.TargetExists):
+        cdi_worker.run(request(url, target, existing="refuse"))
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", tmp_path / "delta.qcow2", str(SIZE))
+    delta = server.serve("/delta", misbehave.Page((tmp_path / "delta.qcow2").read_bytes()))
+    staged = web_locations.Http(delta, previous="one", current="two")
+    with pytest.raises(errors.TargetError, match="it is in the middle of an update, which must be run again"):
+        cdi_worker.run(request(delta, target, existing="refuse", location=staged))
+    server.serve("/new", misbehave.Page(bytes(NEW)))
+    cdi_worker.run(request(server.url("/new"), target))
+    assert checkpoint.of_disk(str(target)) is None
+    same(target, NEW, tmp_path / "..")
+
+
+def test_import_with_force_replaces_an_interrupted_update(
+    server: misbehave.Server, target: Path, tmp_path: Path
+) -> None:
+    imported(server, target)
+    with pytest.raises(errors.TransferFailed):
+        cdi_worker.run(request(broken(server), target, no_progress=1))
+    imported(server, target, NEW)
+    same(target, NEW, tmp_path)
+
+
+def test_missing_disk_is_imported(server: misbehave.Server, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    result = cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(NEW))), target))
+    same(target, NEW, tmp_path)
+    assert result.changes is None
+
+
+def test_full_file_system_can_be_updated(server: misbehave.Server, tmp_path: Path) -> None:
+    """There is no room for a second disk."""
+    with devices.filesystem("ext4", tmp_path) as folder:
+        target = folder / "disk.img"
+        content = random.Random(5).randbytes(40 * MIB)
+        imported(server, target, content)
+        changed = content[: 39 * MIB] + bytes(MIB)
+        cdi_worker.run(request(server.serve("/new", misbehave.Page(changed)), target))
+        expected = tmp_path / "expected"
+        expected.write_bytes(changed)
+        oracle.same(target, expected)
+
+
+def test_device_of_somebody_else_is_refused(server: misbehave.Server, device: Path) -> None:
+    processes.run("mkswap", device)
+    with pytest.raises(errors.TargetExists, match="holds swap"):
+        cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(MIB))), device))
+
+
+def test_second_run_waits_for_the_first(server: misbehave.Server, target: Path) -> None:
+    imported(server, target)
+    from cdi_worker.images import target as images_target
+
+    url = server.serve("/new", misbehave.Page(bytes(NEW)))
+    with images_target.take(str(target)), pytest.raises(errors.TargetBusy):
+        cdi_worker.run(request(url, target))
+
+
+def test_stream_that_needs_scratch_is_relayed(
+    server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path
+) -> None:
+    """A qcow2 stream whose tables come last is converted in scratch, not on the disk."""
+    from tests.support import qcow2_images
+
+    content = random.Random(4).randbytes(24 * MIB)
+    imported(server, target)
+    last = qcow2_images.tables_last(image(content, "qcow2", tmp_path))
+    url = server.serve("/new", misbehave.Page(last, ranges=False))
+    cdi_worker.run(request(url, target, scratch=str(scratch)))
+    same(target, content, tmp_path)
+
+
+# -- the command line, pods and manifests --------------------------------------------------------------
+
+
+def test_result_says_how_much_was_written(server: misbehave.Server, tmp_path: Path) -> None:
+    target = tmp_path / "disk.img"
+    imported(server, target)
+    url = server.serve("/new", misbehave.Page(bytes(NEW)))
+    dry = worker.run("import", "--dry-run", "--update", url, target)
+    assert "compared with the target, only what differs is written" in dry.output
+    done = worker.run("import", "--json", "--update", url, target)
+    assert done.status == 0, done.errors
+    found = json.loads(done.output)
+    assert found["read"] >= SIZE
+    assert found["update"]["compared"] == SIZE
+    again = worker.run("import", url, target, env={"CDI_WORKER_UPDATE": "true"})
+    assert again.status == 0, again.errors
+    assert "updated  0 B of 24.0 MiB differed, 0 B written" in again.output
+    for options in (("--force", "--update"), ("--update", "--content-type", "archive")):
+        refused = worker.run("import", *options, url, target)
+        assert refused.status == 2, refused
+
+
+def test_pod_updates_its_volume(server: misbehave.Server, pod: worker.Pod, tmp_path: Path) -> None:
+    pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", misbehave.Page(bytes(OLD)))
+    pod.env |= {"CDI_WORKER_UPDATE": "true", "IMPORTER_IMAGE_SIZE": "24Mi"}
+    assert pod.run().status == 0
+    inode = pod.disk.stat().st_ino
+    server.serve("/disk", misbehave.Page(bytes(NEW)))
+    done = pod.run()
+    assert done.status == 0, done.errors
+    assert "differed=" in done.errors
+    same(pod.disk, NEW, tmp_path)
+    assert pod.disk.stat().st_ino == inode
+
+
+def test_manifest_is_run_again_as_an_update(server: misbehave.Server, tmp_path: Path) -> None:
+    workspace = manifests.Workspace(tmp_path)
+    workspace.volume({"http": {"url": server.serve("/disk", misbehave.Page(bytes(OLD)))}}, size="24Mi")
+    assert workspace.run().status == 0
+    server.serve("/disk", misbehave.Page(bytes(NEW)))
+    assert workspace.run().status != 0
+    done = workspace.run("--update")
+    assert done.status == 0, done.errors
+    same(workspace.target, NEW, tmp_path)
