@@ -49,6 +49,17 @@ def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
+def complete(areas: list[tuple[int, int]], size: int) -> Iterator[base.Extent]:
+    """Yield ``areas`` (start, length) as data, and the rest of a disk of ``size`` bytes as zeros."""
+    at = 0
+    for start, length in [*areas, (size, 0)]:
+        if start > at:
+            yield base.Extent(at, start - at, zero=True)
+        if length:
+            yield base.Extent(start, length, zero=False)
+        at = start + length
+
+
 def overlay(areas: list[tuple[int, int]], runs: Iterator[base.Extent]) -> Iterator[base.Extent]:
     """Yield the parts of ``runs`` inside ``areas``; both are in ascending order.
 

@@ -16,7 +16,7 @@ from cdi_worker.sources.nbd import locations as nbd
 
 log = logging.getLogger(__name__)
 
-#: Each connection opens the disk on the host; a host allows about 50 in total (VDDK guide, NFC).
+#: Each connection opens the disk on the host, which has memory for 12 (``nfc``).
 CONNECTIONS = 3
 #: Reads in flight per connection, as VDDK's default for asynchronous reads.
 READS = 4
@@ -114,11 +114,20 @@ class Log:
 class Disk(client.Client):
     """The disk that nbdkit serves on ``socket``. ``longest``: largest read in bytes."""
 
-    def __init__(self, socket: str, name: str, vddk: Log, longest: int, cancel: base.Cancel) -> None:
+    def __init__(
+        self,
+        socket: str,
+        name: str,
+        vddk: Log,
+        cancel: base.Cancel,
+        *,
+        longest: int,
+        connections: int = CONNECTIONS,
+    ) -> None:
         self._vddk = vddk
         # VDDK may be slow to open a disk, and to list its allocated blocks: its own limits apply.
         limits = client.Limits(
-            CONNECTIONS,
+            connections,
             always=True,
             connect=LIMIT,
             another=LIMIT,

@@ -9,6 +9,14 @@ from typing import ClassVar
 from cdi_worker.sources import fields, staged
 
 LIBRARY = "/opt/vmware-vix-disklib-distrib"
+#: Sessions of one worker; more than fit into the memory of a host are of no use.
+MOST_CONNECTIONS = 12
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_CONNECTIONS:
+        raise ValueError(f"{text!r}; supported: 1 to {MOST_CONNECTIONS}")
+    return int(text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +24,7 @@ class Vddk(staged.Staged):
     """The URL of a vCenter or ESXi host, a virtual machine and the path of its disk.
 
     Checkpoints: see the contract. ``vddk_libdir``: folder of the VDDK library. ``vddk_config``: its optional
-    configuration file.
+    configuration file. ``vddk_connections``: sessions with the host, at most.
     """
 
     variables: ClassVar[Mapping[str, str]] = {
@@ -50,6 +58,14 @@ class Vddk(staged.Staged):
         entry="vddk-config-file",
         mount="/vddk-args/vddk-config-file",
         file=True,
+    )
+
+    vddk_connections: int = fields.field(
+        3,
+        option="--vddk-connections",
+        env="IMPORTER_VDDK_CONNECTIONS",
+        help="Most sessions with the ESXi host, which has memory for 12 of all workers; default: 3.",
+        parse=_count,
     )
 
     def faults(self) -> Iterator[str]:

@@ -12,6 +12,8 @@ from cdi_worker.sources.vmware import session
 
 log = logging.getLogger(__name__)
 
+#: The change id of the beginning: everything that is allocated has changed since then.
+ALLOCATED = "*"
 #: In bytes. VDDK reads whole sectors.
 SECTOR = 512
 
@@ -39,10 +41,13 @@ class Machine:
         self._session = opened
         self._machine = machine = opened.find(uuid)
         self.reference: str = machine._moId  # noqa: SLF001  (pyvmomi has no public name for it)
-        self.name, power = opened.call(
-            "read the virtual machine", lambda: (str(machine.name), str(machine.runtime.powerState))
+        #: The reference of the ESXi host that it runs on; empty if it is hidden from this user.
+        self.host: str
+        self.name, power, self.host = opened.call(
+            "read the virtual machine",
+            lambda: (str(machine.name), str(machine.runtime.powerState), _host(machine)),
         )
-        log.info("machine name=%r moref=%r power=%s", self.name, self.reference, power)
+        log.info("machine name=%r moref=%r power=%s host=%r", self.name, self.reference, power, self.host)
 
     def disk(self, file: str) -> Disk:
         """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
@@ -89,6 +94,23 @@ class Machine:
                 raise self._malformed(f"has an area of {length} bytes at byte {begin} after byte {last}")
             last = begin + length
         return merged(areas, disk.size)
+
+    def allocated(self, disk: Disk) -> list[tuple[int, int]] | None:
+        """Return the allocated areas of a disk at a snapshot; None if vSphere does not know them.
+
+        vSphere answers from what it tracks, in milliseconds; VDDK asks the host for each GiB.
+        """
+        if not disk.snapshot or not disk.change_id:
+            return None
+        try:
+            areas = self.changed(disk, ALLOCATED)
+        except errors.Transient:
+            raise
+        except errors.SourceError as err:
+            log.info("allocated areas unknown to vSphere reason=%s", err)
+            return None
+        # Without VMFS everything counts as allocated; VDDK may know more.
+        return areas if sum(length for _, length in areas) < disk.size else None
 
     def _malformed(self, why: str) -> errors.SourceError:
         return errors.SourceError(
@@ -170,6 +192,10 @@ def _disks(config: Any) -> list[Any]:
         for each in (config.hardware.device if config else ())
         if isinstance(each, disk) and getattr(each.backing, "fileName", None)
     ]
+
+
+def _host(machine: Any) -> str:
+    return str(machine.runtime.host._moId) if machine.runtime.host else ""  # noqa: SLF001  (pyvmomi has no public name for it)
 
 
 def _parents(backing: Any) -> Iterator[str]:

@@ -26,7 +26,8 @@ _ADDRESS_SPACE = 8 << 30
 class Plugin:
     """A plugin and its parameters. Paths are absolute.
 
-    ``secrets``: parameters passed as ``password=+FILE``. ``package``: Debian package, for the message that
+    ``secrets``: parameters passed as ``password=+FILE``. ``files``: parameters that name a file with this
+    content. ``package``: Debian package, for the message that
     nbdkit is missing. ``debug``: flags for ``--debug``; any flag enables verbose logging. ``library_path``:
     search path for the libraries that the plugin loads. ``threads``: concurrent requests per connection; each
     has a buffer for the largest request.
@@ -35,6 +36,7 @@ class Plugin:
     name: str
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     filters: Sequence[str] = ()
     debug: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = "nbdkit"
@@ -66,6 +68,11 @@ def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(process.workspace())
         secrets = {key: _in_memory(text, stack) for key, text in plugin.secrets.items()}
+        files = {key: str(pathlib.Path(folder, key)) for key in plugin.files}
+        for key, path in files.items():
+            # The plugin wants a path that it can resolve, which one below /proc/self/fd is not.
+            pathlib.Path(path).write_text(plugin.files[key])
+        plugin = dataclasses.replace(plugin, parameters={**plugin.parameters, **files})
         server = _Server(plugin, follow, f"{folder}/nbdkit", secrets)
         stack.callback(server.close)
         server.start()

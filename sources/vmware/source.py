@@ -13,7 +13,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.vmware import disk as vddk_disk
-from cdi_worker.sources.vmware import locations, nbdkit, session
+from cdi_worker.sources.vmware import locations, nbdkit, nfc, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
 
 log = logging.getLogger(__name__)
@@ -52,22 +52,35 @@ class VddkSource(base.Source):
         self._machine = machine
         self._vddk = vddk_disk.Log(self.name, location.access.hide)
         self._areas: list[tuple[int, int]] | None = None
+        self._allocated: list[tuple[int, int]] | None = None
         self._names: dict[str, frozenset[str]] = {}
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._check_library()
         machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
+        wanted = self._location
+        configuration = self._configuration()
         with contextlib.ExitStack() as stack:
+            size, most = nfc.session_size(configuration), wanted.vddk_connections
+            host = f"{server.host}:{server.port} {machine.host}"
+            connections = stack.enter_context(nfc.sessions(host, most, size, self._cancel))
             follow = nbdkit.Follow(on_line=self._vddk.line, on_end=self._vddk.ended, cancel=self._cancel)
             try:
-                socket = stack.enter_context(nbdkit.serve(self._plugin(machine, disk, server), follow))
+                socket = stack.enter_context(
+                    nbdkit.serve(self._plugin(machine.reference, disk, server), follow)
+                )
             except errors.ToolFailed as err:
                 raise self._vddk.explained(err) from err
             self.longest_read = longest
-            self._disk = vddk_disk.Disk(socket, self.name, self._vddk, longest, self._cancel)
+            self._disk = vddk_disk.Disk(
+                socket, self.name, self._vddk, self._cancel, longest=longest, connections=connections
+            )
             stack.callback(self._disk.close)
             self.size = self._disk.open()
+            if self.size != disk.size:
+                # vSphere's list of allocated areas is not one of this disk.
+                self._allocated = None
             if self._areas is not None and self.size != disk.size:
                 raise errors.SourceError(
                     reason=f"{self.name}: has {self.size} bytes, vSphere lists changes of {disk.size}"
@@ -86,10 +99,12 @@ class VddkSource(base.Source):
         return self._disk
 
     def extents(self) -> Iterator[base.Extent]:
-        if self._areas is None:
-            return extents.coarse(self._disk.extents(None))
-        runs = self._disk.extents(extents.pieces(self._areas))
-        return extents.coarse(extents.overlay(self._areas, runs))
+        parts = None if self._areas is None else extents.pieces(self._areas)
+        if self._allocated is None:
+            runs = self._disk.extents(parts)
+        else:
+            runs = extents.complete(self._allocated, self.size or 0)
+        return extents.coarse(runs if self._areas is None else extents.overlay(self._areas, runs))
 
     def checkpoint_names(self, checkpoint: str) -> frozenset[str]:
         return self._names.get(checkpoint, frozenset({checkpoint}))
@@ -109,8 +124,17 @@ class VddkSource(base.Source):
                 reason=f"{folder}: VDDK library not found; an init container of the pod must copy it there"
             )
 
-    def _look(self) -> tuple[str, vsphere_machine.Disk, session.Server, int]:
-        """Query vSphere for nbdkit's parameters and for the changed areas."""
+    def _configuration(self) -> str:
+        """Return the content of VDDK's configuration file."""
+        if not self._location.vddk_config:
+            return nfc.CONFIGURATION
+        try:
+            return Path(self._location.vddk_config).read_text(encoding="utf-8", errors="replace")
+        except OSError as err:
+            raise errors.RequestError(f"{self._location.vddk_config}: {errors.words(err)}") from err
+
+    def _look(self) -> tuple[vsphere_machine.Machine, vsphere_machine.Disk, session.Server, int]:
+        """Query vSphere for nbdkit's parameters, the changed areas and the allocated ones."""
         wanted = self._location
         with session.Session(wanted) as opened:
             machine = vsphere_machine.Machine(opened, wanted.uuid)
@@ -120,7 +144,8 @@ class VddkSource(base.Source):
                 self._names[wanted.current] = frozenset({wanted.current, *_names(disk)})
             if wanted.previous:
                 self._areas = self._changed(machine, disk)
-            return machine.reference, disk, opened.server, LONGEST[opened.is_vcenter]
+            self._allocated = machine.allocated(disk)
+            return machine, disk, opened.server, LONGEST[opened.is_vcenter]
 
     def _changed(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> list[tuple[int, int]]:
         """Return the areas changed since the previous checkpoint: (offset, length)."""
@@ -154,8 +179,11 @@ class VddkSource(base.Source):
         }
         if disk.snapshot:
             parameters["snapshot"] = disk.snapshot
+        files = {}
         if self._location.vddk_config:
             parameters["config"] = str(Path(self._location.vddk_config).absolute())
+        else:
+            files["config"] = nfc.CONFIGURATION
         secrets = {"password": self._location.access.password}
         # Without it the plugin restarts nbdkit with this path, and passes the password in a file in /tmp.
         libraries = str(Path(self._location.vddk_libdir).resolve() / "lib64")
@@ -163,6 +191,7 @@ class VddkSource(base.Source):
             "vddk",
             parameters,
             secrets,
+            files,
             debug=DEBUG,
             package="nbdkit-plugin-vddk",
             library_path=libraries,

@@ -77,7 +77,7 @@ EXAMPLES = list(examples())
 #: Parts of examples whose servers exist elsewhere only, or that leave something out.
 ELSEWHERE = re.compile(
     r"…|vcenter\.|engine\.example|cloud\.example|--credentials-file|registry:5000|uploadproxy|"
-    r"--previous-checkpoint full"
+    r"--previous-checkpoint full|nbds?://host|nbd\+unix:"
 )
 
 

@@ -5,20 +5,24 @@ vcsim, nbdkit and its vddk plugin are the real ones; the VDDK library is a stand
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.target import checkpoint
-from tests.support import devices, meters, oracle, repository, vmware, vmware_stages
+from cdi_worker.sources.vmware import machine, nfc, session
+from tests.support import devices, meters, oracle, processes, repository, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
 
@@ -152,6 +156,7 @@ def test_unfinished_delta_is_only_applied_again(vcsim: vmware.Vcsim, tmp_path: P
 def test_disk_without_known_allocation_is_copied(tmp_path: Path, target: Path) -> None:
     vcsim = vmware_stages.migration(tmp_path / "vcsim")
     vcsim.settings["fail"] = "qab"
+    vcsim.knows_allocated = False
     with vcsim.running():
         for stage in range(2):
             cdi_worker.run(vmware_stages.request(vcsim, target, stage))
@@ -183,6 +188,82 @@ def test_vcenter_gets_many_short_reads(tmp_path: Path) -> None:
     assert 6 < most <= 12
     calls = [call.split()[0] for call in vcsim.library_calls()]
     assert calls.count("Open") == 3
+
+
+def _calls(vcsim: vmware.Vcsim, name: str) -> list[str]:
+    return [call for call in vcsim.library_calls() if call.split()[0] == name]
+
+
+def test_asynchronous_buffers_are_configured(tmp_path: Path) -> None:
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    with vcsim.running():
+        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0))
+    assert _calls(vcsim, "Config") == [
+        "Config vixDiskLib.nfcAio.Session.BufSizeIn64KB=16",
+        "Config vixDiskLib.nfcAio.Session.BufCount=4",
+    ]
+
+
+def test_mounted_configuration_replaces_ours(tmp_path: Path) -> None:
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    configuration = tmp_path / "configuration"
+    configuration.write_text("vixDiskLib.nfcAio.Session.BufCount=8\n")
+    with vcsim.running():
+        changes = {"vddk_config": str(configuration)}
+        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0, **changes))
+    assert _calls(vcsim, "Config") == ["Config vixDiskLib.nfcAio.Session.BufCount=8"]
+
+
+def test_allocated_areas_are_those_that_vsphere_tracks(tmp_path: Path, target: Path) -> None:
+    """VDDK needs seconds to list what vSphere knows in milliseconds."""
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    with vcsim.running():
+        for stage in range(vmware_stages.STAGES):
+            result = cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            vmware_stages.check(vcsim, target, stage)
+            assert 0 < result.read < vmware_stages.SIZE
+    # nbdkit's plugin finds out by a call whether the library has it.
+    assert set(_calls(vcsim, "QueryAllocatedBlocks")) == {"QueryAllocatedBlocks 0+128"}
+
+
+def test_allocated_areas_that_vsphere_does_not_know_are_those_of_vddk(tmp_path: Path, target: Path) -> None:
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.knows_allocated = False
+    with vcsim.running():
+        for stage in range(2):
+            result = cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+            vmware_stages.check(vcsim, target, stage)
+            assert 0 < result.read < vmware_stages.SIZE
+    assert len(set(_calls(vcsim, "QueryAllocatedBlocks"))) > 1
+
+
+def test_workers_share_the_memory_of_a_host(tmp_path: Path) -> None:
+    """Twelve sessions with 4 MiB of buffers each; the last worker waits until one has ended."""
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    target = tmp_path / "disk.img"
+    with vcsim.running(), contextlib.ExitStack() as others:
+        with session.Session(vcsim.location()) as opened:
+            host = f"localhost:{vcsim.port} {machine.Machine(opened, vmware.INSTANCE_UUID).host}"
+        assert others.enter_context(nfc.sessions(host, 11, 4, cancelling.NEVER)) == 11
+        cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+        assert len(_calls(vcsim, "Open")) == 1
+        assert others.enter_context(nfc.sessions(host, 1, 4, cancelling.NEVER)) == 1
+        with futures.ThreadPoolExecutor(1) as beside:
+            waiting = beside.submit(cdi_worker.run, vmware_stages.request(vcsim, target, 1))
+            with pytest.raises(futures.TimeoutError):
+                waiting.result(2)
+            others.close()
+            waiting.result(processes.PATIENCE)
+    vmware_stages.check(vcsim, target, 1)
+
+
+def test_number_of_sessions_can_be_lowered(tmp_path: Path) -> None:
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings["delay"] = 50_000
+    with vcsim.running():
+        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0, vddk_connections=1))
+    vmware_stages.check(vcsim, tmp_path / "disk.img", 0)
+    assert len(_calls(vcsim, "Open")) == 1
 
 
 def test_esxi_host_gets_longer_reads(tmp_path: Path) -> None:

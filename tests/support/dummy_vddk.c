@@ -4,7 +4,7 @@
  *   root=DIR             "[ds] vm/d.vmdk" is DIR/ds/vm/d.vmdk
  *   user= password= thumbprint= vm=   what a connection must present; unchecked if missing
  *   snapshot=            the snapshot that a connection must name
- *   log=FILE             one line for each call
+ *   log=FILE             one line for each call, and "Config LINE" for each line of VDDK's configuration
  *   fail=connect|open|qab|read@SECTOR
  *   delay=MICROSECONDS   before each read
  *
@@ -118,6 +118,13 @@ PUBLIC VixError VixDiskLib_InitEx(uint32_t major, uint32_t minor, Log *debug, Lo
     snprintf(settings_path, sizeof settings_path, "%s/settings", libdir);
     now = settings();
     note(&now, "InitEx %u.%u config=%s", major, minor, config ? config : "");
+    char line[256];
+    FILE *file = config ? fopen(config, "re") : NULL;
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        note(&now, "Config %s", line);
+    }
+    if (file) fclose(file);
     say(log_debug, "VMware VixDiskLib (8.0.1) Release build-21562716");
     return VIX_OK;
 }

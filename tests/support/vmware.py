@@ -50,6 +50,25 @@ def hole(path: Path, offset: int, length: int) -> None:
     processes.run("fallocate", "--punch-hole", f"--offset={offset}", f"--length={length}", path)
 
 
+def allocated(path: Path) -> list[tuple[int, int]]:
+    """Return the areas with data of a sparse file, in units of changed block tracking."""
+    size = path.stat().st_size
+    found: list[tuple[int, int]] = []
+    with path.open("rb", buffering=0) as file:
+        at = 0
+        while at < size:
+            try:
+                data = file.seek(at, os.SEEK_DATA)
+            except OSError:
+                break
+            at = file.seek(data, os.SEEK_HOLE)
+            start, end = data // BLOCK * BLOCK, min(-(-at // BLOCK) * BLOCK, size)
+            if found and start <= sum(found[-1]):
+                start = found.pop()[0]
+            found.append((start, end - start))
+    return found
+
+
 class Vcsim:
     """One virtual machine with one disk of ``size`` bytes.
 
@@ -73,6 +92,8 @@ class Vcsim:
         self.deleted: set[int] = set()
         #: The list of changed areas of the last snapshot, exactly as it is.
         self.listed: list[tuple[int, int]] | None = None
+        #: Whether vSphere knows the allocated areas (change id *).
+        self.knows_allocated = True
         pair = tls.Authority(directory / "tls").issue()
         self.pair = pair
         self.authority = directory / "tls/ca.pem"
@@ -188,6 +209,8 @@ class Vcsim:
                 )
                 for then in range(now)
             }
+            if self.knows_allocated:
+                changes[self.snapshot(now)]["*"] = allocated(self.content(now))
         if self.listed is not None:
             changes[self.snapshot(count - 1)][self.change_id(count - 2)] = self.listed
         return {

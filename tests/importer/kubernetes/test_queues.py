@@ -13,6 +13,7 @@ import yaml
 from cdi_worker import units
 from cdi_worker.kubernetes import pod
 from cdi_worker.sources.vmware import disk as vddk_disk
+from cdi_worker.sources.vmware import nfc
 from tests.support import disks as disks_module
 from tests.support import kubernetes_schemas, repository, servers, worker
 
@@ -229,8 +230,18 @@ def test_documented_arithmetic() -> None:
 def test_documented_limits_of_hosts() -> None:
     connections = vddk_disk.CONNECTIONS
     assert f"a worker has {connections} | at most {52 // connections} for all queues" in PAGE
-    # --connections, the reads in flight.
-    assert f"a worker has 6 in flight | at most {48 // 6} for each host" in PAGE
+    session = nfc.session_size(nfc.CONFIGURATION)
+    assert f"a worker has {connections} sessions of {session} MB" in PAGE
+    assert f"at most {nfc.BUDGET // session // connections} for each host" in PAGE
+
+
+def test_documented_memory_of_sessions() -> None:
+    """Each row of the table on NFC buffers follows from the size of a session."""
+    page = (repository.ROOT / "docs/sources/warm-migration.md").read_text()
+    session = nfc.session_size(nfc.CONFIGURATION)
+    for sessions in (1, 2, 3):
+        workers = nfc.BUDGET // (session * sessions)
+        assert f"| {sessions} | {session * sessions} MB | {workers} |" in page
 
 
 def test_each_source_is_contacted(tmp_path: Path, disks: disks_module.Disks) -> None:
