@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from fractions import Fraction
 
-from cdi_worker import engine, errors, plan, request, units
+from cdi_worker import engine, errors, lazy, plan, request, units
 from cdi_worker.formats import detect, facts, readers, safety, signature, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
@@ -23,6 +23,8 @@ HEADS = (1 << 20, 8 << 20, 72 << 20)
 FOOTER = 512
 #: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
+#: Reads a policy for container images; loaded for a pod that has one.
+POLICY = "cdi_worker.sources.registry.policy:read"
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +56,7 @@ def contact(
     """
     source.engine = reading
     source.demand = wanted.demand
-    if wanted.demand and source.unverifiable:
-        reason = f"source {wanted.source!r}: {source.unverifiable}"
-        raise errors.Untrusted(url=source.name, fault=signature.UNVERIFIABLE, reason=reason)
+    _check_verifiable(source, wanted)
     begin = functools.partial(retry.patiently, source.__enter__, wanted.connect_patience, cancel, retried)
     try:
         try:
@@ -75,6 +75,18 @@ def contact(
         # A source that says that it verifies, and does not.
         reason = f"source {wanted.source!r} has not verified it"
         raise errors.Untrusted(url=source.name, fault=signature.MISSING, reason=reason)
+
+
+def _check_verifiable(source: base.Source, wanted: request.Request) -> None:
+    """Raise ``errors.Untrusted`` if a signature is demanded that opening ``source`` does not verify."""
+    reason = f"source {wanted.source!r}" if wanted.demand and source.unverifiable else ""
+    path = wanted.demand.policy
+    if source.pulled_elsewhere and path and not lazy.load(POLICY)(path).accepts_everything:
+        # It would otherwise be a way around the policy.
+        reason = path
+    if reason:
+        reason = f"{reason}: {source.unverifiable}"
+        raise errors.Untrusted(url=source.name, fault=signature.UNVERIFIABLE, reason=reason)
 
 
 def survey(

@@ -205,6 +205,8 @@ class Source:
     demand: signature.Demand = signature.NOTHING
     #: Why demanded signatures cannot be verified; empty: opening the source verifies them, or fails.
     unverifiable: str = "only images in a registry have signatures that can be verified"
+    #: Whether it is a container image that another program has pulled: policies for images concern it, too.
+    pulled_elsewhere: bool = False
     #: What the verified signatures say. Set when the source is opened.
     claims: tuple[signature.Claims, ...] = ()
     #: A stream that is open already and returns its first bytes again: the result of the first ``ordered``.

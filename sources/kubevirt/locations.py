@@ -10,8 +10,8 @@ from typing import Final
 
 from cdi_worker.sources import fields, staged
 
-#: The header, and query parameter, with the token of an export (kubevirt, docs/vm-export.md; ``tokenChecker``
-#: of virt-exportserver).
+#: The header, and query parameter, with the token of an export (its documentation, and ``tokenChecker`` of
+#: virt-exportserver).
 TOKEN: Final = "x-kubevirt-export-token"  # noqa: S105  (the name of a header)
 
 

@@ -78,6 +78,12 @@ class Policy:
     default: tuple[Requirement, ...]
     transports: Mapping[str, Mapping[str, tuple[Requirement, ...]]]
 
+    @property
+    def accepts_everything(self) -> bool:
+        """Whether it demands nothing of any image in a registry."""
+        given = [self.default, *self.transports.get("docker", {}).values()]
+        return all(each.kind == ACCEPT for requirements in given for each in requirements)
+
     def requirements(
         self, of: reference.Reference | reference.ArchiveReference
     ) -> tuple[str, tuple[Requirement, ...]]:

@@ -55,7 +55,7 @@ def test_documented_examples_make_requests(example: Path, tmp_path: Path) -> Non
     assert faults == []
     assert len(made) == max(1, len(volume.checkpoints))
     location = made[-1].location
-    assert location.endpoint == (origin or volume.source.url)
+    assert location.endpoint == (origin or volume.source.url.replace("kubevirt:", "https:"))
     assert bool(location.access.password) == (volume.source.secret == "endpoint-secret")
     assert len(location.access.ca_files) == bool(volume.source.certificates)
     assert len(location.access.headers) == len(volume.source.headers + volume.source.secret_headers)

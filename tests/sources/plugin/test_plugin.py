@@ -69,7 +69,7 @@ def test_help_shows_the_options_of_each_source(site: Path) -> None:
             ("s3", "--region"),
             ("registry", "--architecture"),
             ("vddk", "--thumbprint"),
-            ("imageio, vddk", "--previous-checkpoint"),
+            ("imageio", "--disk-id"),
         ):
             assert option in text.partition(f"Options of {section}:")[2].partition("\n\n")[0]
     assert "--pattern-byte" not in worker.run("import", "--help").output
