@@ -82,25 +82,26 @@ POD = Setting(
     "pod",
     "In a pod",
     "0.75 CPU and 600M of memory (a control group, page cache included) for each side, as for CDI's workers. "
-    "The aim is 0.7 of the rival's time, and no failure at the first try.",
+    "The aim is 0.7 of the rival's time, and no failure at the first try. The disk is 512 MiB, with 100 MiB "
+    "of files.",
     cpus=0.75,
     memory=600_000_000,
+    size=512 * MIB,
+    data=100 * MIB,
 )
 
 
 def _far(milliseconds: int) -> Setting:
-    """Return a pod with slow storage and a distant source; the disk is smaller, to take less time."""
+    """Return a pod with slow storage and a distant source."""
     return dataclasses.replace(
         POD,
         name=f"pod-{milliseconds}ms",
         title=f"In a pod with slow storage, {milliseconds} ms from the source",
         about="As in a pod; in addition storage that writes 20 MB/s, and a network of 1 Gbit/s with "
-        f"{milliseconds} ms of round-trip time. The disk is 512 MiB with 100 MiB of files.",
+        f"{milliseconds} ms of round-trip time.",
         delay=milliseconds / 1000,
         wire=_WIRE,
         disk=20_000_000,
-        size=512 * MIB,
-        data=100 * MIB,
     )
 
 
@@ -112,6 +113,8 @@ FAR = dataclasses.replace(
     about="0.75 CPU and 600M of memory, a network of 1 Gbit/s, 50 ms of round-trip time; storage as it is.",
     delay=0.05,
     wire=_WIRE,
+    size=MACHINE.size,
+    data=MACHINE.data,
     is_special=True,
 )
 #: For counting round trips: one takes so long that the time between them does not count.
