@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ ROUNDS = 5
 def main() -> None:
     """Measure the requested rows; write the report if all rows were measured."""
     given = _parser().parse_args()
+    # Devices and mounts must not be left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     directory = given.directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     results = directory / "results.json"

@@ -25,6 +25,8 @@ CLUSTER = 8 << 10
 #: Virtual bytes for each extent of the disks that grow to 16 TiB and a quarter of a million extents.
 SPARSE = 64 * MIB
 _COPIED = 1 << 63
+#: Of the file system for these disks: 8 GiB of data, and its own tables.
+_MEMORY = 14 * GIB
 #: Of the extents of the densest disk.
 PARTS = (64, 32, 16, 8, 4)
 #: How much more time an extent of the larger disk may take.
@@ -213,12 +215,13 @@ def _pad(stream: BinaryIO, end: int) -> None:
 
 @contextlib.contextmanager
 def _roomy(directory: Path, size: int) -> Iterator[Path]:
-    """Mount a file system with space for a disk of ``size`` bytes.
+    """Mount a file system in memory with space for a disk of ``size`` bytes.
 
-    A file of ext4 has at most 16 TiB, one of XFS 8 EiB: the device of the second is a file of the first.
+    In memory, because small writes all over a disk measure the disk: a million extents took 295 us each on one
+    with 3500 operations a second. XFS, because a file of ext4 has at most 16 TiB.
     """
     with (
-        devices.filesystem("xfs", directory, 1 * TIB) as outer,
+        devices.filesystem("tmpfs", directory, _MEMORY) as outer,
         devices.filesystem("xfs", outer, size + size // 16 + GIB) as inner,
     ):
         yield inner
