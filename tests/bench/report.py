@@ -79,17 +79,22 @@ def write(path: Path, keys: Sequence[str], now: Results) -> None:
 
 def page(keys: Sequence[str], now: Results, last: Results) -> str:
     """Return the page. ``last``: the figures of the last report."""
-    changes = slower(now, last)
     return PAGE.format(
-        changes="\n".join(["**Slower by more than a tenth** than in the last report:", "", *changes])
-        if changes
-        else "No row is slower by more than a tenth than in the last report.",
+        changes=_changes(now, last),
         date=dt.datetime.now(dt.UTC).date(),
         machine=f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}",
         versions=_versions(),
         table=_overview(keys, now),
         sections="\n\n".join(_section(setting, keys, now) for setting in settings.SETTINGS.values()),
     )
+
+
+def _changes(now: Results, last: Results) -> str:
+    if not last.rows:
+        return "There are no earlier figures to compare with."
+    if found := slower(now, last):
+        return "\n".join(["**Slower by more than a tenth** than in the last report:", "", *found])
+    return "No row is slower by more than a tenth than in the last report."
 
 
 def _overview(keys: Sequence[str], now: Results) -> str:
@@ -121,6 +126,10 @@ def _section(setting: settings.Setting, keys: Sequence[str], now: Results) -> st
     rows = [known[key] for key in keys if key in known]
     rates = now.rates.get(setting.name, {})
     text = [f"## {setting.title}", setting.about]
+    if rows:
+        text.append(f"Rounds: {min(row.rounds for row in rows)}.")
+    else:
+        text.append("Not measured in this report.")
     if rates:
         parts = [
             f"{name} {rate:.1f} s" if name.startswith("unpack") else f"{name} {rate / 1e6:.0f} MB/s"
@@ -129,7 +138,7 @@ def _section(setting: settings.Setting, keys: Sequence[str], now: Results) -> st
         text.append(f"The machine's limits here: {', '.join(parts)}.")
     if setting.is_pod:
         shown = [row for row in rows if not row.skipped]
-        text.append(_table([HEAD, *map(cells, shown)]) if shown else "Not measured.")
+        text += [_table([HEAD, *map(cells, shown)])] if shown else []
     failures = [f"- {row.name}, {row.target}: {why}" for row in rows for why in _failures(row)]
     if failures:
         text.append("\n".join(["Without figures:", "", *failures]))
