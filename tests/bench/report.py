@@ -71,6 +71,8 @@ def write(path: Path, keys: Sequence[str], now: Results) -> None:
     growth = {name: points for name, points in curves.items() if "extent" not in name}
     extents = {name: points for name, points in curves.items() if name not in growth}
     for name, points in (("growth", growth), ("extents", extents)):
+        if not points:
+            continue
         plot_growth(folder / f"{name}.svg", points, "seconds", lambda cost: cost.wall)
         plot_growth(folder / f"{name}-memory.svg", points, "peak memory, MiB", lambda cost: cost.memory / MIB)
     path.write_text(page(keys, now, Results(figures)))
@@ -85,6 +87,7 @@ def page(keys: Sequence[str], now: Results, last: Results) -> str:
         machine=f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}",
         versions=_versions(),
         table=_overview(keys, now),
+        plots=_plots(now),
         sections="\n\n".join(_section(setting, keys, now) for setting in settings.SETTINGS.values()),
     )
 
@@ -186,16 +189,20 @@ the causes of **missed** aims see [benchmarks-profile.md](benchmarks-profile.md)
 
 {sections}
 
-## Memory does not grow with the size of the image
+{plots}"""
 
-![Memory by size of the image](benchmarks/growth-memory.svg)
-![Time by size of the image](benchmarks/growth.svg)
 
-## Time grows with the extents, not with the virtual size
-
-![Time by virtual size](benchmarks/extents.svg)
-![Memory by virtual size](benchmarks/extents-memory.svg)
-"""
+def _plots(now: Results) -> str:
+    curves = _curves(now.rows.get("machine", {}).values())
+    titles = {
+        "growth": "Memory does not grow with the size of the image",
+        "extents": "Time grows with the extents, not with the virtual size",
+    }
+    shown = {"extents" if "extent" in name else "growth" for name in curves}
+    images = "![Time by size](benchmarks/{0}.svg)\n![Memory by size](benchmarks/{0}-memory.svg)\n"
+    return "\n".join(
+        f"## {title}\n\n{images.format(name)}" for name, title in titles.items() if name in shown
+    )
 
 
 def _curves(results: Iterable[Result]) -> dict[str, list[tuple[int, Cost]]]:
