@@ -186,6 +186,9 @@ class Source:
     previous_size: int | None = None
     #: ``ALGORITHM:HEX`` of the bytes as served, as stated by the server; empty: unknown.
     checksum: str = ""
+    #: ``KIND:VALUE`` without blanks, another one if the bytes are others, for callers that watch the source;
+    #: empty: unknown.
+    digest: str = ""
     #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing
     #: to its disk. None: detected from the first bytes.
     format: str | None = None
@@ -241,6 +244,14 @@ class Source:
 
     def close(self) -> None:
         """Release connections, tickets and sessions. Safe to call twice."""
+
+    def watch(self) -> str:
+        """Open the source and return its digest. Raises ``errors.SourceError`` if there is none."""
+        with self:
+            if not self.digest:
+                reason = f"{self.name}: the server states no strong ETag, version or checksum of the disk"
+                raise errors.SourceError(reason=f"{reason}; give a file with its checksum (--checksum-file)")
+            return self.digest
 
     def stream(self, offset: int = 0) -> Reader:
         """Return a reader of the bytes as served, in order, from ``offset``.

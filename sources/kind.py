@@ -14,7 +14,8 @@ class Kind(NamedTuple):
 
     ``source``, ``location``: references (see ``lazy``) to a callable ``(location, Cancel) -> Source`` and to
     the location's dataclass. ``schemes``: its URL schemes; ``""`` stands for a path. ``archives``: whether it
-    supports content type ``archive``. ``example``: a command line with its options.
+    supports content type ``archive``. ``example``: a command line with its options. ``digest``: reference to
+    a callable ``(location, Cancel) -> str`` for ``sources.watched``; empty: its disks have no digests.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Kind(NamedTuple):
     schemes: tuple[str, ...] = ()
     archives: bool = False
     example: str = ""
+    digest: str = ""
 
     @property
     def location_type(self) -> type[base.Location]:

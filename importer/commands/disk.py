@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, execute, request, sources
+from cdi_worker import contract, errors, execute, request
 from cdi_worker.commands import late, options, output
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import retry
@@ -102,20 +102,27 @@ def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
 
 
 @click.command(
-    cls=late.RegistryCommand,
+    cls=late.DigestCommand,
     example="cdi-worker digest docker://quay.io/containerdisks/fedora:latest",
-    short_help="Print the digest of a container image.",
+    short_help="Print a digest that changes with the disk.",
 )
 @click.argument("source", type=options.TARGET)
 @options.digest_options
 @click.pass_obj
 def digest(obj: context.Context, /, source: str, **given: Any) -> int:
-    """Print the manifest digest of the image at SOURCE (docker://…), to detect a changed tag."""
-    from cdi_worker.sources.registry import source as registry
+    """Print a digest of SOURCE, to detect that it has changed.
 
-    location = options.make_location(sources.find("registry"), source, given, contract.environment())
+    The digest of a container image's manifest, the strong ETag of a file on a web server, the version of an
+    object in S3, its generation in Google Cloud Storage, the hash of an image in Glance. With
+    --checksum-file, the checksum that the file lists for SOURCE.
+    """
+    from cdi_worker.sources import watched
+
+    kind = options.source_kind(source, given["kind"])
+    location = options.make_location(kind, source, given, contract.environment())
+    sums = given["checksum_file"] or ""
     found = retry.patiently(
-        lambda: registry.digest(location, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
+        lambda: watched.digest(kind, location, sums, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
     )
     output.value(obj, "digest", found, source=location.endpoint)
     return 0

@@ -373,18 +373,20 @@ class SourceCommand(Command):
                     option.kinds.setdefault(each.name, each.example if self.has_examples else "")
 
 
-class RegistryCommand(SourceCommand):
-    """A command about a container image."""
+class DigestCommand(SourceCommand):
+    """A command about the digest of a source."""
 
-    searches = ("own",)
     has_examples = False
+    #: The digest of a container image is that of the index, for all architectures; a digest has no stages.
+    excluded: ClassVar[frozenset[str]] = frozenset(
+        {"--architecture", "--previous-checkpoint", "--current-checkpoint", "--final-checkpoint"}
+    )
 
     def offers(self, kind: kind.Kind) -> bool:
-        return kind.name == "registry"
+        return bool(kind.digest)
 
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
-        # The digest is that of the index, for all architectures.
-        return super().offer(field, default) if field.option == "--auth-file" else None
+        return None if field.option in self.excluded else super().offer(field, default)
 
 
 class MountCommand(SourceCommand):

@@ -123,7 +123,7 @@ _TRUST: tuple[Decorator, ...] = (
     ),
     insecure_option,
 )
-_SOURCE: tuple[Decorator, ...] = (
+_KIND: tuple[Decorator, ...] = (
     late.option(
         SOURCE,
         "--source",
@@ -131,6 +131,28 @@ _SOURCE: tuple[Decorator, ...] = (
         shell_complete=_kinds,
         help="Kind of source (http, s3, vddk, …) [default: from the URL].",
     ),
+)
+_SECRETS: tuple[Decorator, ...] = (
+    late.option(
+        ACCESS,
+        "--session-token-file",
+        type=late.FILE,
+        help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
+    ),
+    late.option(
+        ACCESS,
+        "--header",
+        "headers",
+        type=HEADER,
+        multiple=True,
+        help="HTTP header 'Name: value'; may be repeated.",
+    ),
+    late.option(
+        ACCESS, "--header-dir", metavar="DIRECTORY", help="Folder of secret HTTP headers, one per file."
+    ),
+)
+_SOURCE: tuple[Decorator, ...] = (
+    *_KIND,
     late.option(
         SOURCE,
         "--content-type",
@@ -160,23 +182,7 @@ _SOURCE: tuple[Decorator, ...] = (
         help="Disk of an OVA (file name, id or number) or OCI archive (name, title) [default: the only one].",
     ),
     *_LOGIN,
-    late.option(
-        ACCESS,
-        "--session-token-file",
-        type=late.FILE,
-        help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
-    ),
-    late.option(
-        ACCESS,
-        "--header",
-        "headers",
-        type=HEADER,
-        multiple=True,
-        help="HTTP header 'Name: value'; may be repeated.",
-    ),
-    late.option(
-        ACCESS, "--header-dir", metavar="DIRECTORY", help="Folder of secret HTTP headers, one per file."
-    ),
+    *_SECRETS,
     *_TRUST,
     connections_option,
     stall_option("data"),
@@ -230,6 +236,18 @@ _IMPORT: tuple[Decorator, ...] = (
     ),
     progress_option,
 )
+_DIGEST: tuple[Decorator, ...] = (
+    *_KIND,
+    late.option(
+        SOURCE,
+        "--checksum-file",
+        metavar="URL",
+        help="Print the checksum of SOURCE in this file, such as SHA256SUMS (URL or path).",
+    ),
+    *_LOGIN,
+    *_SECRETS,
+    *_TRUST,
+)
 _UPLOAD: tuple[Decorator, ...] = (
     late.option(SOURCE, "--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."),
     late.option(ACCESS, "--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
@@ -253,8 +271,8 @@ def upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def digest_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that reads a registry."""
-    return _add(command, (*_LOGIN, *_TRUST))
+    """Add the options of a command that asks a source for its digest."""
+    return _add(command, _DIGEST)
 
 
 def inspect_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,7 +338,13 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
     """Return the kind of source called ``name``, else the one for the scheme of ``address``."""
     if name:
         return sources.find(name)
-    return sources.find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
+    try:
+        return sources.find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
+    except ValueError as err:
+        # Imported when used (start-up time).
+        from cdi_worker.sources import wire
+
+        raise errors.RequestError(f"{wire.safe_url(address)}: malformed URL") from err
 
 
 def _exists(path: str) -> bool:

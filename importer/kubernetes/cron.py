@@ -1,17 +1,18 @@
-"""Helper programs of CDI's importer image, with their flags: registry polling and size detection."""
+"""Helper programs of CDI's importer image, with their flags: polling of sources and size detection."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, report, request
+from cdi_worker import contract, errors, report, request, sources
 from cdi_worker.images.engine import retry
 from cdi_worker.roles import importer
-from cdi_worker.sources import base
+from cdi_worker.sources import base, kind
 
 if TYPE_CHECKING:
     from cdi_worker.commands import group
@@ -23,19 +24,24 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 @click.command("cdi-source-update-poller", hidden=True)
 @click.option("-ns", "namespace", required=True, help="Namespace of the DataImportCron.")
 @click.option("-cron", "name", required=True, help="Name of the DataImportCron.")
-@click.option("-url", "url", required=True, help="Image to watch (docker://…).")
+@click.option("-url", "url", required=True, help="Disk to watch (docker://, https://, s3://, gs://, …).")
+@click.option(
+    "--checksum-file", "sums", default="", help="File with the checksum of the disk (URL), instead of itself."
+)
 @click.option("-certdir", "certificates", default="", help="Folder of CA certificates to trust.")
 @click.option("--account", default=ACCOUNT, help="Folder of the pod's credentials.")
 @click.pass_obj
-def poll(obj: group.Context, /, url: str, certificates: str, **cron: str) -> int:
-    """Write an image's digest to its DataImportCron."""
-    from cdi_worker.sources.registry import source
+def poll(obj: group.Context, /, url: str, certificates: str, sums: str, **cron: str) -> int:
+    """Write a source's digest to its DataImportCron."""
+    from cdi_worker.sources import watched
 
     env = contract.environment()
-    watched = Cron(env=env, **cron)
+    watching = Cron(env=env, **cron)
     where = location(env, url, certificates)
-    digest = retry.patiently(lambda: source.digest(where, obj.cancel), request.CONNECT_PATIENCE, obj.cancel)
-    click.echo(f"{'wanted' if watched.note(digest) else 'known'}: {digest}")
+    found = retry.patiently(
+        lambda: watched.digest(of(url), where, sums, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
+    )
+    click.echo(f"{'wanted' if watching.note(named(found)) else 'known'}: {found}")
     return 0
 
 
@@ -52,6 +58,8 @@ def measure(path: str, termination_log: str) -> int:
 DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
 #: Seconds to wait for the API server.
 TIMEOUT = 30
+#: Bytes of an answer: etcd stores objects of at most 1.5 MiB.
+LARGEST = 4 << 20
 #: Attempts to update an object that others change at the same time.
 ATTEMPTS = 5
 
@@ -66,17 +74,21 @@ class Cron:
         host = f"[{host}]" if ":" in host else host
         path = f"/apis/cdi.kubevirt.io/v1beta1/namespaces/{namespace}/dataimportcrons/{name}"
         self.url = f"https://{host}:{port}{path}"
+        self._name = name
         self._account = Path(account)
 
     def note(self, digest: str) -> bool:
         """Request the import of ``digest`` unless it is imported or requested; return whether it was new."""
         for _ in range(ATTEMPTS):
             found = self._call("GET")
-            annotations = found["metadata"].setdefault("annotations", {})
-            current = found.get("status", {}).get("currentImportDigest")
-            if digest in {current, annotations.get(DESIRED)}:
+            metadata = self._mapping(found, "metadata")
+            if metadata.get("name") != self._name:
+                raise self._odd()
+            annotations = self._mapping(metadata, "annotations")
+            current = self._mapping(found, "status").get("currentImportDigest")
+            if digest in {_text(current), _text(annotations.get(DESIRED))}:
                 return False
-            annotations[DESIRED] = digest
+            metadata["annotations"] = {**annotations, DESIRED: digest}
             # CDI's role allows update, not patch. The resource version detects changes by others.
             if self._call("PUT", found) is not None:
                 return True
@@ -84,9 +96,26 @@ class Cron:
             url=self.url, reason=f"changed by another client at each of {ATTEMPTS} attempts"
         )
 
+    def _mapping(self, found: Any, name: str) -> dict[str, Any]:
+        """Return a field of an answer that is an object; empty if the answer has none."""
+        value = found.get(name) if isinstance(found, dict) else ""
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._odd()
+        return value
+
+    def _odd(self) -> errors.Unreachable:
+        return errors.Unreachable(url=self.url, reason="the answer is not the DataImportCron")
+
     def _call(self, method: str, body: object = None) -> Any:
         """Return the API server's answer, None for a conflict (409). Raises ``Unreachable``."""
+        import json
+
         import requests
+        import urllib3
+
+        from cdi_worker.sources.web import session as sessions
 
         try:
             token = (self._account / "token").read_text(encoding="utf-8").strip()
@@ -100,13 +129,38 @@ class Cron:
                     verify=str(self._account / "ca.crt"),
                     timeout=TIMEOUT,
                     allow_redirects=False,
+                    stream=True,
                 )
-            if answer.status_code == requests.codes.conflict:
-                return None
-            answer.raise_for_status()
-            return answer.json()
-        except (requests.RequestException, OSError, ValueError) as err:
+                if answer.status_code == requests.codes.conflict:
+                    return None
+                answer.raise_for_status()
+                data = sessions.body(answer, LARGEST)
+            if len(data) > LARGEST:
+                raise self._odd()
+            return json.loads(data)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
             raise errors.Unreachable(url=self.url, reason=err) from err
+        except (ValueError, RecursionError) as err:
+            raise self._odd() from err
+
+
+def of(url: str) -> kind.Kind:
+    """Return the kind of source for the scheme of ``url``."""
+    return sources.find_scheme(url.partition("://")[0] if "://" in url else "")
+
+
+def named(digest: str) -> str:
+    """Return a digest in the form from which CDI's controller makes the name of a DataVolume.
+
+    It takes only ``sha256:`` and ``uid:`` and uses the first 12 characters after it (``createDvName``, in
+    CDI's pkg/controller/dataimportcron-controller.go). Other digests are hashed.
+    """
+    # Imported when used: ``--help`` loads this module, too.
+    import hashlib
+
+    if re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        return digest
+    return f"sha256:{hashlib.sha256(digest.encode()).hexdigest()}"
 
 
 def note_size(path: str, termination_log: str) -> int:
@@ -123,12 +177,16 @@ def note_size(path: str, termination_log: str) -> int:
 
 
 def location(env: Mapping[str, str], url: str, certificates: str) -> base.Location:
-    """Return the registry's location, with the Secrets and proxies of an importer in this environment."""
+    """Return the location of a source, with the Secrets and proxies of an importer in this environment."""
     given = {
         **env,
-        "IMPORTER_SOURCE": "registry",
+        "IMPORTER_SOURCE": of(url).name,
         "IMPORTER_ENDPOINT": url,
         "IMPORTER_CERT_DIR": certificates,
         "IMPORTER_PROXY_CERT_DIR": "/proxycerts/",
     }
     return importer.read(given, contract.Paths()).location
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

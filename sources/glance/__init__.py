@@ -11,5 +11,6 @@ KINDS = (
         location=f"{__name__}.locations:Glance",
         schemes=("glance",),
         example="cdi-worker import --source glance --image-id 7b1c0a2e https://cloud.example.org disk.img",
+        digest=f"{__name__}.source:digest",
     ),
 )

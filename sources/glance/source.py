@@ -79,6 +79,11 @@ def source(location: locations.Glance, cancel: base.Cancel) -> GlanceSource:
     return GlanceSource(location, cancel)
 
 
+def digest(location: locations.Glance, cancel: base.Cancel) -> str:
+    """Return the hash of an image."""
+    return source(location, cancel).watch()
+
+
 class GlanceSource(http.HttpSource):
     """An image in Glance: its bytes never change once it is active.
 
@@ -96,6 +101,8 @@ class GlanceSource(http.HttpSource):
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self.format = found.format
         self.checksum = found.checksum
+        # The bytes of an image never change; without a checksum, its id tells them from those of others.
+        self.digest = found.checksum or f"image:{self._image.image_id}"
         self.identity = f"image {self._image.image_id} {found.checksum} size {found.size}"
         return self
 

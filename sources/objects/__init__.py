@@ -11,6 +11,7 @@ KINDS = (
         location=f"{__name__}.locations:S3",
         schemes=("s3",),
         example="cdi-worker import --region eu-west-1 s3://bucket/disk.qcow2 disk.img",
+        digest=f"{__name__}.s3:digest",
     ),
     kind.Kind(
         "gcs",
@@ -18,5 +19,6 @@ KINDS = (
         location=f"{__name__}.locations:Gcs",
         schemes=("gs",),
         example="cdi-worker import --credentials-file key.json gs://bucket/disk.qcow2 disk.img",
+        digest=f"{__name__}.gcs:digest",
     ),
 )

@@ -43,6 +43,11 @@ def source(location: locations.Gcs, cancel: base.Cancel) -> GcsSource:
     return GcsSource(location, cancel)
 
 
+def digest(location: locations.Gcs, cancel: base.Cancel) -> str:
+    """Return the generation of an object."""
+    return source(location, cancel).watch()
+
+
 def parse(endpoint: str) -> buckets.Name:
     """Parse ``gs://bucket/object`` or ``http(s)://host/bucket/object``."""
     found = buckets.parse(endpoint, "gs", "signed URL")
@@ -68,6 +73,7 @@ class GcsSource(http.HttpSource):
         super().__enter__()
         self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
         self.weak = False
+        self.digest = f"generation:{found.generation}"
         if self.size != found.size:
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self._stored = found.crc

@@ -58,6 +58,11 @@ def source(location: locations.S3, cancel: base.Cancel) -> S3Source:
     return S3Source(location, cancel)
 
 
+def digest(location: locations.S3, cancel: base.Cancel) -> str:
+    """Return the version of an object, or its ETag."""
+    return source(location, cancel).watch()
+
+
 def parse(endpoint: str) -> Address:
     """Parse ``s3://bucket/key`` or ``http(s)://host/bucket/key``."""
     return Address(*buckets.parse(endpoint, "s3", "presigned URL"))

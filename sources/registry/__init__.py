@@ -11,5 +11,6 @@ KINDS = (
         location=f"{__name__}.locations:Registry",
         schemes=("docker", "oci-archive"),
         example="cdi-worker import --architecture arm64 docker://quay.io/org/disk:latest disk.img",
+        digest=f"{__name__}.source:digest",
     ),
 )

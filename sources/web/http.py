@@ -53,6 +53,13 @@ class Version:
         return f"version {self.version}" if self.version else None
 
     @property
+    def digest(self) -> str:
+        """The version id or the strong ETag as one word; empty if there is neither."""
+        if self.version:
+            return f"version:{_word(self.version)}"
+        return f"etag:{_word(self.etag or '')}" if self.strong else ""
+
+    @property
     def identity(self) -> str | None:
         """The identity of the object; None if there is no validator."""
         if self.strong:
@@ -232,6 +239,7 @@ class HttpSource(base.Source):
     def _identify(self, version: Version) -> None:
         self._version = version
         self.identity, self.weak = version.identity, version.strong is None
+        self.digest = version.digest
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -361,6 +369,11 @@ class _Range(_HttpStream):
             except errors.Transient:
                 return False
         return self._offset == offset and self.left > 0
+
+
+def _word(text: str) -> str:
+    """Return a value of a header without the blanks that it may not have (RFC 9110, 8.8.3)."""
+    return "".join(text.split())
 
 
 def _length(response: requests.Response) -> int | None:

@@ -18,3 +18,8 @@ def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
     from cdi_worker.sources.web import http
 
     return http.HttpSource(location.endpoint, location.access, cancel=cancel)
+
+
+def digest(location: locations.Http, cancel: base.Cancel) -> str:
+    """Return the strong ETag of a disk, or its version."""
+    return source(location, cancel).watch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import ssl
 import subprocess
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import containers, registries, tls, worker
+from tests.support import containers, misbehave, registries, tls, worker
 
 DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
 PATH = "/apis/cdi.kubevirt.io/v1beta1/namespaces/images/dataimportcrons/fedora"
@@ -33,6 +34,8 @@ class Cluster(http.server.ThreadingHTTPServer):
         self.cron: dict[str, Any] = {"metadata": {"name": "fedora", "resourceVersion": "1"}}
         self.conflicts = 0
         self.updates = 0
+        #: Answers everything.
+        self.odd: bytes | None = None
 
     @property
     def env(self) -> dict[str, str]:
@@ -59,6 +62,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, status: int) -> None:
         allowed = self.path == PATH and self.headers["Authorization"] == f"Bearer {TOKEN}"
         data = json.dumps(self.server.cron if allowed else {}).encode()
+        data = self.server.odd if allowed and self.server.odd is not None else data
         self.send_response(status if allowed else 403)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -132,6 +136,68 @@ def test_missing_permission_is_reported(
     done = poll(cluster, pushed_disk[0])
     assert (done.status, "403" in done.error_message) == (3, True)
     assert "another" not in done.errors
+
+
+def watch(cluster: Cluster, url: str, *arguments: str) -> worker.Completed:
+    """Run the poller for a disk that is not in a registry."""
+    common = ["-ns", "images", "-cron", "fedora", "--account", str(cluster.account), "-url", url]
+    return worker.run("cdi-source-update-poller", *common, *arguments, env=cluster.env)
+
+
+def test_file_on_a_web_server_is_watched_by_its_etag(cluster: Cluster, server: misbehave.Server) -> None:
+    """CDI's controller takes only digests that begin with sha256: (``createDvName``)."""
+    url = server.serve("/disk", misbehave.Page(bytes(512), etag='"one"'))
+    assert watch(cluster, url).output == 'wanted: etag:"one"\n'
+    first = cluster.cron["metadata"]["annotations"][DESIRED]
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", first)
+    assert watch(cluster, url).output == 'known: etag:"one"\n'
+    server.serve("/disk", misbehave.Page(bytes(512), etag='"two"'))
+    assert watch(cluster, url).output == 'wanted: etag:"two"\n'
+    assert cluster.cron["metadata"]["annotations"][DESIRED] != first
+    assert cluster.updates == 2
+
+
+def test_line_of_a_checksum_file_is_watched(cluster: Cluster, server: misbehave.Server) -> None:
+    url = server.serve("/f/disk.qcow2", misbehave.Page(bytes(512), etag=None))
+    sums = server.serve("/f/SHA256SUMS", misbehave.Page(f"{'a' * 64}  disk.qcow2\n".encode()))
+    assert watch(cluster, url, f"--checksum-file={sums}").output == f"wanted: sha256:{'a' * 64}\n"
+    assert cluster.cron["metadata"]["annotations"][DESIRED] == f"sha256:{'a' * 64}"
+    assert not server.gets("/f/disk.qcow2")
+
+
+GOOD = {"metadata": {"name": "fedora", "resourceVersion": "1"}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"[]",
+        b"7",
+        b"null",
+        b"{}",
+        b"<html>",
+        b'{"metadata": []}',
+        b'{"metadata": {"name": "another"}}',
+        json.dumps({"metadata": {**GOOD["metadata"], "annotations": "none"}}).encode(),
+        json.dumps({**GOOD, "status": [1]}).encode(),
+        b"[" * 100_000,
+        b" " * (5 << 20),
+    ],
+)
+def test_answer_that_is_not_a_cron_is_reported(
+    cluster: Cluster, server: misbehave.Server, answer: bytes
+) -> None:
+    cluster.odd = answer
+    done = watch(cluster, server.serve("/disk", misbehave.Page(bytes(512))))
+    assert (done.status, "the answer is not the DataImportCron" in done.error_message) == (3, True)
+    assert cluster.updates == 0
+
+
+def test_absent_fields_are_added(cluster: Cluster, server: misbehave.Server) -> None:
+    """Kubernetes leaves empty maps out; others write null."""
+    cluster.cron = {"metadata": {**GOOD["metadata"], "annotations": None}, "status": None}
+    assert watch(cluster, server.serve("/disk", misbehave.Page(bytes(512)))).status == 0
+    assert list(cluster.cron["metadata"]["annotations"]) == [DESIRED]
 
 
 def test_missing_cluster_is_reported(cluster: Cluster, pushed_disk: tuple[registries.Registry, str]) -> None:

@@ -123,7 +123,7 @@ def test_ranges_and_stream_return_the_bytes(cloud: openstack.Cloud, stored: tupl
     image, path = stored
     data = path.read_bytes()
     with opened(location(cloud, image)) as found:
-        assert (found.size, found.format) == (len(data), "raw")
+        assert (found.size, found.format, found.digest) == (len(data), "raw", found.checksum)
         assert found.identity is not None
         assert f"{found.checksum} size {len(data)}" in found.identity
         assert reading.read_range(found, 1_000_001, 70_000) == data[1_000_001:1_070_001]

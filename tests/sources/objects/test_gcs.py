@@ -32,6 +32,7 @@ def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) ->
         assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: 256 * 1024])
         assert source.identity is not None
         assert source.identity.startswith("generation 1")
+        assert source.digest == f"generation:{source.identity.split()[1]}"
         assert reading.read_range(source, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
         assert reading.read_range(source, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
         assert reading.read_through_engine(source) == gcs_objects.DATA

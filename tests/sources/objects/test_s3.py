@@ -17,7 +17,7 @@ import zstandard
 
 from cdi_worker import errors
 from cdi_worker.sources import base
-from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads
+from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads, worker
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,7 @@ def test_object_is_read_by_ranges_in_parallel(
         assert source.head == s3_objects.DATA[: 256 * 1024]
         assert source.identity is not None
         assert hashlib.md5(s3_objects.DATA).hexdigest() in source.identity
+        assert source.digest == f'etag:"{hashlib.md5(s3_objects.DATA).hexdigest()}"'
         assert reading.read_range(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
         assert reading.read_range(source, len(s3_objects.DATA) - 5, 100) == s3_objects.DATA[-5:]
         assert reading.read_through_engine(source) == s3_objects.DATA
@@ -219,3 +220,11 @@ def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None
     source.close()
     thread.join(processes.PATIENCE)
     assert not thread.is_alive()
+
+
+def test_version_is_the_digest(server: misbehave.Server) -> None:
+    page = misbehave.Page(s3_objects.DATA, headers={"x-amz-version-id": "3HL4kqtJvjVBH40Nrjfkd"})
+    url = server.serve("/b/k", page)
+    assert s3_objects.opened(url).watch() == "version:3HL4kqtJvjVBH40Nrjfkd"
+    done = worker.run("digest", "--source=s3", url, env={"AWS_EC2_METADATA_DISABLED": "true"})
+    assert done.output == "version:3HL4kqtJvjVBH40Nrjfkd\n", done.errors

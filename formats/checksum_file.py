@@ -1,0 +1,80 @@
+"""Files with the checksums of other files, as sha256sum writes them: SHA256SUMS, CHECKSUM, disk.qcow2.sha256.
+
+Lines have the form of GNU coreutils (``HEX  NAME``, ``HEX *NAME``; a backslash before the line announces
+escaped characters in the name) or of BSD and ``--tag`` (``SHA256 (NAME) = HEX``). A file may have nothing but
+``HEX``. Other lines are ignored, as sha256sum does: comments, and a signature around the lines.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from cdi_worker import errors
+from cdi_worker.formats import checksum
+
+#: Bytes of a file: a mirror with 40,000 images has 4 MiB.
+LARGEST: Final = 8 << 20
+
+#: The algorithms by the number of their hex digits, where the line does not name one.
+_LENGTHS: Final = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
+_GNU: Final = re.compile(r"(\\?)([0-9A-Fa-f]{32,128}) [ *](.+)")
+_BSD: Final = re.compile(r"(\\?)(MD5|SHA1|SHA256|SHA512) ?\((.+)\) ?= ?([0-9A-Fa-f]{32,128})")
+_ALONE: Final = re.compile(r"[0-9A-Fa-f]{32,128}")
+_ESCAPE: Final = re.compile(r"\\(.)")
+_CHARACTERS: Final = {"n": "\n", "r": "\r", "\\": "\\"}
+
+
+class Line(NamedTuple):
+    """The checksum (``ALGORITHM:HEX``, in lower case) of the file ``name``, empty if there is none."""
+
+    name: str
+    checksum: str
+
+
+def parse(data: bytes) -> Iterator[Line]:
+    """Yield the lines with checksums."""
+    # A byte that is not UTF-8 may be part of a name.
+    texts = [text.strip(" \t\r") for text in data.decode("utf-8", "surrogateescape").split("\n")]
+    texts = [text for text in texts if text]
+    if len(texts) == 1 and _ALONE.fullmatch(texts[0]):
+        yield from _line("", "", texts[0])
+    for text in texts:
+        if found := _GNU.fullmatch(text):
+            yield from _line(_plain(found[3], found[1]), "", found[2])
+        elif found := _BSD.fullmatch(text):
+            yield from _line(_plain(found[3], found[1]), found[2].lower(), found[4])
+
+
+def find(data: bytes, name: str) -> str:
+    """Return the strongest checksum of the file ``name`` in a file with checksums, as ``ALGORITHM:HEX``.
+
+    The name may have folders before it in the file, if no line has the name alone. Raises
+    ``errors.SourceError`` if there is no such line, or if several contradict each other.
+    """
+    lines = [line._replace(name=line.name.removeprefix("./")) for line in parse(data)]
+    found = {line.checksum for line in lines if line.name in {name, ""}}
+    found = found or {line.checksum for line in lines if posixpath.basename(line.name) == name}
+    if not found:
+        raise errors.SourceError(reason=f"no line with a checksum of {name!r}")
+    for algorithm in reversed(checksum.ALGORITHMS):
+        known = [each for each in found if each.startswith(f"{algorithm}:")]
+        if len(known) > 1:
+            raise errors.SourceError(reason=f"several lines with different checksums of {name!r}")
+        if known:
+            return known[0]
+    raise AssertionError(found)
+
+
+def _line(name: str, algorithm: str, digits: str) -> Iterator[Line]:
+    expected = _LENGTHS.get(len(digits), "")
+    if expected and algorithm in {"", expected}:
+        yield Line(name, f"{expected}:{digits.lower()}")
+
+
+def _plain(name: str, escaped: str) -> str:
+    if not escaped:
+        return name
+    return _ESCAPE.sub(lambda found: _CHARACTERS.get(found[1], found[0]), name)
