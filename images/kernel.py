@@ -27,6 +27,7 @@ REFUSALS: Final = frozenset(
 _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
 _ZERO_RANGE: Final = 0x10
+_WRITE_ZEROES: Final = 0x80
 
 # linux/fs.h; mips, powerpc and sparc have other numbers
 _BLKSSZGET: Final = 0x1268
@@ -66,6 +67,18 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 def zero_range(fd: int, offset: int, length: int) -> None:
     """Make a range read as zeros and keep its storage; a block device may write zeros for it."""
     _fallocate(fd, _ZERO_RANGE | _KEEP_SIZE, offset, length)
+
+
+def write_zeroes(fd: int, offset: int, length: int) -> None:
+    """Zero a range of a file by an offload of its device, and store it as written extents.
+
+    ``allocate`` leaves unwritten extents, which the file system converts at the first write, with a
+    transaction of its journal. Since Linux 6.17: ext4 allocates first, zeroes, and converts last, so that a
+    crash leaves zeros too. It refuses if the device does not promise zeros after an unmap
+    (queue/write_zeroes_unmap_max_bytes in sysfs). A block device may unmap the range itself: that is no
+    preallocation.
+    """
+    _fallocate(fd, _WRITE_ZEROES, offset, length)
 
 
 def zero_out(fd: int, offset: int, length: int) -> None:

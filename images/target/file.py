@@ -59,7 +59,7 @@ class FileTarget(base.Target):
         self.is_fresh = not self.resumed
         try:
             self._prepare(self.size)
-        except OSError:
+        except (OSError, errors.Error):
             self.close()
             raise
 
@@ -70,8 +70,11 @@ class FileTarget(base.Target):
         rungs: tuple[zeroing.Rung, ...] | None = None
         if self.resumed:
             rungs = zeroing.ALLOCATED if self._options.preallocate else zeroing.SPARSE
-        elif self._options.preallocate and not (size and self._allocate(size)):
-            rungs = zeroing.NEW
+        elif self._options.preallocate:
+            if size and self._allocate(size):
+                self._zero_by_device(size)
+            else:
+                rungs = zeroing.NEW
         if rungs is not None:
             self._ladder = zeroing.Ladder(self._fd, rungs, base.SECTOR, self._put)
 
@@ -91,6 +94,18 @@ class FileTarget(base.Target):
             self.written_path = changing(self.path)
         _remove(part(self.path))
         self._sync_directory()
+
+    def _zero_by_device(self, size: int) -> None:
+        """Make the allocated storage of a new file written extents, if its device zeroes without a transfer.
+
+        Not earlier: this takes the device's time, and a lack of space must be reported before.
+        """
+        try:
+            for start, end in self._steps(0, size):
+                kernel.write_zeroes(self._fd, start, end - start)
+        except OSError as err:
+            if err.errno not in kernel.REFUSALS:
+                raise
 
     def _finish(self, size: int) -> None:
         if self._stored is not None:

@@ -10,7 +10,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import target
-from tests.support import devices, oracle
+from cdi_worker.images.engine import cancelling
+from tests.support import devices, oracle, processes, repository, worker
 
 MiB = 1 << 20
 
@@ -207,3 +208,52 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError):
         target.open(tmp_path / "a" / "below a file", MiB)
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture(scope="module")
+def offload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library that gives every device the offload of FALLOC_FL_WRITE_ZEROES: none here has it."""
+    processes.need("gcc")
+    library = tmp_path_factory.mktemp("offload") / "write_zeroes.so"
+    source = repository.ROOT / "tests/support/write_zeroes.c"
+    processes.run("gcc", "-shared", "-fPIC", "-O", "-o", library, source)
+    return library
+
+
+@pytest.mark.parametrize("refuse", ["", "0", "1"])
+@pytest.mark.parametrize("preallocate", [True, False])
+def test_preallocated_file_is_zeroed_by_its_device_before_data_is_written(
+    tmp_path: Path, offload: Path, preallocate: bool, refuse: str
+) -> None:
+    """Storage is allocated first. Nothing is zeroed when there is data, not even at the end of the import."""
+    data, log = os.urandom(40 * MiB), tmp_path / "calls"
+    (tmp_path / "disk.raw").write_bytes(data)
+    log.touch()
+    options = ["--size", "41Mi", *(["--preallocate"] if preallocate else [])]
+    env = {"LD_PRELOAD": str(offload), "WRITE_ZEROES_LOG": str(log)}
+    env |= {"WRITE_ZEROES_REFUSE": refuse} if refuse else {}
+    done = worker.run("import", *options, str(tmp_path / "disk.raw"), str(tmp_path / "disk.img"), env=env)
+    assert done.status == 0, done.errors
+    assert (tmp_path / "disk.img").read_bytes() == data + bytes(MiB)
+    calls = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    zeroed = [(offset, length) for mode, offset, length in calls if mode == 0x80]
+    first = [(0, 16 * MiB), (16 * MiB, 24 * MiB)]
+    if not preallocate:
+        assert not calls
+    elif refuse:
+        assert zeroed == first[: int(refuse) + 1]
+    else:
+        assert sum(length for _, length in zeroed) == len(data)
+        assert zeroed[0] == first[0]
+    if preallocate:
+        assert [mode for mode, *_ in calls] == [0, *[0x80] * len(zeroed), 0]
+        assert (tmp_path / "disk.img").stat().st_blocks * 512 >= 41 * MiB
+
+
+def test_cancel_interrupts_the_zeroing_of_a_new_file(tmp_path: Path) -> None:
+    cancel = cancelling.Cancel()
+    cancel.set()
+    options = target.Options(preallocate=True, cancel=cancel)
+    with pytest.raises(errors.Cancelled):
+        target.open(tmp_path / "disk.img", MiB, options)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
