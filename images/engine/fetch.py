@@ -121,6 +121,7 @@ class Fetcher:
         self._known = known
         self._advance = advance
         self._retried = retried
+        self._confirmations = seams.Confirmations(scope)
 
     def request_length(self, ahead: int | None = None) -> int:
         """Return the length of the next request of a ``Continuing`` source, in bytes.
@@ -147,7 +148,8 @@ class Fetcher:
         data = bytearray(length)
         known = self._known.known_length(offset, length)
         self.fill(offset, memoryview(data))
-        self._confirm(offset + known, memoryview(data)[known:])
+        if part := self._part(offset + known, memoryview(data)[known:]):
+            self._confirm(*part)
         return bytes(data)
 
     def fill(self, offset: int, into: memoryview) -> None:
@@ -174,35 +176,62 @@ class Fetcher:
             patience.progress()
         self._known.restore(offset, into)
 
-    def _confirm(self, offset: int, data: memoryview) -> None:
-        """Read a part of ``data``, read at ``offset``, again. Raises ``errors.NoRanges`` if it differs.
+    def _part(self, offset: int, data: memoryview) -> tuple[int, bytes] | None:
+        """Return offset and bytes of a part of ``data``, read at ``offset``, that another request confirms.
 
         The seams around a table prove nothing until its neighbours are read, which may be never.
         """
-        if self._seams is not None and len(data) > 1:
-            start, length = seams.part(bytes(data))
-            again = bytearray(length)
-            self._seams.expect(offset + start, length)
-            self.fill(offset + start, memoryview(again))
-            if again != data[start : start + length]:
-                raise self._seams.differing(offset + start)
+        if self._seams is None or len(data) < 2:
+            return None
+        start, length = seams.part(bytes(data))
+        return offset + start, bytes(data[start : start + length])
 
-    def each(self, ranges: Iterable[Range], deliver: Deliver, *, confirm: bool = False) -> None:
+    def _confirm(self, offset: int, part: bytes) -> None:
+        """Read these bytes again. Raises ``errors.NoRanges`` if they differ."""
+        assert self._seams is not None  # noqa: S101  (without it there is no part)
+        again = bytearray(len(part))
+        self._seams.expect(offset, len(part))
+        self.fill(offset, memoryview(again))
+        if again != part:
+            raise self._seams.differing(offset)
+
+    def _confirm_later(self, offset: int, table: memoryview) -> None:
+        if part := self._part(offset, table):
+            self._confirmations.add(*part)
+
+    def _confirmed(self, _offset: int, _data: memoryview) -> None:
+        self._confirmations.wait()
+
+    def confirm(self) -> None:
+        """Confirm the tables now. Raises ``errors.NoRanges`` if one was not right."""
+        self._confirmations.work(self._confirm)
+
+    def each(
+        self,
+        ranges: Iterable[Range],
+        deliver: Deliver,
+        *,
+        tables: bool = False,
+        confirmed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.
 
-        ``confirm``: check each request by another one, for tables. Raises the first failure of a read or of
-        ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will call it.
+        ``tables``: they are delivered unconfirmed. The next call first confirms each of their requests by
+        another one, and delivers nothing before; or call ``confirm``. It calls ``confirmed`` when that is
+        done, in this thread, while other threads deliver. Raises the first failure of a read or of
+        ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will be.
         """
         batching = isinstance(self._reader, readers.Batching)
         continuing = isinstance(self._reader, readers.Continuing)
 
         def longest() -> int:
-            if confirm or not continuing:
+            if tables or not continuing:
                 # One read, and a buffer for all of it.
                 return self.options.chunk if continuing or batching else 0
             return self.request_length()
 
         pending = _together(ranges, longest)
+        arrived = self._confirm_later if tables else self._confirmed
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
 
@@ -211,23 +240,26 @@ class Fetcher:
                 return None if self._scope.is_set() else next(pending, None)
 
         def work() -> None:
+            self.confirm()
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
                 self.expect(group)
-                for items in [group] if confirm or batching else [[item] for item in group]:
+                for items in [group] if tables or batching else [[item] for item in group]:
                     start, length = _span(items)
                     if length > buffer.size:
                         buffer = directio.Buffer(length)
                     view = buffer.view[:length]
                     self._fill_batch(items, start, view)
-                    if confirm:
-                        self._confirm(start, view)
+                    arrived(start, view)
                     for item in items:
                         with workers.delivering():
                             deliver(item.offset, view[item.offset - start :][: item.length])
 
         with workers:
             workers.start(work, self.options.connections)
+            if not tables:
+                self._confirmations.wait()
+                confirmed()
             workers.wait()
 
     def _fill_batch(self, items: list[Range], start: int, into: memoryview) -> None:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import collections
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, Protocol, runtime_checkable
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
+from cdi_worker.images.engine import cancelling
 from cdi_worker.images.engine import pace as paces
 
 #: Bytes that requests have in common on each side of a seam.
@@ -108,13 +110,15 @@ class Seams:
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
-        self._probe(offset, offset + len(into))
+        is_probed = self._probe(offset, offset + len(into))
         request: _Request | None = getattr(self._thread, "request", None)
         self._thread.request = None
         if request is None or not request.at <= offset < offset + len(into) <= request.end:
             request = self._begin(offset, offset + len(into))
         is_first, before = request.at == request.start, request.last
         count = self._take(request, offset, into)
+        if not is_probed:
+            self._wait_for_probe()
         if is_first and offset == request.start:
             self._meet(offset, before, bytes(into[: min(count, SECTOR)]))
         request.passed(offset, into[:count])
@@ -207,26 +211,42 @@ class Seams:
         )
         return errors.NoRanges(url=self._name, reason=reason)
 
-    def _probe(self, offset: int, end: int) -> None:
+    def _probe(self, offset: int, end: int) -> bool:
         """Before the first range, read a part of the head again, from another byte than 0.
 
         If the first request is a long one that continues the head, it begins with that part. A short one may
         be for a table, which is confirmed by another request: that needs ranges that were probed.
         Offsets of 32 bits wrap at a border that a range may cross, but behind it all ranges are wrong alike.
+        Return False if another thread is doing it: the request need not wait for that, its bytes must.
         """
         if self._probed:
-            return
-        with self._probing:
+            return True
+        if not self._probing.acquire(blocking=False):
+            return False
+        try:
             if not self._probed:
-                if self._size > _BORDER:
-                    across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
-                    self._compare(_BORDER - 1, across)
+                self._cross_border()
                 start, length = telling(self._head)
                 if offset == len(self._head) and length and self._expected_end(offset, end) - offset >= _LONG:
                     self._thread.request = self._begin(offset, end, offset - start)
                 else:
                     self._compare(0, self._head)
                 self._probed = True
+        finally:
+            self._probing.release()
+        return True
+
+    def _wait_for_probe(self) -> None:
+        with self._probing:
+            if not self._probed:  # it failed in the other thread
+                self._cross_border()
+                self._compare(0, self._head)
+                self._probed = True
+
+    def _cross_border(self) -> None:
+        if self._size > _BORDER:
+            across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
+            self._compare(_BORDER - 1, across)
 
     def _compare(self, offset: int, data: bytes) -> None:
         """Compare a telling part of ``data``, read at ``offset``, with another request."""
@@ -241,6 +261,48 @@ class Seams:
             self._reader.expect(at, left)
             filled += self._take(_Request(at, at + left), at, memoryview(data)[filled:])
         return bytes(data)
+
+
+class Confirmations:
+    """Parts of tables that are not confirmed yet. Thread-safe.
+
+    A table tells where data belongs. Data may be fetched meanwhile, but must not be delivered before.
+    """
+
+    def __init__(self, scope: cancelling.Cancel) -> None:
+        self._scope = scope
+        self._parts: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._left = 0
+        self._changed = threading.Condition()
+
+    def add(self, offset: int, part: bytes) -> None:
+        with self._changed:
+            self._parts.append((offset, part))
+            self._left += 1
+
+    def work(self, confirm: Callable[[int, bytes], None]) -> None:
+        """Confirm what no other thread does; if ``confirm`` raises, nothing ever is confirmed."""
+        while True:
+            with self._changed:
+                if not self._parts:
+                    return
+                part = self._parts.popleft()
+            confirm(*part)
+            with self._changed:
+                self._left -= 1
+                self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until all is confirmed. Raises the error of the scope if that is set."""
+        if not self._left:
+            return
+        with self._scope.on_set(self._wake), self._changed:
+            self._changed.wait_for(lambda: not self._left or self._scope.is_set())
+        self._scope.check()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
 
 def part(data: bytes) -> tuple[int, int]:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
 
+from cdi_worker import errors
 from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 from cdi_worker.images import directio
 from cdi_worker.images.engine import fetch
@@ -80,20 +82,25 @@ def from_ranges(
 
     unused = fetcher.size
     for window in image.windows():
-        load(window, fetcher)
+        _load(window, fetcher)
         unused -= sum(batch.length for batch in chain(window.tables(), window.data()))
         if window.is_last:
             counted.skip(unused)
             unused = 0
-        for offset, length in window.holes():
-            disk.zero_missing(offset, length)
-        _each(fetcher, _missing(window.data(), noted, counted), place)
+        # Nothing is zeroed, and noted, before the tables are confirmed.
+        zero = functools.partial(_zero, window, disk)
+        _each(fetcher, _missing(window.data(), noted, counted), place, confirmed=zero)
+
+
+def _zero(window: Window, disk: journaled.Journaled) -> None:
+    for offset, length in window.holes():
+        disk.zero_missing(offset, length)
 
 
 def load(window: Window, fetcher: fetch.Fetcher) -> None:
-    """Fetch and check the tables of a window."""
-    _each(fetcher, window.tables(), _loader(window), confirm=True)
-    window.check()
+    """Fetch, check and confirm the tables of a window."""
+    _load(window, fetcher)
+    fetcher.confirm()
 
 
 def _missing(batches: Iterable[Batch], noted: journal.Journal, counted: Counted) -> Iterator[Batch]:
@@ -108,8 +115,7 @@ def _each(
     fetcher: fetch.Fetcher,
     batches: Iterable[Batch],
     deliver: Callable[[Any, memoryview], None],
-    *,
-    confirm: bool = False,
+    **options: Any,
 ) -> None:
     pending: dict[int, Batch] = {}
 
@@ -118,16 +124,27 @@ def _each(
             pending[batch.offset] = batch
             yield fetch.Range(batch.offset, batch.length)
 
-    fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data), confirm=confirm)
+    fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data), **options)
 
 
-def _loader(window: Window) -> Callable[[Batch, memoryview], None]:
-    def load(batch: Batch, data: memoryview) -> None:
+def _load(window: Window, fetcher: fetch.Fetcher) -> None:
+    """Load and check the tables of a window. They are confirmed with its data."""
+    loaded: list[tuple[Piece, bytes]] = []
+
+    def keep(batch: Batch, data: memoryview) -> None:
         for table in batch.pieces:
             start = table.host - batch.offset
-            window.load(table, data[start : start + table.length])
+            loaded.append((table, bytes(data[start : start + table.length])))
 
-    return load
+    _each(fetcher, window.tables(), keep, tables=True)
+    try:
+        for table, data in loaded:
+            window.load(table, data)
+        window.check()
+    except errors.ImageError:
+        # Tables of a server whose ranges are not right: then the image is read in order.
+        fetcher.confirm()
+        raise
 
 
 class Placer:

@@ -20,8 +20,9 @@ from cdi_worker.sources.web import connections, pinned, session
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the first request: enough to detect the format inside a compressed image.
-HEAD_SIZE = 256 * 1024
+#: Bytes of the first request: enough to detect the format inside a compressed image. qemu-img puts the first
+#: L2 table of a qcow2 image behind the first 256 KiB; by itself it would take two requests.
+HEAD_SIZE = 320 * 1024
 #: 19 digits hold every file size; ``int`` raises for thousands of digits.
 CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 LENGTH = re.compile(r"[0-9]{1,19}")

@@ -148,8 +148,7 @@ def test_constant_shift_is_found_by_the_head(shift: int) -> None:
     """Such ranges agree with each other, but not with the bytes read from byte 0."""
     server = Server(lie=lambda first, _: max(0, first + shift) if first else 0)
     with pytest.raises(errors.NoRanges, match="two requests returned different data at byte"):
-        fetched(server, HEAD)
-    assert {*server.requests} == {server.requests[0]}
+        fetcher(server).each([fetch.Range(HEAD, 4 * KiB)] * 8, not_delivered)
 
 
 @pytest.mark.parametrize("shift", [-8192, -512, -1, 1, 512, 65_536])
@@ -184,14 +183,100 @@ def test_table_of_zeros_is_read_again() -> None:
     assert fetcher(Server(data)).read(51_000, 4096) == bytes(4096)
 
 
-def test_tables_are_confirmed_before_they_are_delivered() -> None:
-    server = Server(lie=once(1, 8))
+TABLES = [fetch.Range(50_000, 512), fetch.Range(150_000, 512)]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_tables_are_confirmed_before_data_is_delivered(number: int) -> None:
+    """One of the tables, or of the requests that confirm them, is wrong."""
+    check_tables(number, lambda engine: engine.each([fetch.Range(100_000, 512)], not_delivered))
+
+
+def not_delivered(_offset: int, _data: memoryview) -> None:
+    pytest.fail("delivered")
+
+
+def check_tables(number: int, ending: Callable[[fetch.Fetcher], None]) -> None:
+    """Read tables, one of whose requests is not answered right, and find that with ``ending``."""
+    engine = fetcher(Server(lie=once(number, 8)))
+
+    def run() -> None:
+        engine.each(TABLES, lambda _o, _d: None, tables=True)
+        ending(engine)
+
+    with pytest.raises(errors.NoRanges, match="two requests returned different data"):
+        run()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_tables_are_confirmed_without_data_and_on_request(number: int) -> None:
+    check_tables(number, lambda engine: engine.each([], not_delivered))
+    check_tables(number, lambda engine: engine.confirm())
+
+
+class Held(Server):
+    """Answers a short request when another one, not for a part of the same bytes, has arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrived = threading.Condition()
+        self._offsets: set[int] = set()
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        first, end = self._thread.expected
+        with self._arrived:
+            self._offsets.add(first)
+            self._arrived.notify_all()
+            held = end - first < 2 * KiB and not self._arrived.wait_for(
+                lambda: any(abs(other - first) > 4 * KiB for other in self._offsets), processes.PATIENCE
+            )
+        assert not held, "a request waits for this one"
+        return super().read_range(offset, into)
+
+    def next(self) -> None:
+        self._offsets.clear()
+
+
+def test_first_data_is_the_third_round_trip() -> None:
+    """The probe waits for no table and no table for the probe; the same of confirmations and data."""
+    server, found = Held(), {}
+    engine = fetcher(server)
+    engine.each(TABLES, lambda offset, data: found.update({offset: bytes(data)}), tables=True)
+    server.next()
+    wanted = [fetch.Range(100_000 + 4 * KiB * number, 4 * KiB) for number in range(8)]
+    engine.each(wanted, lambda offset, data: found.update({offset: bytes(data)}))
+    assert found == {item.offset: DATA[item.offset :][: item.length] for item in [*TABLES, *wanted]}
+
+
+def test_confirmed_is_called_once_between_confirmation_and_end() -> None:
+    """Tables that arrive before the caller waits for them must not make it wait."""
+    server, called = Server(), []
+    engine = fetcher(server)
+    engine.each(
+        TABLES, lambda _o, _d: time.sleep(0.1), tables=True, confirmed=lambda: called.append("tables")
+    )
+    engine.each([fetch.Range(100_000, 512)], lambda _o, _d: None, confirmed=lambda: called.append("data"))
+    assert called == ["data"]
+    with pytest.raises(OSError, match="full"):
+        engine.each([], not_delivered, confirmed=lambda: (_ for _ in ()).throw(OSError("full")))
+
+
+def test_bytes_are_not_returned_before_the_probe() -> None:
+    """Every range is shifted, and the answer to the probe arrives last."""
+    asked = threading.Event()
+
+    class Late(Server):
+        def read_range(self, offset: int, into: memoryview, /) -> int:
+            if offset < HEAD:
+                assert asked.wait(processes.PATIENCE)
+                time.sleep(0.1)
+            else:
+                asked.set()
+            return super().read_range(offset, into)
+
+    engine = fetcher(Late(lie=lambda first, _: first + 512))
     with pytest.raises(errors.NoRanges):
-        fetcher(server).each(
-            [fetch.Range(50_000, 512), fetch.Range(60_000, 512)],
-            lambda _o, _d: pytest.fail("delivered"),
-            confirm=True,
-        )
+        engine.each(TABLES, not_delivered, tables=True)
 
 
 class Huge(Server):
