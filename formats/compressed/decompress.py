@@ -55,8 +55,19 @@ class _Decompressor(Protocol):
     def decompress(self, data: memoryview | bytes, /, max_length: int) -> bytes: ...
 
 
+class _Ended:
+    """A member that has ended."""
+
+    eof = True
+    needs_input = False
+    unused_data = b""
+
+    def decompress(self, data: memoryview | bytes, /, max_length: int) -> bytes:
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """How to read one compression format.
 
     ``magic``: start of every member. ``padding``: zero bytes may follow a member in multiples of this (0: no
@@ -71,11 +82,11 @@ class _Kind:
     resumes: bool = False
 
 
-_KINDS = {
+KINDS = {
     kind.name: kind
     for kind in (
         # gzip(1) ignores zeros at the end (padding of tape blocks) and reports other bytes as garbage.
-        _Kind(
+        Kind(
             name="gz",
             magic=re.compile(rb"\x1f\x8b\x08"),
             start=functools.partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP),
@@ -83,7 +94,7 @@ _KINDS = {
             padding=1,
         ),
         # Stream padding: xz-file-format.txt, section 2.2.
-        _Kind(
+        Kind(
             name="xz",
             magic=re.compile(rb"\xfd7zXZ\x00"),
             start=functools.partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=MEMORY),
@@ -92,7 +103,7 @@ _KINDS = {
             resumes=True,
         ),
         # Frames and skippable frames: RFC 8878, sections 3.1.1 and 3.1.2.
-        _Kind(
+        Kind(
             name="zst",
             magic=re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
             start=functools.partial(
@@ -100,7 +111,7 @@ _KINDS = {
             ),
             error=zstd.ZstdError,
         ),
-        _Kind(
+        Kind(
             name="bz2",
             magic=re.compile(rb"BZh[1-9]"),
             start=bz2.BZ2Decompressor,
@@ -123,19 +134,22 @@ def open(  # noqa: A001 - read as decompress.open
     """
     if kind == "xz" and tool is not None:
         reader = head = readers.Peek(reader, 64)
-        plain = tool(head) if is_multi_block(head.head) else Members(_KINDS[kind], head)
+        plain = tool(head) if is_multi_block(head.head) else Members(KINDS[kind], head)
     else:
-        plain = Members(_KINDS[kind], reader)
+        plain = Members(KINDS[kind], reader)
     return plain if limit is None else readers.Limited(plain, limit)
 
 
 class Members:
-    """Decompress the members of a file one after the other, as one stream."""
+    """Decompress the members of a file one after the other, as one stream.
 
-    def __init__(self, kind: _Kind, reader: readers.Reader) -> None:
+    ``continued``: there were members before, so that the stream may end here.
+    """
+
+    def __init__(self, kind: Kind, reader: readers.Reader, *, continued: bool = False) -> None:
         self._kind = kind
         self._reader = reader
-        self._member = kind.start()
+        self._member = _Ended() if continued else kind.start()
         self._input = memoryview(bytearray(_INPUT))
         self._at = 0
         self._end = 0

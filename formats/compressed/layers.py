@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors
@@ -51,12 +52,16 @@ def look(head: bytes, *, whole: bool = False) -> Content:
 
 
 def open(  # noqa: A001 - read as layers.open
-    reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
+    reader: readers.Reader,
+    *,
+    limit: int | None = None,
+    tool: decompress.Tool | None = None,
+    cpus: Callable[[], int] = lambda: 1,
 ) -> tuple[Content, readers.Reader]:
     """Decompress all layers of ``reader``: return the content, and a reader of it from its start.
 
-    ``limit`` bounds the bytes of every layer; ``tool``: see ``decompress.open``. Closing the result closes
-    ``reader``. A failure closes it too, because a tool may be running.
+    ``limit`` bounds the bytes of every layer; ``tool``, ``cpus``: see ``groups.open``. Closing the
+    result closes ``reader``. A failure closes it too, because a tool may be running.
     """
     compressions: tuple[str, ...] = ()
     opened = reader
@@ -64,7 +69,7 @@ def open(  # noqa: A001 - read as layers.open
         opened = top = readers.Peek(opened, detect.HEAD)
         while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
             compressions = _deeper(compressions, kind)
-            opened = _decompressed(kind, top, limit=limit, tool=tool)
+            opened = _decompressed(kind, top, limit=limit, tool=tool, cpus=cpus())
             opened = top = readers.Peek(opened, detect.HEAD)
     except BaseException:
         opened.close()
@@ -73,12 +78,17 @@ def open(  # noqa: A001 - read as layers.open
 
 
 def _decompressed(
-    kind: str, reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
+    kind: str,
+    reader: readers.Reader,
+    *,
+    limit: int | None = None,
+    tool: decompress.Tool | None = None,
+    cpus: int = 1,
 ) -> readers.Reader:
     # Imported when used: its four libraries take 8 ms.
-    from cdi_worker.formats.compressed import decompress
+    from cdi_worker.formats.compressed import groups
 
-    return decompress.open(kind, reader, limit=limit, tool=tool)
+    return groups.open(kind, reader, limit=limit, tool=tool, cpus=cpus)
 
 
 def _deeper(compressions: tuple[str, ...], kind: str) -> tuple[str, ...]:

@@ -323,6 +323,9 @@ class Machine:
     def uname(self) -> Any:
         return types.SimpleNamespace(nodename=f"node{self.process.node}")
 
+    def sched_getaffinity(self, _pid: int) -> set[int]:
+        return {0, 1}
+
     def getpid(self) -> int:
         return 1
 
