@@ -99,13 +99,13 @@ def _joins(first: Piece, second: Piece) -> bool:
     return ends == (second.host, second.guest) and not first.compressed and not second.compressed
 
 
-def steady(table: array.array[int], step: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of the longest ranges of ``table`` without 0 in which entries increase by ``step``.
+def steady(table: array.array[int], step: int, lowest: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of the longest ranges of ``table`` in which entries increase by ``step``.
 
-    Zeros, which stand for holes, are skipped in C: a disk of 1 TiB may have 100 million of them.
+    Entries below ``lowest`` are holes. They are skipped in C: a disk of 1 TiB may have 100 million of them.
     """
     start = 0
-    for is_used, group in groupby(table, bool):
+    for is_used, group in groupby(table, lowest.__le__):
         entries = list(group)
         end = start + len(entries)
         if is_used:

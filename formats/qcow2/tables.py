@@ -84,7 +84,9 @@ def _cut(piece: Piece, end: int) -> Piece:
 
 def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) -> Iterator[Piece]:
     cluster = header.cluster_size
-    for first, end in pieces.steady(table, cluster):
+    # Without an offset, a cluster of zeros is the flag alone. Version 2 does not know the flag.
+    lowest = _ZERO + 1 if header.version > 2 else 1
+    for first, end in pieces.steady(table, cluster, lowest):
         start = first
         entry = table[first]
         if not entry & (_OFFSET | _COMPRESSED):

@@ -80,13 +80,10 @@ class Layout(mapped.Layout):
 
     def _runs(self, table: array.array[int], guest: int) -> Iterator[Piece]:
         grain = self.header.grain * SECTOR
-        for first, end in pieces.steady(table, self.header.grain):
-            # A hole may also be 1: ``steady`` joins it with a following entry that is one grain larger.
-            start = first if table[first] >= self._first else first + 1
-            if start < end:
-                offset = guest + start * grain
-                size = min((end - start) * grain, self.virtual_size - offset)
-                yield Piece(table[start] * SECTOR, size, offset, size, compressed=False)
+        for start, end in pieces.steady(table, self.header.grain, self._first):
+            offset = guest + start * grain
+            size = min((end - start) * grain, self.virtual_size - offset)
+            yield Piece(table[start] * SECTOR, size, offset, size, compressed=False)
 
     def _compressed(self, table: array.array[int], guest: int) -> Iterator[Piece]:
         """Yield compressed grains. Each ends at the next one in this table, or has the maximum length."""

@@ -55,3 +55,9 @@ def test_tables_are_not_split() -> None:
 def test_ranges_of_tables_contain_no_holes(table: list[int], ranges: list[tuple[int, int]]) -> None:
     """Most entries of a disk with little data are holes: they cost no step of the interpreter."""
     assert list(pieces.steady(array.array("Q", table), 4)) == ranges
+
+
+def test_other_holes_cost_no_step_either() -> None:
+    """Clusters of zeros, as qemu-img and a trimmed disk leave them, are entries with the value 1."""
+    table = array.array("Q", [1] * 1000 + [5, 9, 1, 1, 13])
+    assert list(pieces.steady(table, 4, 2)) == [(1000, 1002), (1004, 1005)]
