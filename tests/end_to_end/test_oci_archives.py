@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import os
 import random
-import threading
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import containers, devices, misbehave, objectservers, oracle
+from tests.support import containers, devices, misbehave, objectservers, oracle, ways
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
 MiB = 1 << 20
-WAYS = ("ranges", "stream", "local", "pipe")
 #: Incompressible, and so long that it is not among the first bytes of an archive.
 OTHER = random.Random(7).randbytes(9 * MiB)
 
@@ -44,69 +40,29 @@ def tool(image: Image) -> bytes:
     return containers.tar([*entries, Entry("index.json", containers.index(image.manifest).data)])
 
 
-class Importer:
-    """Imports an archive the given way."""
-
-    def __init__(self, server: misbehave.Server, directory: Path) -> None:
-        self.server = server
-        self.target = directory / "disk.img"
-        self._directory = directory
-
-    def request(self, data: bytes, way: str, **options: object) -> cdi_worker.Request:
-        address = str(self._directory / "vm.oci.tar")
-        if way in {"ranges", "stream"}:
-            page = misbehave.Page(
-                data, ranges=way == "ranges", framing="length" if way == "ranges" else "chunked"
-            )
-            address = self.server.serve("/export.oci.tar", page)
-        elif way == "local":
-            Path(address).write_bytes(data)
-        source = "http" if address.startswith("http") else "local"
-        values = {"target": str(self.target), "existing": "replace", **options}
-        return cdi_worker.Request(source=source, location=cdi_worker.Location(address), **values)
-
-    def run(self, data: bytes, way: str, **options: object) -> cdi_worker.Result:
-        wanted = self.request(data, way, **options)
-        if way != "pipe":
-            return cdi_worker.run(wanted)
-        path = self._directory / "vm.oci.tar"
-        os.mkfifo(path)
-        writing = threading.Thread(target=_write, args=(path, data))
-        writing.start()
-        try:
-            return cdi_worker.run(wanted)
-        finally:
-            writing.join()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        path.write_bytes(data)
-
-
 @pytest.fixture
-def importer(server: misbehave.Server, tmp_path: Path) -> Importer:
-    return Importer(server, tmp_path)
+def importer(server: misbehave.Server, tmp_path: Path) -> ways.Importer:
+    return ways.Importer(server, tmp_path, "export.oci.tar", framing="chunked")
 
 
 @pytest.mark.parametrize("kind", ["file", "block"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways.WAYS)
 def test_disk_of_an_export_is_imported(
-    importer: Importer, disks: disks_module.Disks, way: str, kind: str, tmp_path: Path
+    importer: ways.Importer, disks: disks_module.Disks, way: str, kind: str, tmp_path: Path
 ) -> None:
     with devices.target(kind, tmp_path, 9 * MiB) as target:
         importer.run(exported(disks), way, disk="rootdisk", target=str(target))
         oracle.same(target, disks.raw(), beyond=devices.beyond(target))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_several_disks_are_listed(importer: Importer, disks: disks_module.Disks, way: str) -> None:
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_several_disks_are_listed(importer: ways.Importer, disks: disks_module.Disks, way: str) -> None:
     with pytest.raises(errors.Refused, match="several files among: datadisk, rootdisk"):
         importer.run(exported(disks), way)
     oracle.unusable(importer.target)
 
 
-def test_only_the_wanted_disk_moves(importer: Importer, disks: disks_module.Disks) -> None:
+def test_only_the_wanted_disk_moves(importer: ways.Importer, disks: disks_module.Disks) -> None:
     other = random.Random(8).randbytes(40 * MiB)
     importer.run(exported(disks, other), "ranges", disk="rootdisk")
     oracle.same(importer.target, disks.raw())
@@ -117,14 +73,14 @@ def test_only_the_wanted_disk_moves(importer: Importer, disks: disks_module.Disk
 @pytest.mark.parametrize("way", ["ranges", "stream", "local"])
 @pytest.mark.parametrize("variant", ["qcow2", "raw"])
 def test_archive_of_a_tool_is_read(
-    importer: Importer, disks: disks_module.Disks, way: str, variant: str
+    importer: ways.Importer, disks: disks_module.Disks, way: str, variant: str
 ) -> None:
     """The index comes last: a stream is read twice."""
     importer.run(tool(containers.image_of(disks.image(variant))), way)
     oracle.same(importer.target, disks.expected(variant))
 
 
-def test_stream_that_passes_once_must_begin_with_its_index(importer: Importer) -> None:
+def test_stream_that_passes_once_must_begin_with_its_index(importer: ways.Importer) -> None:
     image = Image((containers.titled_layer(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
     with pytest.raises(errors.Unsupported, match=r"has index\.json in another order"):
         importer.run(tool(image), "pipe")
@@ -132,7 +88,7 @@ def test_stream_that_passes_once_must_begin_with_its_index(importer: Importer) -
 
 @pytest.mark.parametrize("way", ["ranges", "stream"])
 def test_changed_disk_is_refused(
-    importer: Importer, disks: disks_module.Disks, way: str, block: Path
+    importer: ways.Importer, disks: disks_module.Disks, way: str, block: Path
 ) -> None:
     data = bytearray(exported(disks, OTHER))
     at = data.index(OTHER) + len(OTHER) - 5
@@ -143,7 +99,7 @@ def test_changed_disk_is_refused(
 
 
 @pytest.mark.parametrize("way", ["ranges", "stream"])
-def test_checksum_is_of_the_archive(importer: Importer, disks: disks_module.Disks, way: str) -> None:
+def test_checksum_is_of_the_archive(importer: ways.Importer, disks: disks_module.Disks, way: str) -> None:
     data = exported(disks)
     importer.run(data, way, disk="rootdisk", checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
     oracle.same(importer.target, disks.raw())
@@ -153,7 +109,7 @@ def test_checksum_is_of_the_archive(importer: Importer, disks: disks_module.Disk
     oracle.unusable(importer.target)
 
 
-def test_wrong_ranges_are_given_up(importer: Importer, disks: disks_module.Disks) -> None:
+def test_wrong_ranges_are_given_up(importer: ways.Importer, disks: disks_module.Disks) -> None:
     data = exported(disks)
     wanted = importer.request(data, "ranges", disk="rootdisk")
     lying = misbehave.Page(data, lie=lambda first, _: first + (first > 0))
@@ -162,7 +118,7 @@ def test_wrong_ranges_are_given_up(importer: Importer, disks: disks_module.Disks
     oracle.same(importer.target, disks.raw())
 
 
-def test_interrupted_stream_is_read_on(importer: Importer, disks: disks_module.Disks) -> None:
+def test_interrupted_stream_is_read_on(importer: ways.Importer, disks: disks_module.Disks) -> None:
     data = exported(disks)
     wanted = importer.request(data, "stream", disk="rootdisk")
     page = misbehave.Page(data, ranges=False)

@@ -2,86 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, objectservers, oracle, ovas, worker
+from tests.support import devices, misbehave, objectservers, oracle, ovas, ways, worker
 from tests.support import disks as disks_module
 from tests.support.ovas import Disk
 
 MiB = 1 << 20
-WAYS = ("ranges", "stream", "local", "pipe")
 #: Variants of images as programs put them into OVAs.
 VARIANTS = ("vmdk-stream", "vmdk-tables-last", "vmdk", "qcow2", "raw", "vhd")
 
 
-class Importer:
-    """Imports an OVA the given way."""
-
-    def __init__(self, server: misbehave.Server, directory: Path) -> None:
-        self.server = server
-        self.target = directory / "disk.img"
-        self._directory = directory
-
-    def request(self, data: bytes, way: str, **options: object) -> cdi_worker.Request:
-        address = str(self._directory / "vm.ova")
-        if way in {"ranges", "stream"}:
-            address = self.server.serve("/vm.ova", misbehave.Page(data, ranges=way == "ranges"))
-        elif way == "local":
-            Path(address).write_bytes(data)
-        source = "http" if address.startswith("http") else "local"
-        values = {
-            "target": str(self.target),
-            "existing": "replace",
-            "scratch": str(self._directory),
-            **options,
-        }
-        return cdi_worker.Request(source=source, location=cdi_worker.Location(address), **values)
-
-    def run(self, data: bytes, way: str, **options: object) -> cdi_worker.Result:
-        wanted = self.request(data, way, **options)
-        if way != "pipe":
-            return cdi_worker.run(wanted)
-        path = self._directory / "vm.ova"
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
-        writing = threading.Thread(target=_write, args=(path, data))
-        writing.start()
-        try:
-            return cdi_worker.run(wanted)
-        finally:
-            writing.join()
-
-    def refused(self, data: bytes, way: str, **options: object) -> errors.Error:
-        with pytest.raises(errors.Error) as caught:
-            self.run(data, way, **options)
-        oracle.unusable(Path(str(options.get("target", self.target))))
-        return caught.value
-
-
-def _write(path: Path, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        path.write_bytes(data)
-
-
 @pytest.fixture
-def importer(server: misbehave.Server, tmp_path: Path) -> Importer:
-    return Importer(server, tmp_path)
+def importer(server: misbehave.Server, tmp_path: Path) -> ways.Importer:
+    return ways.Importer(server, tmp_path, "vm.ova")
 
 
 @pytest.mark.parametrize("listed", ["first", "last", "none"])
 @pytest.mark.parametrize("kind", ["file", "block"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways.WAYS)
 def test_only_disk_is_imported(
-    importer: Importer, disks: disks_module.Disks, way: str, kind: str, listed: str, tmp_path: Path
+    importer: ways.Importer, disks: disks_module.Disks, way: str, kind: str, listed: str, tmp_path: Path
 ) -> None:
     data = ovas.ova(Disk(disks.image("vmdk-stream").read_bytes()), listed=listed)
     with devices.target(kind, tmp_path, 9 * MiB) as target:
@@ -90,9 +38,9 @@ def test_only_disk_is_imported(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways.WAYS)
 def test_all_formats_are_imported(
-    importer: Importer, disks: disks_module.Disks, way: str, variant: str
+    importer: ways.Importer, disks: disks_module.Disks, way: str, variant: str
 ) -> None:
     importer.run(ovas.ova(Disk(disks.image(variant).read_bytes(), "disk.bin")), way)
     oracle.same(importer.target, disks.expected(variant))
@@ -102,7 +50,7 @@ def test_all_formats_are_imported(
 @pytest.mark.parametrize("listed", ["first", "last"])
 @pytest.mark.parametrize("way", ["ranges", "stream"])
 def test_compressed_disk_is_verified_as_packed(
-    importer: Importer, disks: disks_module.Disks, way: str, listed: str, algorithm: str
+    importer: ways.Importer, disks: disks_module.Disks, way: str, listed: str, algorithm: str
 ) -> None:
     packed = gzip.compress(disks.image("qcow2").read_bytes(), 1, mtime=0)
     disk = Disk(packed, "disk.qcow2.gz", file={"compression": "gzip"})
@@ -111,15 +59,15 @@ def test_compressed_disk_is_verified_as_packed(
 
 
 @pytest.mark.parametrize("choice", ["data.vmdk", "vmdisk2", "2"])
-@pytest.mark.parametrize("way", WAYS)
-def test_disk_is_chosen(importer: Importer, disks: disks_module.Disks, way: str, choice: str) -> None:
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_disk_is_chosen(importer: ways.Importer, disks: disks_module.Disks, way: str, choice: str) -> None:
     first = Disk(disks.image("vmdk-stream", "dense").read_bytes())
     second = Disk(disks.image("vmdk-stream").read_bytes(), "data.vmdk")
     importer.run(ovas.ova(first, second), way, disk=choice)
     oracle.same(importer.target, disks.expected("vmdk-stream"))
 
 
-def test_only_the_wanted_disk_moves(importer: Importer, disks: disks_module.Disks) -> None:
+def test_only_the_wanted_disk_moves(importer: ways.Importer, disks: disks_module.Disks) -> None:
     other = Disk(os.urandom(40 * MiB), "other.vmdk")
     wanted = Disk(disks.image("vmdk-stream").read_bytes())
     importer.run(ovas.ova(other, wanted, listed="last"), "ranges", disk="2")
@@ -128,9 +76,9 @@ def test_only_the_wanted_disk_moves(importer: Importer, disks: disks_module.Disk
 
 
 @pytest.mark.parametrize("choice", ["", "3", "nothing.vmdk"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways.WAYS)
 def test_ambiguous_choice_lists_the_disks(
-    importer: Importer, disks: disks_module.Disks, way: str, choice: str
+    importer: ways.Importer, disks: disks_module.Disks, way: str, choice: str
 ) -> None:
     data = disks.image("vmdk-stream").read_bytes()
     error = importer.refused(ovas.ova(Disk(data), Disk(data, "data.vmdk")), way, disk=choice)
@@ -139,7 +87,7 @@ def test_ambiguous_choice_lists_the_disks(
     assert "CDI_WORKER_DISK" in str(error)
 
 
-def test_inspect_lists_the_disks(importer: Importer, disks: disks_module.Disks) -> None:
+def test_inspect_lists_the_disks(importer: ways.Importer, disks: disks_module.Disks) -> None:
     data = disks.image("vmdk-stream").read_bytes()
     found = cdi_worker.inspect(
         importer.request(ovas.ova(Disk(data), Disk(data, "data.vmdk")), "ranges", target="")
@@ -150,9 +98,9 @@ def test_inspect_lists_the_disks(importer: Importer, disks: disks_module.Disks) 
 
 @pytest.mark.parametrize("kind", ["file", "block"])
 @pytest.mark.parametrize("listed", ["first", "last"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways.WAYS)
 def test_wrong_disk_is_never_usable(
-    importer: Importer, disks: disks_module.Disks, way: str, listed: str, kind: str, tmp_path: Path
+    importer: ways.Importer, disks: disks_module.Disks, way: str, listed: str, kind: str, tmp_path: Path
 ) -> None:
     right = disks.image("raw").read_bytes()
     data = ovas.ova(Disk(right), listed=listed)
@@ -165,7 +113,7 @@ def test_wrong_disk_is_never_usable(
 
 @pytest.mark.parametrize("way", ["ranges", "stream", "pipe"])
 def test_checksum_of_the_request_is_of_the_whole_ova(
-    importer: Importer, disks: disks_module.Disks, way: str
+    importer: ways.Importer, disks: disks_module.Disks, way: str
 ) -> None:
     data = ovas.ova(Disk(disks.image("vmdk-stream").read_bytes()), listed="none")
     importer.run(data, way, checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
@@ -175,7 +123,7 @@ def test_checksum_of_the_request_is_of_the_whole_ova(
     assert isinstance(error, errors.ChecksumMismatch)
 
 
-def test_interrupted_stream_is_read_on(importer: Importer, disks: disks_module.Disks) -> None:
+def test_interrupted_stream_is_read_on(importer: ways.Importer, disks: disks_module.Disks) -> None:
     data = ovas.ova(Disk(disks.image("raw").read_bytes()), listed="last")
     wanted = importer.request(data, "stream")
     cut = misbehave.Page(data, ranges=False, cut_at=3 * MiB)
@@ -184,7 +132,7 @@ def test_interrupted_stream_is_read_on(importer: Importer, disks: disks_module.D
     oracle.same(importer.target, disks.raw())
 
 
-def test_wrong_ranges_are_given_up(importer: Importer, disks: disks_module.Disks) -> None:
+def test_wrong_ranges_are_given_up(importer: ways.Importer, disks: disks_module.Disks) -> None:
     data = ovas.ova(Disk(disks.image("raw").read_bytes()), listed="last")
     wanted = importer.request(data, "ranges")
     importer.server.serve("/vm.ova", misbehave.Page(data, lie=lambda first, _: first + (first > 0)))
@@ -209,13 +157,15 @@ def test_objects_are_read_by_ranges(
 
 
 def test_missing_manifest_is_a_warning(
-    importer: Importer, disks: disks_module.Disks, caplog: pytest.LogCaptureFixture
+    importer: ways.Importer, disks: disks_module.Disks, caplog: pytest.LogCaptureFixture
 ) -> None:
     importer.run(ovas.ova(Disk(disks.image("vmdk-stream").read_bytes()), listed="none"), "stream")
     assert "no manifest" in caplog.text
 
 
-def test_command_chooses_and_lists(importer: Importer, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_command_chooses_and_lists(
+    importer: ways.Importer, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     first = Disk(disks.image("vmdk-stream", "dense").read_bytes())
     path = tmp_path / "vm.ova"
     path.write_bytes(ovas.ova(first, Disk(disks.image("vmdk-stream").read_bytes(), "data.vmdk")))
@@ -228,5 +178,5 @@ def test_command_chooses_and_lists(importer: Importer, disks: disks_module.Disks
     oracle.same(importer.target, disks.expected("vmdk-stream"))
 
 
-def test_disk_of_another_source_cannot_be_chosen(importer: Importer, disks: disks_module.Disks) -> None:
+def test_disk_of_another_source_cannot_be_chosen(importer: ways.Importer, disks: disks_module.Disks) -> None:
     assert "neither an OVA nor" in str(importer.refused(disks.raw().read_bytes(), "ranges", disk="1"))

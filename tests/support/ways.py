@@ -1,0 +1,72 @@
+"""One package of disks imported in every way it may arrive: by ranges, as a stream, from a file or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import misbehave, oracle
+
+#: How the bytes arrive.
+WAYS = ("ranges", "stream", "local", "pipe")
+
+
+class Importer:
+    """Imports the package ``name`` in a given way, to ``target`` unless the options name another."""
+
+    def __init__(self, server: misbehave.Server, directory: Path, name: str, framing: str = "length") -> None:
+        self.server = server
+        self.target = directory / "disk.img"
+        self._directory = directory
+        self._path = directory / name
+        self._framing = framing
+
+    def request(self, data: bytes, way: str, **options: object) -> cdi_worker.Request:
+        """Return a request for ``data``, and serve or write them."""
+        address = str(self._path)
+        if way == "ranges":
+            address = self.server.serve(f"/{self._path.name}", misbehave.Page(data))
+        elif way == "stream":
+            page = misbehave.Page(data, ranges=False, framing=self._framing)
+            address = self.server.serve(f"/{self._path.name}", page)
+        elif way == "local":
+            self._path.write_bytes(data)
+        source = "http" if address.startswith("http") else "local"
+        values = {
+            "target": str(self.target),
+            "existing": "replace",
+            "scratch": str(self._directory),
+            **options,
+        }
+        return cdi_worker.Request(source=source, location=cdi_worker.Location(address), **values)
+
+    def run(self, data: bytes, way: str, **options: object) -> cdi_worker.Result:
+        """Import ``data``."""
+        wanted = self.request(data, way, **options)
+        if way != "pipe":
+            return cdi_worker.run(wanted)
+        self._path.unlink(missing_ok=True)
+        os.mkfifo(self._path)
+        writing = threading.Thread(target=self._write, args=(data,))
+        writing.start()
+        try:
+            return cdi_worker.run(wanted)
+        finally:
+            writing.join()
+
+    def refused(self, data: bytes, way: str, **options: object) -> errors.Error:
+        """Return the error with which ``data`` is refused; the target must not be usable."""
+        with pytest.raises(errors.Error) as caught:
+            self.run(data, way, **options)
+        oracle.unusable(Path(str(options.get("target", self.target))))
+        return caught.value
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._path.write_bytes(data)
