@@ -1,8 +1,8 @@
 """Signatures: from bytes to the verdict, whose data it is. No files, no network.
 
 ``keys``: public keys. ``simple``, ``bundle``: two forms of signatures of container images. Each form has a
-function from bytes to ``Claims``, which raises ``errors.Untrusted``. A signed checksum list fits in the same
-way: a demand, keys, bytes, claims.
+function from bytes to ``Claims``, which raises ``errors.Untrusted``. ``openpgp``, ``minisign``, ``ssh``:
+signatures of files, and ``keyring``: the keys for them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MALFORMED: Final = "malformed"
 OTHER_KEY: Final = "of another key"
 OTHER_SIGNER: Final = "of another signer"
 EXPIRED: Final = "expired"
+REVOKED: Final = "of a revoked key"
 OTHER_DATA: Final = "of other data"
 OTHER_REFERENCE: Final = "of another reference"
 OTHER_ANNOTATION: Final = "without the annotation"
@@ -27,7 +28,7 @@ UNVERIFIABLE: Final = "not verifiable"
 REJECTED: Final = "rejected by policy"
 #: What went wrong, what a signature got through first, last: the reason to report among several signatures.
 ORDER: Final = (
-    MISSING, UNVERIFIABLE, MALFORMED, OTHER_KEY, OTHER_SIGNER, EXPIRED, OTHER_DATA, OTHER_REFERENCE,
+    MISSING, UNVERIFIABLE, MALFORMED, OTHER_KEY, OTHER_SIGNER, EXPIRED, REVOKED, OTHER_DATA, OTHER_REFERENCE,
     OTHER_ANNOTATION, REJECTED,
 )  # fmt: skip
 
@@ -40,6 +41,8 @@ class Demand:
     ``identity``, ``issuer``: those of the signer's certificate from Fulcio; ``trusted_root``: the file that
     says which Fulcio and Rekor to trust. ``annotations``: pairs that must have been signed. ``policy``: a
     policy.json of containers, which only concerns container images (containers-policy.json(5)).
+    ``checksum_file``: URL or path of a file with the disk's checksum (SHA256SUMS, CHECKSUM), which the
+    signature is of.
     """
 
     signed_by: str = ""
@@ -48,6 +51,7 @@ class Demand:
     trusted_root: str = ""
     annotations: tuple[tuple[str, str], ...] = ()
     policy: str = ""
+    checksum_file: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.signed_by or self.is_keyless or self.annotations)
@@ -65,6 +69,8 @@ class Demand:
             yield "a certificate needs --certificate-identity, --certificate-oidc-issuer and --trusted-root"
         if self.annotations and not (self.signed_by or self.is_keyless):
             yield "--signature-annotation needs a signer: use --signed-by or --certificate-identity"
+        if self.checksum_file and (self.is_keyless or self.annotations):
+            yield "--checksum-file: use --signed-by; a checksum file has neither certificates nor annotations"
 
 
 #: The demand of whoever demands nothing.

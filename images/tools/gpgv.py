@@ -1,0 +1,56 @@
+"""Verify OpenPGP signatures with gpgv."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from cdi_worker import errors
+from cdi_worker.formats.signature import openpgp
+from cdi_worker.images.engine import cancelling
+from cdi_worker.images.tools import process
+
+# A checksum file takes milliseconds. A hostile key or signature may take longer.
+_PATIENCE = 30.0
+_ADDRESS_SPACE = 512 << 20
+#: Of the status lines, in bytes: a signature has some hundred.
+_LONGEST = 1 << 20
+
+
+def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: cancelling.Cancel) -> str:
+    """Return who made the detached signature ``proof`` of ``message``, with a key in ``keyring``.
+
+    Raises ``errors.Untrusted``, which calls the signature ``name``.
+    """
+    proof = openpgp.detached(proof, name)
+    status = bytearray()
+    with _readable(keyring) as keys, _readable(proof) as made, _readable(message) as text:
+        files = [f"/proc/self/fd/{each}" for each in (keys, made, text)]
+        # The status on standard output: the log on standard error repeats names of keys as they are.
+        argv = ("gpgv", "--status-fd=1", "--keyring", *files[:1], "--", *files[1:])
+        command = process.Command(
+            argv, package="gpgv", address_space=_ADDRESS_SPACE, pass_fds=(keys, made, text)
+        )
+        with process.Process(command, stdout=process.PIPE) as running:
+            for chunk in running.output(cancel=cancel, watch=process.Watch("gpgv", _PATIENCE)):
+                status += chunk[: _LONGEST - len(status)]
+            try:
+                running.finish()
+            except errors.ToolFailed as err:
+                # It fails for any invalid signature; the status says which. A crash says nothing.
+                if int(str(err.fields["exit_status"])) < 0:
+                    raise
+    return openpgp.signer(status.decode("utf-8", "replace"), name)
+
+
+@contextlib.contextmanager
+def _readable(data: bytes) -> Iterator[int]:
+    """Yield a descriptor of a file in memory with ``data``."""
+    memory = os.memfd_create("gpgv")
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(data)
+        yield memory
+    finally:
+        os.close(memory)
