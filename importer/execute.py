@@ -94,6 +94,7 @@ def run(
     request.check(wanted)
     kind = sources.find(wanted.source)
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
+        wanted, _ = _listed(wanted, reads, progress)
         return run_source(_source(kind, wanted, reads), wanted, progress, reads)
 
 
@@ -158,6 +159,7 @@ def run_all(
     kind = sources.find(wanted.source)
     done: dict[str, Result] = {}
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
+        wanted, _ = _listed(wanted, reads, progress)
         reading = engine.Engine(wanted.fetch, progress.retry)
 
         def import_disk(disk: base.Source, wanted: request.Request) -> None:
@@ -213,7 +215,21 @@ def inspect(
     request.check(wanted)
     kind = sources.find(wanted.source)
     with cancelling.adapted(cancel) as stop, sources.foreign(kind):
-        return _inspect(_source(kind, wanted, stop), wanted, stop)
+        asked, listed = _listed(wanted, stop, progress_module.NullProgress())
+        found = _inspect(_source(kind, asked, stop), asked, stop)
+        return dataclasses.replace(found, details={**found.details, **listed})
+
+
+def _listed(
+    wanted: request.Request, cancel: cancelling.Cancel, progress: progress_module.Progress
+) -> tuple[request.Request, Mapping[str, object]]:
+    """Return the request with the checksum in its checksum file, and what ``inspect`` says about that."""
+    if not wanted.demand.checksum_file:
+        return wanted, {}
+    # Imported when used: few imports need it (start-up time).
+    from cdi_worker import checksums
+
+    return checksums.resolved(wanted, cancel, progress.retry)
 
 
 def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:

@@ -116,6 +116,8 @@ def check(made: Request, faults: list[str] | None = None) -> None:
     faults += made.demand.faults()
     if made.existing == "update" and (made.is_archive or made.target == target.STDOUT):
         faults.append("only a disk on a file or a device can be updated in place (--update)")
+    if made.demand.checksum_file and made.checksum is not None:
+        faults.append("--checksum and --checksum-file exclude each other")
     try:
         faults += _source_faults(made)
         if made.checksum is not None:
@@ -132,6 +134,10 @@ def _source_faults(made: Request) -> Iterator[str]:
     if made.is_archive and not kind.archives:
         yield f"source {made.source!r} does not support content type archive"
     yield from location.faults()
+    if made.demand.checksum_file and made.is_delta:
+        yield "--checksum-file: a checksum is of a whole disk, not of changes since a checkpoint"
+    if made.demand.checksum_file and not location.file_name:
+        yield f"source {made.source!r}: the disk has no file name to look up in --checksum-file"
     for each in (location, *map(kind.accept, made.layers)):
         if any(map(each.reads, target.used(made.target))):
             yield "source and target are the same file"
@@ -144,7 +150,7 @@ def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:
         yield f"source {made.source!r} does not support layers (--layer)"
     if made.is_archive:
         yield "layers are files of one disk, not an archive (--layer)"
-    if made.checksum is not None:
+    if made.checksum is not None or made.demand.checksum_file:
         yield "a checksum is of one file, this disk has several (--layer); import them one after the other"
     if len({each.endpoint for each in (first, *made.layers)}) <= len(made.layers):
         yield "a layer is given twice (--layer); give each file once"

@@ -111,6 +111,11 @@ class Location:
         """The stage of a multi-stage import; empty for a source without stages."""
         return Stage()
 
+    @property
+    def file_name(self) -> str:
+        """The name of the disk's file, as a checksum file has it; empty: it is not a file."""
+        return ""
+
     def faults(self) -> Iterator[str]:
         """Yield a message for each missing or invalid field, without contacting the server."""
         if not self.endpoint:
@@ -207,7 +212,10 @@ class Source:
     #: The signatures that the data must have. Set before the source is opened.
     demand: signature.Demand = signature.NOTHING
     #: Why demanded signatures cannot be verified; empty: opening the source verifies them, or fails.
-    unverifiable: str = "only images in a registry have signatures that can be verified"
+    unverifiable: str = (
+        "only images in a registry have signatures that can be verified; for http, s3, gcs and files "
+        "name a signed checksum file (--checksum-file, CDI_WORKER_CHECKSUM_FILE)"
+    )
     #: Whether it is a container image that another program has pulled: policies for images concern it, too.
     pulled_elsewhere: bool = False
     #: What the verified signatures say. Set when the source is opened.

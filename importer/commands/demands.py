@@ -24,10 +24,20 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
     return (
         late.option(
             group,
+            "--checksum-file",
+            default="",
+            metavar="URL",
+            help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
+        ),
+        late.option(
+            group,
             "--signed-by",
             default="",
             metavar="FILE",
-            help="Public keys (PEM), in a file or a folder: import only what one of them has signed.",
+            help=(
+                "Public keys, in a file or a folder: import only what one of them has signed. PEM for images "
+                "in a registry; OpenPGP, minisign or SSH for --checksum-file."
+            ),
         ),
         late.option(
             group,

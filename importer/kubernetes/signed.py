@@ -31,6 +31,7 @@ class Annotation(NamedTuple):
 
 ANNOTATIONS: Final[Mapping[str, Annotation]] = {
     f"{PREFIX}signed-by": Annotation("signed_by", "*"),
+    f"{PREFIX}checksum-file": Annotation("checksum_file"),
     f"{PREFIX}certificate-identity": Annotation("identity"),
     f"{PREFIX}certificate-oidc-issuer": Annotation("issuer"),
     f"{PREFIX}trusted-root": Annotation("trusted_root", "trusted_root.json"),

@@ -70,7 +70,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     )
     if faults:
         raise errors.RequestError(*faults)
-    if paths.demand:
+    if paths.demand or paths.demand.checksum_file:
         # Each upload would be refused; this pod says so before one begins.
         reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
         raise errors.Untrusted(url="upload server", fault=signature.UNVERIFIABLE, reason=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import posixpath
 import stat
 import urllib.parse
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ STDIN = "-"
 @dataclasses.dataclass(frozen=True, slots=True)
 class Local(base.Location):
     """A path, a ``file://`` URL, or ``-`` for standard input."""
+
+    @property
+    def file_name(self) -> str:
+        return "" if self.endpoint == STDIN else posixpath.basename(path_of(self.endpoint))
 
     def reads(self, path: str) -> bool:
         try:

@@ -6,18 +6,16 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle, keys, simple
+from cdi_worker.sources import keyfiles
 from cdi_worker.sources.registry import identity, policy, reference, signatures
 
 log = logging.getLogger(__name__)
 
-#: Of a file of keys, in bytes.
-LARGEST = 1 << 20
 #: Returns what a signature says once it is verified. Raises ``errors.Untrusted``.
 Verify: TypeAlias = Callable[[signatures.Found], signature.Claims]
 
@@ -138,24 +136,10 @@ def _demanded(demand: signature.Demand) -> Iterator[Check]:
 
 def _keys(path: str) -> tuple[keys.Key, ...]:
     """Return the keys in a file, or in the files of a mounted ConfigMap. Raises ``errors.RequestError``."""
-    place = Path(path)
-    try:
-        # Kubernetes mounts a ConfigMap as links into ..data.
-        inside = [each for each in sorted(place.iterdir()) if not each.name.startswith(".")]
-    except NotADirectoryError:
-        inside = [place]
-    except OSError as err:
-        raise errors.RequestError(f"{path}: {errors.words(err)}") from err
-    found: list[keys.Key] = []
-    for each in inside:
-        try:
-            with each.open("rb") as stream:
-                found += keys.read(stream.read(LARGEST), str(each))
-        except OSError as err:
-            raise errors.RequestError(f"{each}: {errors.words(err)}") from err
+    found = tuple(key for name, data in keyfiles.read(path) for key in keys.read(data, name))
     if not found:
         raise errors.RequestError(f"{path}: no file with a public key in it")
-    return tuple(found)
+    return found
 
 
 def _of_policy(path: str, of: reference.Reference | reference.ArchiveReference) -> Iterator[Check]:

@@ -34,6 +34,11 @@ class Http(staged.Files):
         env="IMPORTER_DONE_FILE", help="File to create when the disk is imported (node pull)."
     )
 
+    @property
+    def file_name(self) -> str:
+        # In a node pull the URL is that of the container beside us.
+        return "" if self.pull_method == "node" else self.current or staged.file_name(self.endpoint)
+
     def faults(self) -> Iterator[str]:
         yield from staged.Files.faults(self)
         if self.pull_method == "node":
