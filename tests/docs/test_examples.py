@@ -7,6 +7,7 @@ parsed; tests in ``tests/sources`` run these commands.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ from tests.support import (
     registries,
     repository,
     servers,
+    signers,
     signing,
     uploads,
     worker,
@@ -97,6 +99,9 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
     """A web server with the files of the examples."""
     root = tmp_path_factory.mktemp("www")
     os.link(disks.image("qcow2"), root / "disk.qcow2")
+    sums = f"{hashlib.sha256((root / 'disk.qcow2').read_bytes()).hexdigest()}  disk.qcow2\n".encode()
+    (root / "SHA256SUMS").write_bytes(sums)
+    (root / "SHA256SUMS.minisig").write_bytes(signers.Minisign(root).sign(sums))
     for path in increments(root).files:
         os.link(path, root / path.name)
     for compression in ("gz", "xz"):
@@ -145,6 +150,7 @@ def place(
         path.rename(tmp_path / path.name)
     (tmp_path / "secret").write_text(PASSWORD)
     SIGNER.write(tmp_path / "team.pem")
+    (tmp_path / "release.pub").write_bytes((web.root / "mini.pub").read_bytes())
     (tmp_path / "token").write_text("token")
     (tmp_path / "key.json").write_text("{}")
     (tmp_path / "headers").mkdir()

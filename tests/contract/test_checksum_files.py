@@ -1,0 +1,531 @@
+"""Checksum files and their signatures: the disk is usable only if both are right."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import misbehave, oracle, processes, signers, worker
+from tests.support.pages import Page
+
+STRICT = "--strict-exit-status"
+MiB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def people() -> Iterator[signers.OpenPGP]:
+    """Make keys. The path of the folder is short: gpg's agent has a socket in it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gpg", dir="/tmp") as folder,
+        contextlib.closing(signers.openpgp(Path(folder, "h"))) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def key(people: signers.OpenPGP, tmp_path: Path) -> str:
+    path = tmp_path / "good.gpg"
+    path.write_bytes(people.export("good"))
+    return str(path)
+
+
+@dataclasses.dataclass
+class Site:
+    """A web server with a disk and what is beside it, and a pod that imports the disk."""
+
+    server: misbehave.Server
+    pod: worker.Pod
+    disk: Path
+
+    @property
+    def data(self) -> bytes:
+        return self.disk.read_bytes()
+
+    @property
+    def line(self) -> bytes:
+        """Return the line of the disk in the form of sha256sum."""
+        return f"{hashlib.sha256(self.data).hexdigest()}  disk.img\n".encode()
+
+    def serve(self, path: str, data: bytes | Page) -> str:
+        return self.server.serve(path, data if isinstance(data, Page) else Page(data))
+
+    def run(self, **more: str) -> worker.Completed:
+        """Run the pod. Return its status, 7 for a signature."""
+        url = self.serve("/d/disk.img", self.data)
+        env = {"IMPORTER_ENDPOINT": url, "CDI_WORKER_CHECKSUM_FILE": self.server.url("/d/SHA256SUMS"), **more}
+        return worker.run(*self.pod.arguments, STRICT, env={**self.pod.env, **env})
+
+    def accept(self, **more: str) -> worker.Completed:
+        """Run the pod, which imports the disk and fetches each file once."""
+        self.server.requests.clear()
+        done = self.run(**more)
+        assert done.status == 0, done.errors
+        oracle.same(self.pod.disk, self.disk)
+        for each in ("/d/SHA256SUMS", "/d/SHA256SUMS.gpg", "/d/SHA256SUMS.sig", "/d/SHA256SUMS.minisig"):
+            assert len(self.server.gets(each)) <= 1
+        return done
+
+    def refuse(self, status: int, reason: str, **more: str) -> None:
+        """Run the pod, which refuses the disk without fetching a byte of it."""
+        done = self.run(**more)
+        assert (done.status, reason in self.pod.message) == (status, True), self.pod.message + done.errors
+        assert not self.server.gets("/d/disk.img")
+        assert not [*self.pod.data.iterdir()]
+
+
+@pytest.fixture
+def site(server: misbehave.Server, pod: worker.Pod, disks: disks_module.Disks) -> Site:
+    return Site(server, pod, disks.raw())
+
+
+# -- the line ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{sha256}  disk.img\n",
+        "# a comment\r\n{sha256} *disk.img\r\n",
+        "SHA256 (disk.img) = {sha256}\n",
+        "{other}  another.img\n{sha512}  ./disk.img\n",
+        "{sha256}  images/disk.img\n{other}  images/disk.img.xz\n",
+    ],
+    ids=["gnu", "binary-crlf", "bsd", "sha512", "folder"],
+)
+def test_disk_with_its_line_is_imported(site: Site, form: str) -> None:
+    digests = {name: hashlib.new(name, site.data).hexdigest() for name in ("sha256", "sha512")}
+    site.serve("/d/SHA256SUMS", form.format(other="0" * 64, **digests).encode())
+    site.accept()
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_disk_with_another_checksum_is_not_usable(
+    site: Site, people: signers.OpenPGP, key: str, is_signed: bool
+) -> None:
+    sums = b"0" * 64 + b"  disk.img\n"
+    site.serve("/d/SHA256SUMS", sums)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("good", sums))
+    done = site.run(**({"CDI_WORKER_SIGNED_BY": key} if is_signed else {}))
+    assert (done.status, "checksum mismatch" in site.pod.message) == (5, True)
+    assert not site.pod.disk.exists()
+
+
+@pytest.mark.parametrize(
+    ("sums", "reason"),
+    [
+        (b"0" * 64 + b"  other.img\n", "no line with a checksum of 'disk.img'"),
+        (b"0" * 64 + b"  disk.img\n" + b"1" * 64 + b"  disk.img\n", "several lines with different checksums"),
+        (b"0" * 64 + b"  a/disk.img\n" + b"1" * 64 + b"  b/disk.img\n", "several lines with different"),
+        (b"", "no line with a checksum"),
+        (b"\x00\xff" * 1000, "no line with a checksum"),
+    ],
+    ids=["other-name", "ambiguous", "ambiguous-folder", "empty", "binary"],
+)
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_disk_without_its_line_is_refused(
+    site: Site, people: signers.OpenPGP, key: str, sums: bytes, reason: str, is_signed: bool
+) -> None:
+    site.serve("/d/SHA256SUMS", sums)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("good", sums))
+    if is_signed:
+        site.refuse(7, f"signature of another reference: {reason}", CDI_WORKER_SIGNED_BY=key)
+    else:
+        site.refuse(3, reason)
+
+
+def test_signed_checksum_without_a_name_is_refused(site: Site, people: signers.OpenPGP, key: str) -> None:
+    """It may be the signed checksum of another file."""
+    sums = site.line.split()[0] + b"\n"
+    site.serve("/d/SHA256SUMS", sums)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("good", sums))
+    site.refuse(7, "of another reference: the signed checksum is without a name", CDI_WORKER_SIGNED_BY=key)
+    site.accept()
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha1"])
+def test_signed_checksum_that_can_be_forged_is_refused(
+    site: Site, people: signers.OpenPGP, key: str, algorithm: str
+) -> None:
+    sums = f"{hashlib.new(algorithm, site.data).hexdigest()}  disk.img\n".encode()
+    site.serve("/d/SHA256SUMS", sums)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("good", sums))
+    site.refuse(7, f"not verifiable: only an {algorithm} checksum", CDI_WORKER_SIGNED_BY=key)
+    site.accept()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        Page(b"x", tail=(b"0" * MiB, None), framing="close", ranges=False),
+        Page(b"0" * (9 * MiB)),
+        Page(b"0" * (9 * MiB), ranges=False),
+    ],
+    ids=["endless", "huge", "huge-stream"],
+)
+def test_checksum_file_without_end_is_refused(site: Site, page: Page) -> None:
+    site.serve("/d/SHA256SUMS", page)
+    site.refuse(3, "is larger than 8 MiB")
+
+
+def test_long_checksum_file_is_read_to_its_end(site: Site) -> None:
+    lines = b"".join(b"%064d  disk%d.img\n" % (number, number) for number in range(10_000))
+    for ranges in (True, False):
+        site.serve("/d/SHA256SUMS", Page(lines + site.line, ranges=ranges))
+        done = site.run()
+        assert done.status == 0, done.errors
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({"IMPORTER_CHECKSUM": "md5:" + "0" * 32}, "exclude each other"),
+        ({"CDI_WORKER_CHECKSUM_FILE": "docker://h/r"}, "has an http, https, s3, gs or file URL"),
+        ({"CDI_WORKER_CHECKSUM_FILE": "http://["}, "malformed URL"),
+        (
+            {"IMPORTER_CURRENT_CHECKPOINT": "b", "IMPORTER_PREVIOUS_CHECKPOINT": "a"},
+            "of a whole disk, not of",
+        ),
+        ({"CDI_WORKER_SIGNED_BY": "/nothing"}, "/nothing: no such file or directory"),
+        ({"IMPORTER_SOURCE": "registry"}, "the disk has no file name to look up in --checksum-file"),
+        ({"CDI_WORKER_SIGNED_BY": "/x", "CDI_WORKER_SIGNATURE_ANNOTATION": "a=b"}, "has neither"),
+    ],
+)
+def test_contradictory_demand_is_refused(site: Site, env: dict[str, str], reason: str) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    site.refuse(2, reason, **env)
+
+
+def test_line_of_a_stage_is_that_of_its_file(site: Site) -> None:
+    """The disk of a first stage is the file with the checkpoint's name, not that in the URL."""
+    site.serve("/d/SHA256SUMS", site.line)
+    site.refuse(3, "no line with a checksum of 'first.qcow2'", IMPORTER_CURRENT_CHECKPOINT="first.qcow2")
+
+
+def test_credentials_are_not_sent_to_another_server(site: Site) -> None:
+    with misbehave.Server() as other:
+        url = other.serve("/SHA256SUMS", Page(site.line))
+        login = {"IMPORTER_ACCESS_KEY_ID": "user", "IMPORTER_SECRET_KEY": "secret"}
+        site.accept(CDI_WORKER_CHECKSUM_FILE=url, IMPORTER_EXTRA_HEADER_0="X-Token: secret", **login)
+        (request,) = other.requests
+        assert "secret" not in str(request.headers)
+        assert "authorization" not in request.headers
+    (first, *_) = site.server.gets("/d/disk.img")
+    assert first.headers["x-token"] == "secret"
+
+
+# -- OpenPGP -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".gpg", ".sign", ".asc", ".sig"])
+@pytest.mark.parametrize("armor", [False, True])
+def test_detached_signature_is_accepted(
+    site: Site, people: signers.OpenPGP, tmp_path: Path, ending: str, armor: bool
+) -> None:
+    keyring = tmp_path / "keys"
+    keyring.write_bytes(people.export("other", armor=armor) + people.export("good", armor=armor))
+    site.serve("/d/SHA256SUMS", site.line)
+    proof = people.sign("good", site.line, "--detach-sign", *(["--armor"] if armor else []))
+    site.serve(f"/d/SHA256SUMS{ending}", proof)
+    done = site.accept(CDI_WORKER_SIGNED_BY=str(keyring))
+    assert "(Good Signer <good@example.org>)" in done.errors
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_clear_signed_file_is_accepted(site: Site, people: signers.OpenPGP, key: str, newline: bytes) -> None:
+    sums = b"# Fedora\n- a line with a dash  \n" + site.line
+    signed = people.sign("good", sums, "--clear-sign")
+    site.serve("/d/SHA256SUMS", signed.replace(b"\n", newline))
+    done = site.accept(CDI_WORKER_SIGNED_BY=key)
+    assert "(Good Signer <good@example.org>)" in done.errors
+
+
+def test_keys_in_a_folder_are_all_accepted(site: Site, people: signers.OpenPGP, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    for name in ("good", "other"):
+        (folder / f"{name}.asc").write_bytes(people.export(name, armor=True))
+    site.serve("/d/SHA256SUMS", people.sign("good", site.line, "--clear-sign"))
+    site.accept(CDI_WORKER_SIGNED_BY=str(folder))
+
+
+def test_one_valid_signature_of_several_is_enough(site: Site, people: signers.OpenPGP, key: str) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("other", site.line) + people.sign("good", site.line))
+    site.accept(CDI_WORKER_SIGNED_BY=key)
+
+
+def test_second_signature_is_tried(site: Site, people: signers.OpenPGP, key: str) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.gpg", b"<html>not found</html>")
+    site.serve("/d/SHA256SUMS.asc", people.sign("good", site.line))
+    site.accept(CDI_WORKER_SIGNED_BY=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("other", "signature of another key: it is by key "),
+        ("expired", "signature expired: key "),
+        ("revoked", "signature of a revoked key: key "),
+    ],
+)
+@pytest.mark.parametrize("how", ["--detach-sign", "--clear-sign"])
+def test_invalid_key_is_refused(
+    site: Site, people: signers.OpenPGP, tmp_path: Path, name: str, reason: str, how: str
+) -> None:
+    keyring = tmp_path / "keys"
+    keyring.write_bytes(people.export("good") + (people.export(name) if name != "other" else b""))
+    signed = people.sign(name, site.line, how)
+    site.serve("/d/SHA256SUMS", signed if how == "--clear-sign" else site.line)
+    site.serve("/d/SHA256SUMS.gpg", signed)
+    site.refuse(7, reason, CDI_WORKER_SIGNED_BY=str(keyring))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda people, data: people.sign("good", data + b"\n"), "signature of other data: key "),
+        (lambda people, data: b"", "malformed"),
+        (lambda people, data: people.sign("good", data)[:-10], "malformed"),
+        (lambda people, data: b"\xff" * 1000, "malformed"),
+        # Signed is the message in it, not the checksum file.
+        (lambda people, data: people.sign("good", b"x", "--sign"), "signature malformed: not a"),
+        (lambda people, data: people.sign("good", b"x", "--clear-sign"), "of other data"),
+        (lambda people, data: people.sign("good", data, "--detach-sign", "--digest-algo=SHA1"), "SHA-1 hash"),
+        (lambda people, data: people.export("good"), "not a detached OpenPGP signature"),
+        (lambda people, data: people.sign("good", data) * 100, "not a detached OpenPGP signature"),
+    ],
+    ids=["other-file", "empty", "cut", "noise", "message", "clear", "sha1", "key", "many"],
+)
+def test_invalid_signature_is_refused(
+    site: Site,
+    people: signers.OpenPGP,
+    key: str,
+    make: Callable[[signers.OpenPGP, bytes], bytes],
+    reason: str,
+) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.gpg", make(people, site.line))
+    site.refuse(7, reason, CDI_WORKER_SIGNED_BY=key)
+
+
+def test_missing_signature_is_refused(site: Site, key: str) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    site.refuse(
+        7, "signature missing: not clear-signed, and no signature beside it", CDI_WORKER_SIGNED_BY=key
+    )
+
+
+def test_huge_signature_is_not_one(site: Site, key: str) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.gpg", Page(b"\x88", tail=(b"0" * MiB, None), framing="close", ranges=False))
+    site.refuse(7, "signature missing", CDI_WORKER_SIGNED_BY=key)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_text_outside_of_the_signature_does_not_count(
+    site: Site, people: signers.OpenPGP, key: str, where: str
+) -> None:
+    signed = people.sign("good", b"0" * 64 + b"  other.img\n", "--clear-sign")
+    site.serve("/d/SHA256SUMS", site.line + signed if where == "before" else signed + site.line)
+    site.refuse(7, "no line with a checksum of 'disk.img'", CDI_WORKER_SIGNED_BY=key)
+    site.refuse(3, "no line with a checksum of 'disk.img'")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\n\n", b"\nComment: x\n\n"),
+        (b"-----BEGIN PGP SIGNED MESSAGE-----", b"-----BEGIN PGP SIGNED MESSAGE-----\n" * 2),
+        (b"  disk.img\n", b"  disk.img\n-----BEGIN\n"),
+        (b"-----BEGIN PGP SIGNATURE-----", b"-----BEGIN PGP SIGNATURE----"),
+        (b"-----BEGIN PGP SIGNATURE-----", b"-----BEGIN PGP SIGNATURE-----\nx"),
+        (b"-----END PGP SIGNATURE-----", b""),
+    ],
+)
+def test_malformed_clear_signed_file_is_refused(
+    site: Site, people: signers.OpenPGP, key: str, old: bytes, new: bytes
+) -> None:
+    signed = people.sign("good", site.line, "--clear-sign")
+    assert old in signed
+    site.serve("/d/SHA256SUMS", signed.replace(old, new, 1))
+    site.refuse(7, "signature malformed", CDI_WORKER_SIGNED_BY=key)
+
+
+@pytest.mark.parametrize(
+    ("keyring", "reason"),
+    [
+        (b"", "no OpenPGP, minisign or SSH keys"),
+        (b"\xff" * 1000, "malformed OpenPGP keys"),
+        (b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n", "malformed OpenPGP keys"),
+        (b"-----BEGIN PUBLIC KEY-----\n", "keys in PEM form verify images in a registry"),
+        (b"\0" * 8 + b"KBXf", "a keybox"),
+        (b"\x99" * (2 << 20), "is larger than 1 MiB"),
+        (b"a unknown-option ssh-ed25519 AAAA", "unknown option"),
+        (b"a cert-authority ssh-ed25519 AAAA", "cert-authority is not supported"),
+        (b"a ssh-ed25519 AAAA", "SSH key"),
+    ],
+)
+def test_hostile_keyring_is_refused(site: Site, tmp_path: Path, keyring: bytes, reason: str) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(keyring)
+    site.serve("/d/SHA256SUMS", site.line)
+    site.refuse(2, reason, CDI_WORKER_SIGNED_BY=str(path))
+
+
+def test_private_key_is_refused(site: Site, people: signers.OpenPGP, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(people.gpg("--export-secret-keys", "good@example.org"))
+    site.refuse(2, "a private key; name the file with the public key", CDI_WORKER_SIGNED_BY=str(path))
+
+
+def test_damaged_keyring_accepts_nothing(site: Site, people: signers.OpenPGP, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    good = people.export("good")
+    site.serve("/d/SHA256SUMS", people.sign("good", site.line, "--clear-sign"))
+    for at in range(4, len(good) - 70, 7):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :])
+        if site.run(CDI_WORKER_SIGNED_BY=str(path)).status == 0:
+            # Only what the signature does not depend on may be another, such as a hint.
+            assert at > 50
+        if at > 40:
+            break
+
+
+def test_sqv_agrees(people: signers.OpenPGP, site: Site, tmp_path: Path, key: str) -> None:
+    """What we accept, another implementation accepts: the form of the text is the signed one."""
+    from cdi_worker.formats.signature import openpgp
+
+    sums = b"- dash  \n\t\n" + site.line + b"\n\n"
+    clear = openpgp.clear(people.sign("good", sums, "--clear-sign"), "x")
+    assert clear
+    (tmp_path / "text").write_bytes(clear.text)
+    (tmp_path / "sig").write_bytes(clear.signature)
+    done = processes.run("sqv", f"--keyring={key}", tmp_path / "sig", tmp_path / "text")
+    assert done.stdout.strip()
+
+
+# -- minisign and SSH ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_minisign_signature_is_accepted(site: Site, tmp_path: Path, legacy: bool) -> None:
+    signer = signers.Minisign(tmp_path)
+    (tmp_path / "key").write_bytes(signer.public)
+    site.serve("/d/SHA256SUMS", site.line)
+    proof = signer.sign(site.line, *(["-l"] if legacy else []))
+    site.serve("/d/SHA256SUMS.minisig", proof)
+    assert "signed by='minisign key " in site.accept(CDI_WORKER_SIGNED_BY=str(tmp_path / "key")).errors
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda proof, other: other, "of another key: it is by minisign key "),
+        (lambda proof, other: proof.replace(b"timestamp", b"Timestamp"), "of other data"),
+        (lambda proof, other: proof[:100], "malformed"),
+        (lambda proof, other: b"untrusted comment: \n\n\n\n", "malformed"),
+    ],
+)
+def test_invalid_minisign_signature_is_refused(
+    site: Site, tmp_path: Path, change: Callable[[bytes, bytes], bytes], reason: str
+) -> None:
+    signer = signers.Minisign(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = signers.Minisign(tmp_path / "other")
+    (tmp_path / "key").write_bytes(signer.public)
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.minisig", change(signer.sign(site.line), other.sign(site.line)))
+    site.refuse(7, reason, CDI_WORKER_SIGNED_BY=str(tmp_path / "key"))
+
+
+def test_minisign_signature_of_another_file_is_refused(site: Site, tmp_path: Path) -> None:
+    signer = signers.Minisign(tmp_path)
+    (tmp_path / "key").write_bytes(signer.public)
+    site.serve("/d/SHA256SUMS", site.line)
+    for more in ((), ("-l",)):
+        site.serve("/d/SHA256SUMS.minisig", signer.sign(b"another", *more))
+        site.refuse(7, "signature of other data", CDI_WORKER_SIGNED_BY=str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize(
+    "kind", [("ed25519",), ("rsa", "2048"), ("ecdsa", "256"), ("ecdsa", "384"), ("ecdsa", "521")]
+)
+@pytest.mark.parametrize(
+    "principals", ["", 'release@example.org namespaces="file,git",valid-after="20200101" ']
+)
+def test_ssh_signature_is_accepted(
+    site: Site, tmp_path: Path, kind: tuple[str, ...], principals: str
+) -> None:
+    signer = signers.SSH(tmp_path / "id", kind)
+    (tmp_path / "allowed").write_bytes(b"# who may sign\n" + principals.encode() + signer.public)
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.sig", signer.sign(site.line))
+    done = site.accept(CDI_WORKER_SIGNED_BY=str(tmp_path / "allowed"))
+    assert "SSH key SHA256:" in done.errors
+    assert principals.partition(" ")[0] in done.errors
+
+
+@pytest.mark.parametrize(
+    ("options", "namespace", "data", "status", "reason"),
+    [
+        ("a ", "git", None, 7, "of other data: it is for 'git', not for files"),
+        ("a ", "file", b"another", 7, "signature of other data"),
+        ('a valid-before="20200101" ', "file", None, 7, "signature expired: a (SSH key SHA256:"),
+        ('a valid-after="21000101Z" ', "file", None, 7, "is valid from 2100-01-01 00:00 UTC"),
+        ('a namespaces="git" ', "file", None, 2, "no OpenPGP, minisign or SSH keys"),
+    ],
+)
+def test_invalid_ssh_signature_is_refused(
+    site: Site, tmp_path: Path, options: str, namespace: str, data: bytes | None, status: int, reason: str
+) -> None:
+    signer = signers.SSH(tmp_path / "id")
+    (tmp_path / "allowed").write_bytes(options.encode() + signer.public)
+    site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.sig", signer.sign(site.line if data is None else data, namespace))
+    site.refuse(status, reason, CDI_WORKER_SIGNED_BY=str(tmp_path / "allowed"))
+
+
+def test_ssh_signature_by_another_key_is_refused(site: Site, tmp_path: Path) -> None:
+    signer, other = signers.SSH(tmp_path / "id"), signers.SSH(tmp_path / "other")
+    (tmp_path / "allowed").write_bytes(b"a " + signer.public)
+    site.serve("/d/SHA256SUMS", site.line)
+    for proof, reason in (
+        (other.sign(site.line), "of another key"),
+        (signer.sign(site.line)[:80], "malformed"),
+    ):
+        site.serve("/d/SHA256SUMS.sig", proof)
+        site.refuse(7, reason, CDI_WORKER_SIGNED_BY=str(tmp_path / "allowed"))
+
+
+# -- commands ----------------------------------------------------------------------------------------
+
+
+def test_inspect_says_what_is_signed_and_by_whom(
+    disks: disks_module.Disks, people: signers.OpenPGP, key: str, tmp_path: Path
+) -> None:
+    sums = tmp_path / "CHECKSUM"
+    digest = hashlib.sha256(disks.raw().read_bytes()).hexdigest()
+    line = f"SHA256 ({disks.raw().name}) = {digest}\n".encode()
+    sums.write_bytes(people.sign("good", line, "--clear-sign"))
+    options = [f"--checksum-file={sums}", f"--signed-by={key}"]
+    found = json.loads(worker.run("inspect", disks.raw(), *options, "--json").output)
+    assert (found["checksum"], found["checksumFile"]) == (f"sha256:{digest}", str(sums))
+    (claims,) = found["signatures"]
+    assert claims["signer"].endswith("(Good Signer <good@example.org>)")
+    assert claims["digest"] == f"sha256:{digest}"
+    assert worker.run("import", disks.raw(), tmp_path / "disk.img", *options).status == 0
+    oracle.same(tmp_path / "disk.img", disks.raw())
+    assert worker.run("inspect", disks.raw(), f"--checksum-file={sums}").status == 0
+    stranger = tmp_path / "other"
+    stranger.write_bytes(people.export("other"))
+    done = worker.run("inspect", disks.raw(), options[0], f"--signed-by={stranger}")
+    assert (done.status, "signature of another key" in done.error_message) == (7, True)

@@ -1,0 +1,123 @@
+"""Who signs checksum files: GnuPG, minisign and ssh-keygen from Debian, with keys made in the test."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import subprocess
+from pathlib import Path
+
+from tests.support import processes
+
+#: When the expired key was valid.
+THEN = "20200101T000000"
+
+
+def _run(*argv: str | Path, home: Path | None = None) -> bytes:
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(home or "/nonexistent")}
+    return subprocess.run(argv, env=env, check=True, stdin=subprocess.DEVNULL, capture_output=True).stdout
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenPGP:
+    """A GnuPG home with the keys of ``good``, ``other``, ``expired`` and ``revoked``."""
+
+    home: Path
+
+    def gpg(self, *arguments: str | Path) -> bytes:
+        """Run gpg, and return its standard output."""
+        common = ("--batch", "--quiet", "--no-tty", "--pinentry-mode=loopback", "--passphrase=")
+        return _run("gpg", f"--homedir={self.home}", *common, *arguments, home=self.home)
+
+    def export(self, name: str, *, armor: bool = False) -> bytes:
+        """Return a public key. The key of ``revoked`` can sign, because gpg does not know here that it is."""
+        if name == "revoked" and self.home.name != "r":
+            with contextlib.closing(OpenPGP(self.home.with_name("r"))) as other:
+                return other.export(name, armor=armor)
+        return self.gpg(*(["--armor"] if armor else []), "--export", f"{name}@example.org")
+
+    def sign(self, name: str, data: bytes, how: str = "--detach-sign", *more: str) -> bytes:
+        """Return a signature of ``data``, or the signed text."""
+        given = self.home / "data"
+        given.write_bytes(data)
+        when = [f"--faked-system-time={THEN}"] if name == "expired" else []
+        user = f"--local-user={name}@example.org"
+        return self.gpg(*when, user, *more, "--output=-", how, given)
+
+    def close(self) -> None:
+        """End the agent."""
+        _run("gpgconf", f"--homedir={self.home}", "--kill", "all", home=self.home)
+
+
+def openpgp(home: Path) -> OpenPGP:
+    """Make the keys in the folder ``home``, whose path must be short."""
+    processes.need("gpg", "gpgv", "sqv", "gpgconf")
+    home.mkdir(mode=0o700)
+    made = OpenPGP(home)
+    for name in ("good", "other", "revoked", "expired"):
+        when = [f"--faked-system-time={THEN}"] if name == "expired" else []
+        until = "1d" if name == "expired" else "0"
+        user = f"{name.title()} Signer <{name}@example.org>"
+        made.gpg(*when, "--quick-gen-key", user, "ed25519", "sign", until)
+    (certificate,) = (
+        path for path in (home / "openpgp-revocs.d").iterdir() if b"Revoked Signer" in path.read_bytes()
+    )
+    revocation = home / "revocation"
+    # gpg writes a colon before it, so that it is not imported by mistake.
+    revocation.write_bytes(certificate.read_bytes().replace(b":-----BEGIN", b"-----BEGIN"))
+    other = OpenPGP(home.with_name("r"))
+    other.home.mkdir(mode=0o700)
+    (home / "public").write_bytes(made.gpg("--export", "revoked@example.org"))
+    with contextlib.closing(other):
+        other.gpg("--import", home / "public")
+        other.gpg("--import", revocation)
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Minisign:
+    """A key of minisign."""
+
+    folder: Path
+
+    @functools.cached_property
+    def public(self) -> bytes:
+        """Return the file of the public key."""
+        processes.need("minisign")
+        _run("minisign", "-G", "-W", "-f", "-p", self.folder / "mini.pub", "-s", self.folder / "mini.key")
+        return (self.folder / "mini.pub").read_bytes()
+
+    def sign(self, data: bytes, *more: str) -> bytes:
+        """Return the file of a signature."""
+        assert self.public
+        (self.folder / "mini.data").write_bytes(data)
+        proof = self.folder / "mini.sig"
+        given = ("-s", self.folder / "mini.key", "-m", self.folder / "mini.data", "-x", proof)
+        _run("minisign", "-S", *more, *given)
+        return proof.read_bytes()
+
+
+@dataclasses.dataclass(frozen=True)
+class SSH:
+    """A key of ssh-keygen."""
+
+    path: Path
+    kind: tuple[str, ...] = ("ed25519",)
+
+    @functools.cached_property
+    def public(self) -> bytes:
+        """Return the line of the public key."""
+        processes.need("ssh-keygen")
+        bits = [f"-b{bits}" for bits in self.kind[1:]]
+        _run("ssh-keygen", "-q", "-t", self.kind[0], *bits, "-N", "", "-C", "", "-f", self.path)
+        return self.path.with_suffix(".pub").read_bytes()
+
+    def sign(self, data: bytes, namespace: str = "file", *more: str) -> bytes:
+        """Return the file of a signature."""
+        assert self.public
+        given, proof = self.path.with_suffix(".data"), self.path.with_suffix(".data.sig")
+        given.write_bytes(data)
+        proof.unlink(missing_ok=True)
+        _run("ssh-keygen", "-q", "-Y", "sign", *more, "-n", namespace, "-f", self.path, given)
+        return proof.read_bytes()
