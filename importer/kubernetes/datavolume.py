@@ -214,7 +214,7 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
         service_account=spec.get("serviceAccountName", ""),
     )
     _check_source(volume, found)
-    for name, what in signed.faults(volume.annotations, frozenset({DISK})):
+    for name, what in signed.faults(volume.annotations, frozenset({DISK, LAYER_ANNOTATION})):
         found.setdefault(f"metadata.annotations[{name}]", what)
     faults += (f"{path}: {what}" for path, what in found.items())
     return volume

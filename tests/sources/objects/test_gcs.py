@@ -17,7 +17,7 @@ from cdi_worker import contract, errors
 from cdi_worker.roles import importer
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations
-from cdi_worker.sources.web import session
+from cdi_worker.sources.web import http, session
 from tests.support import gcs_objects, misbehave, objectservers, proxy, reading, tls
 
 
@@ -29,7 +29,7 @@ def store(emulator: objectservers.Emulator) -> objectservers.Emulator:
 
 def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) -> None:
     with gcs_objects.opened(store.url("disk.img")) as source:
-        assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: 256 * 1024])
+        assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: http.HEAD_SIZE])
         assert source.identity is not None
         assert source.identity.startswith("generation 1")
         assert source.digest == f"generation:{source.identity.split()[1]}"

@@ -18,6 +18,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
+from cdi_worker.sources.web import http
 from tests.support import gcs_objects, misbehave, objectservers, processes, proxy, reading, tls
 
 TOKEN = "ya29.a-token-of-the-tests"
@@ -208,7 +209,9 @@ def test_ambient_credentials_are_used_if_anonymous_access_fails(
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
         google = (READ, "gs://images/disk.img", str(authority.certificate))
         done = processes.script(*google, PROXY=between.url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
-        assert done.stdout.strip() == hashlib.sha256(gcs_objects.DATA[: 256 * 1024]).hexdigest(), done.stderr
+        assert done.stdout.strip() == hashlib.sha256(gcs_objects.DATA[: http.HEAD_SIZE]).hexdigest(), (
+            done.stderr
+        )
         done = processes.script(*google, PROXY=between.url)
         assert "access denied without credentials: Anonymous caller does not have access" in done.stderr
 

@@ -17,6 +17,7 @@ import zstandard
 
 from cdi_worker import errors
 from cdi_worker.sources import base
+from cdi_worker.sources.web import http
 from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads, worker
 
 
@@ -41,7 +42,7 @@ def test_object_is_read_by_ranges_in_parallel(
     access = dataclasses.replace(s3_objects.ADMIN, ca_files=(str(certificates.authority.certificate),))
     with s3_objects.opened(store.url("disk.img", tls=tls_port), access) as source:
         assert source.size == len(s3_objects.DATA)
-        assert source.head == s3_objects.DATA[: 256 * 1024]
+        assert source.head == s3_objects.DATA[: http.HEAD_SIZE]
         assert source.identity is not None
         assert hashlib.md5(s3_objects.DATA).hexdigest() in source.identity
         assert source.digest == f'etag:"{hashlib.md5(s3_objects.DATA).hexdigest()}"'
@@ -131,7 +132,7 @@ def test_changed_object_is_detected(kind: str, request: pytest.FixtureRequest) -
 
 def test_server_answering_ranges_with_200_is_supported(rclone_store: objectservers.Store) -> None:
     with s3_objects.opened(rclone_store.url("disk.img")) as source:
-        assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: 256 * 1024])
+        assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: http.HEAD_SIZE])
         assert reading.read_through_engine(source) == s3_objects.DATA
         assert reading.read_range(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
     assert "no such key" in s3_objects.refusal(rclone_store.url("nothing"))

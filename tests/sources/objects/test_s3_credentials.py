@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker.sources.web import http
 from tests.support import misbehave, objectservers, processes, proxy, s3_objects, tls
 
 READ = """
@@ -24,7 +25,7 @@ with s3.source(locations.S3(endpoint=sys.argv[1], access=access), cancelling.Can
 
 def reads(url: str, **variables: str) -> None:
     done = processes.script(READ, url, **variables)
-    assert done.stdout.strip() == hashlib.sha256(s3_objects.DATA[: 256 * 1024]).hexdigest(), done.stderr
+    assert done.stdout.strip() == hashlib.sha256(s3_objects.DATA[: http.HEAD_SIZE]).hexdigest(), done.stderr
 
 
 @pytest.fixture(scope="module")
