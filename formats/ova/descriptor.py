@@ -113,7 +113,8 @@ class _Reading:
             if reference not in self._files:
                 raise refused("reference", f"disk {given.get('diskId', '')!r} names no file ({reference!r})")
             found.append(_disk(len(found) + 1, given, self._files[reference]))
-        if len({disk.file for disk in found}) < len(found):
+        # Percent-decoded: a member may have the name of both.
+        if len({names(disk.file)[-1] for disk in found}) < len(found):
             raise refused("duplicate", "two disks have the same file")
         return tuple(found)
 

@@ -57,6 +57,7 @@ def each(
     """
     if expected is None and whole.engine.at_random(whole, cancel) is not None:
         found = source.disks(whole, cancel)
+        source.check(whole, *found)
         for disk, run in zip(found, begin(found), strict=True):
             run(source.OvaSource(whole, disk.file, None, cancel))
         return
@@ -67,6 +68,7 @@ def each(
         if (file := stream.next_disk()) is None:
             return
         if not imports:
+            source.check(whole, *stream.package.disks)
             _check_count(whole, stream.package.disks)
             imports.extend(begin(stream.package.disks))
         imports[file.disk.index - 1](PassingDisk(whole, file, follow))

@@ -176,8 +176,7 @@ class OvaSource(part.Part):
             )
             self.obstacle = descriptor.refused("one disk", reason)
             return next((disk for disk in disks if not disk.obstacle), disks[0])
-        if named[0].obstacle:
-            raise errors.Unsupported(reason=f"{self._whole.name}: disk {named[0].file!r} {named[0].obstacle}")
+        check(self._whole, named[0])
         return named[0]
 
 
@@ -186,6 +185,13 @@ def disks(whole: base.Source, cancel: base.Cancel) -> tuple[descriptor.Disk, ...
     with contextlib.closing(OvaSource(whole, "", None, cancel)) as found:
         found.__enter__()
         return found.listed
+
+
+def check(whole: base.Source, *disks: descriptor.Disk) -> None:
+    """Raise ``errors.Unsupported`` if one of ``disks`` of ``whole`` cannot be imported."""
+    for disk in disks:
+        if disk.obstacle:
+            raise errors.Unsupported(reason=f"{whole.name}: disk {disk.file!r} {disk.obstacle}")
 
 
 def _listed(disk: descriptor.Disk) -> str:

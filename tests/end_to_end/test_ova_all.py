@@ -141,3 +141,42 @@ def test_names_that_differ_in_their_ending_only_are_refused(
 def test_disk_alone_has_no_others(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
     with pytest.raises(errors.RequestError, match="not an OVA"):
         execute.run_all(request(server, disks.raw().read_bytes(), folder, ranges=True))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"disk": {"parentRef": "vmdisk1"}}, "only the changes to another disk"),
+        ({"file": {"compression": "secret"}}, "unknown compression"),
+        ({"file": {"chunkSize": "1000"}}, "split into chunks"),
+    ],
+)
+def test_disk_that_cannot_be_imported_is_refused_before_any_other(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    folder: Path,
+    wrong: dict[str, dict[str, str | None]],
+    message: str,
+    *,
+    ranges: bool,
+) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    data = ovas.ova(Disk(image, "a.vmdk"), Disk(image, "b.vmdk", **wrong))
+    with pytest.raises(errors.Unsupported, match=message):
+        execute.run_all(request(server, data, folder, ranges=ranges))
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_one_file_is_not_two_disks(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, *, ranges: bool
+) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    names = ("a b.vmdk", "a%20b.vmdk")
+    found = ovas.descriptor(Disk(image, name) for name in names)
+    with pytest.raises(errors.Refused, match="two disks have the same file"):
+        execute.run_all(
+            request(server, ovas.packed(("vm.ovf", found), (names[0], image)), folder, ranges=ranges)
+        )
+    assert os.listdir(folder) == []
