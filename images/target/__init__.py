@@ -13,6 +13,7 @@ from cdi_worker.images.target.open import (
     is_block,
     is_folder,
     is_foreign,
+    is_left_over,
     journal_slots,
     open,  # noqa: A004 - target.open() is what it is
     take,
@@ -33,6 +34,7 @@ __all__ = [
     "is_block",
     "is_folder",
     "is_foreign",
+    "is_left_over",
     "journal_slots",
     "open",
     "take",

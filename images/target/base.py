@@ -151,11 +151,17 @@ class Target:
         A file is extended to ``size`` bytes if that is larger than the image; it is never shrunk.
         """
         with self._storage("sync"):
-            pad = -self._end % SECTOR
-            self._zero(self._end, self._end + pad)
+            end = self._end + -self._end % SECTOR
+            self._end_at(max(size, end))
+            self._zero(self._end, end)
             self._flush_zeros()
-            self._finish(max(size, self._end + pad))
+            self._finish(max(size, end))
             self._closed = True
+
+    def settle(self, size: int = 0) -> None:
+        """Begin a refresh that changes only the end of the disk. ``commit`` does it, too."""
+        with self._storage("write"):
+            self._end_at(max(size, self._end + -self._end % SECTOR))
 
     @property
     def has_begun(self) -> bool:
@@ -188,6 +194,9 @@ class Target:
                 log.debug("clean-up failed path=%r error=%r", self.path, str(err))
 
     # -- implemented by the sub-classes
+
+    def _end_at(self, size: int, /) -> None:
+        """Begin a refresh if a disk of ``size`` bytes ends elsewhere, or its end holds other bytes."""
 
     def _finish(self, size: int, /) -> None:
         raise NotImplementedError

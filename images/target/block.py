@@ -45,6 +45,8 @@ class BlockTarget(base.Target):
         self.withheld = len(self._head)
         try:
             if self._stored is not None:
+                # Another machine may have written to a shared device, while its pages were kept here.
+                self.drop_cache()
                 self._head[:] = os.pread(fd, len(self._head), 0)
                 return
             self._mark(JOURNAL_OFFSET if options.mode == "resume" else HEAD)
@@ -146,8 +148,8 @@ class BlockTarget(base.Target):
         self._release()
 
     def _abandon(self) -> None:
-        if self._stored is not None and not self._begun:
-            return
+        if self._stored is not None and not self._head_written:
+            return  # if it has begun, the record shows that the disk is incomplete
         if self._head_written or not self._kept:
             self._check_claim()
             self._device.unmark()

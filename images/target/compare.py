@@ -48,7 +48,7 @@ class Stored:
 
     def differing(self, offset: int, data: memoryview) -> list[writeback.Range]:
         """Return the parts (start, end) of ``data`` to write at ``offset``."""
-        stored = os.pread(self._fd, len(data), offset).ljust(len(data), b"\0")
+        stored = self._read(offset, len(data)).ljust(len(data), b"\0")
         runs = []
         # ``bytes.startswith`` is a memcmp; comparing two views is a loop.
         if not stored.startswith(data):
@@ -62,12 +62,28 @@ class Stored:
 
     def data(self, start: int, end: int) -> list[writeback.Range]:
         """Return the parts from ``start`` to ``end`` that hold other bytes than zeros."""
+        return self._counted(end - start, self._nonzero(start, end))
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Return whether a part holds zeros, or is behind the end of a file. It is not counted."""
+        return not self._nonzero(start, end)
+
+    def _nonzero(self, start: int, end: int) -> list[writeback.Range]:
         runs = []
         for first, after in self._allocated(start, end):
             for at in range(first, after, _PIECE):
-                piece = memoryview(os.pread(self._fd, min(_PIECE, after - at), at))
+                piece = memoryview(self._read(at, min(_PIECE, after - at)))
                 runs += [(at + a, at + b) for a, b, zero in directio.extents(piece, _BLOCK) if not zero]
-        return self._counted(end - start, runs)
+        return runs
+
+    def _read(self, offset: int, length: int) -> bytes:
+        """Read up to the end of the disk. A read that meets a bad sector returns what is before it."""
+        stored = os.pread(self._fd, length, offset)
+        while len(stored) < length and (
+            more := os.pread(self._fd, length - len(stored), offset + len(stored))
+        ):
+            stored += more
+        return stored
 
     def _counted(self, compared: int, runs: list[writeback.Range]) -> list[writeback.Range]:
         joined = list(_joined(runs))

@@ -107,15 +107,18 @@ class FileTarget(base.Target):
             if err.errno not in kernel.REFUSALS:
                 raise
 
-    def _finish(self, size: int) -> None:
+    def _end_at(self, size: int) -> None:
         if self._stored is not None:
-            is_same = _length(self._fd) == size and self.written_path == self.path
-            if is_same and not self._begun and not self._options.preallocate:
-                os.fsync(self._fd)
-                self._check_claim()
-                self._release()
-                return
-            self._begin_once()
+            is_same = _length(self._fd) == size and self._stored.is_zero(self._end, size)
+            if not is_same or self.written_path != self.path or self._options.preallocate:
+                self._begin_once()
+
+    def _finish(self, size: int) -> None:
+        if self._stored is not None and not self._begun:
+            os.fsync(self._fd)
+            self._check_claim()
+            self._release()
+            return
         os.ftruncate(self._fd, self._end)
         os.ftruncate(self._fd, size)
         if self._options.preallocate and not self._allocate(size):

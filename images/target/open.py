@@ -143,8 +143,13 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
 
 def is_foreign(held: claim.Claim) -> bool:
     """Return whether a claimed target is a device without the left-over of an interrupted run."""
+    return isinstance(held, claim.Device) and not is_left_over(held)
+
+
+def is_left_over(held: claim.Claim) -> bool:
+    """Return whether a claimed device holds the left-over of an interrupted run."""
     try:
-        return isinstance(held, claim.Device) and not held.is_left_over
+        return isinstance(held, claim.Device) and held.is_left_over
     except OSError as err:
         raise errors.target_error(held.path, err, "read") from err
 

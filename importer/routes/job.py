@@ -284,11 +284,13 @@ class Job:
         self.progress.phase("sync", None)
         self.size = max(size, self.plan.grow_to)
         self.progress.disk(self.size)
-        self.settle(opened)
+        self.settle(opened, self.plan.grow_to)
         opened.commit(self.plan.grow_to)
 
-    def settle(self, opened: target.Target) -> None:
+    def settle(self, opened: target.Target, size: int = 0) -> None:
         """Store which checkpoint the disk holds, and what an update has changed."""
+        if self.plan.compared:
+            opened.settle(size)
         if self.wanted.stage.current:
             self._note_checkpoint(opened)
         elif self.plan.compared and opened.has_begun:

@@ -65,6 +65,9 @@ def check(job: Job) -> None:
     if size > present:
         # Only the first stage grows a disk (contract, Checkpoints).
         raise errors.TooLarge(virtual_size=size, available=present)
+    if target.is_left_over(job.claim):
+        reason = "holds an incomplete disk of an interrupted run; run that again, or the first stage"
+        raise errors.TargetError(path=path, reason=reason)
     held = checkpoint.of_disk(path)
     if held is not None and not held.allows(*job.checkpoints):
         wanted = job.wanted.stage

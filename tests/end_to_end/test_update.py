@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import checkpoint, compare
 from cdi_worker.sources.web import locations as web_locations
-from tests.support import devices, manifests, misbehave, oracle, processes, worker
+from tests.support import devices, manifests, misbehave, oracle, processes, uploads, worker
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -323,3 +324,92 @@ def test_manifest_is_run_again_as_an_update(server: misbehave.Server, tmp_path: 
     done = workspace.run("--update")
     assert done.status == 0, done.errors
     same(workspace.target, NEW, tmp_path)
+
+
+# -- what a disk has got since, and what cannot be read of it ------------------------------------------
+
+
+def test_bytes_behind_the_image_are_zeroed_as_by_an_import(server: misbehave.Server, tmp_path: Path) -> None:
+    """The image is the same, the machine has written behind it, where the disk has grown."""
+    target = tmp_path / "disk.img"
+    url = server.serve("/same", misbehave.Page(bytes(OLD)))
+    size = {"image_size": 30 * MIB, "exact_size": True}
+    cdi_worker.run(request(url, target, existing="replace", **size))
+    with target.open("r+b") as disk:
+        disk.seek(28 * MIB)
+        disk.write(b"written by the machine")
+    cdi_worker.run(request(url, target, **size))
+    same(target, OLD + bytes(6 * MIB), tmp_path)
+
+
+@pytest.mark.parametrize("case", ["grown", "killed"])
+def test_complete_disk_is_not_in_the_middle_of_an_update(
+    server: misbehave.Server, tmp_path: Path, case: str
+) -> None:
+    target = tmp_path / "disk.img"
+    imported(server, target)
+    if case == "killed":  # when all was written, before the disk had its name again
+        target.rename(f"{target}.changing")
+        checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(f"{target}.changing")
+    size = 30 * MIB if case == "grown" else SIZE
+    cdi_worker.run(request(server.url("/old"), target, image_size=size, exact_size=True))
+    same(target, OLD + bytes(size - SIZE), tmp_path)
+    assert checkpoint.of_disk(str(target)) is None
+
+
+def test_part_that_cannot_be_read_is_not_taken_for_zeros(server: misbehave.Server, tmp_path: Path) -> None:
+    """A read that ends in front of a bad sector returns what is before it, without an error."""
+    backing = tmp_path / "backing"
+    content = b"x" * (8 * MIB + 4096) + bytes(8192)
+    backing.write_bytes(content)
+    with devices.attached(backing) as device:
+        os.truncate(backing, 8 * MIB + 4096)
+        url = server.serve("/new", misbehave.Page(content))
+        with pytest.raises(errors.TargetError):
+            cdi_worker.run(request(url, device))
+
+
+def test_device_is_compared_past_the_page_cache(server: misbehave.Server, tmp_path: Path) -> None:
+    """Another machine has written to a shared device, which a program holds open here."""
+    backing = tmp_path / "backing"
+    backing.write_bytes(OLD)
+    with devices.attached(backing) as device, device.open("rb") as held:
+        held.read()
+        with backing.open("r+b") as other:
+            other.seek(20 * MIB)
+            other.write(b"written by another machine")
+        cdi_worker.run(request(server.serve("/old", misbehave.Page(bytes(OLD))), device))
+        assert backing.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("end", ["failed", "killed"])
+def test_delta_is_not_applied_to_a_half_updated_device(
+    server: misbehave.Server, tmp_path: Path, end: str
+) -> None:
+    with devices.loop(tmp_path, SIZE) as device:
+        imported(server, device)
+        interrupt(server, device, end)
+        refuse_delta(server, device, tmp_path)
+        server.serve("/new", misbehave.Page(bytes(NEW)))
+        cdi_worker.run(request(server.url("/new"), device))
+        same(device, NEW, tmp_path)
+
+
+def interrupt(server: misbehave.Server, device: Path, end: str) -> None:
+    """Begin an update that fails or is killed after the first changes."""
+    if end == "killed":
+        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=20 * MIB))
+        with worker.started("import", "--update", url, device) as killed:
+            uploads.wait_until(lambda: device.read_bytes().startswith(oracle.RECORD))
+            killed.kill()
+    else:
+        with pytest.raises(errors.TransferFailed):
+            cdi_worker.run(request(broken(server), device, no_progress=1))
+
+
+def refuse_delta(server: misbehave.Server, device: Path, tmp_path: Path) -> None:
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", tmp_path / "delta.qcow2", str(SIZE))
+    delta = server.serve("/delta", misbehave.Page((tmp_path / "delta.qcow2").read_bytes()))
+    staged = web_locations.Http(delta, previous="one", current="two")
+    with pytest.raises(errors.TargetError, match="incomplete"):
+        cdi_worker.run(request(delta, device, existing="refuse", location=staged))
