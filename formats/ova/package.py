@@ -15,7 +15,7 @@ from cdi_worker.formats import checksum, facts, readers
 from cdi_worker.formats.ova import descriptor, manifest
 from cdi_worker.formats.tar import archive, headers, walk
 
-#: Members of an archive: each costs a request where it is read by ranges.
+#: Members of an archive, folders too: each costs a request where it is read by ranges.
 _MOST = 4096
 #: Bytes behind the archive: tools fill a record. A stream may be endless.
 _LARGEST_END = 64 << 20
@@ -44,10 +44,14 @@ class Package:
         self.members: dict[str, Member] = {}
         self._walk = walk.Walk(reader)
         self._descriptor: tuple[str, bytes] = ("", b"")
+        self._count = 0
 
     def next(self) -> Member | None:
         """Go to the next member; return None at the end of the archive."""
         while entry := self._walk.next():
+            self._count += 1
+            if self._count > _MOST:
+                raise descriptor.refused("size", f"more than {_MOST} members")
             path = archive.archive_path(entry.name.encode(errors="surrogateescape"))
             if entry.type == headers.DIRECTORY:
                 continue
@@ -97,8 +101,6 @@ class Package:
     def _take(self, member: Member) -> None:
         if member.name in self.members:
             raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
-        if len(self.members) >= _MOST:
-            raise descriptor.refused("size", f"more than {_MOST} members")
         if member.size > facts.MAX_VIRTUAL_SIZE:
             raise descriptor.refused("size", f"{member.name!r} has {member.size} bytes")
         is_first = not self.members

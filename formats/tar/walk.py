@@ -10,10 +10,13 @@ from __future__ import annotations
 import io
 from typing import NamedTuple
 
+from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 
 BUFFER = 1 << 18
+#: Bytes of the extension headers before an entry. A stream may have them without end.
+_HEADERS = 4 * headers.LARGEST_HEADER
 
 
 class Entry(NamedTuple):
@@ -46,7 +49,11 @@ class Walk(headers.Stream):
         self._left = self._padding = 0
         names: dict[bytes, bytes] = {}
         records: dict[bytes, bytes] = {}
+        start = self.at
         while (block := self._block()).strip(b"\0"):
+            if self.at - start > _HEADERS:
+                reason = f"extension headers of more than {_HEADERS} bytes before an entry"
+                raise errors.Refused(format="tar", rule="header", reason=reason)
             raw = headers.parse(block)
             if raw.type == headers.EXTENDED:
                 records = headers.records(self._take_header(raw.size))
