@@ -25,13 +25,14 @@ class BackupSource(http.HttpSource):
     """A disk, or with a previous checkpoint what has changed since then.
 
     The server may answer a request for changes by a full backup, if the previous checkpoint was lost; its map
-    says so, and then everything is copied.
+    says so, and then everything is copied. ``page_size``: extents of a page of the map that are requested.
     """
 
     format = "raw"
 
-    def __init__(self, location: locations.KubeVirt, cancel: base.Cancel) -> None:
+    def __init__(self, location: locations.KubeVirt, cancel: base.Cancel, page_size: int = maps.PAGE) -> None:
         self._location = location
+        self._page_size = page_size
         self._cancel = cancel
         token = server.Token(location)
         access = location.access
@@ -83,7 +84,8 @@ class BackupSource(http.HttpSource):
 
     def _ask_page(self, offset: int) -> bytes:
         """Return the page of the map that begins at ``offset``; too long by one byte if it is too long."""
-        self._pages.url = server.with_query(self._location.beside("map"), offset=offset, page_size=maps.PAGE)
+        where = self._location.beside("map")
+        self._pages.url = server.with_query(where, offset=offset, page_size=self._page_size)
         self._pages.unpin()
         response = self._pages.get(None)
         if response.status_code != 200:

@@ -47,13 +47,15 @@ Ask = Callable[[int], bytes]
 
 
 class Map:
-    """The extents from the first byte of a disk to its end. ``name``: of the disk, for messages.
+    """The extents from the first byte of a disk to its end, at most ``most``.
 
+    ``name``: of the disk, for messages.
     Pages are added with ``read``, which continues after a failure.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, most: int = MOST) -> None:
         self._name = name
+        self._most = most
         self._ends = array.array("Q")
         self._kinds = bytearray()
         self._count = 0
@@ -149,8 +151,8 @@ class Map:
                 raise self._wrong(f"at byte {offset} it turns from one kind of map into the other")
             self._lists_changes = about
         self._count += 1
-        if self._count > MOST:
-            raise self._wrong(f"it has more than {MOST} extents")
+        if self._count > self._most:
+            raise self._wrong(f"it has more than {self._most} extents")
         if self._kinds and self._kinds[-1] == kind:
             self._ends[-1] = offset + length
             return

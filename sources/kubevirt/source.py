@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cdi_worker.sources import base
 from cdi_worker.sources.kubevirt import backup, export, locations
 
 
 def source(location: locations.KubeVirt, cancel: base.Cancel) -> base.Source:
     """Return the source for what is at the URL."""
-    made = {
+    made: dict[locations.Form, Callable[[locations.KubeVirt, base.Cancel], base.Source]] = {
         locations.Form.RAW: export.RawSource,
         locations.Form.GZIP: export.GzipSource,
         locations.Form.ARCHIVE: export.ArchiveSource,

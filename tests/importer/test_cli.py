@@ -16,6 +16,7 @@ from tests.support import disks as disks_module
 
 MiB = 1 << 20
 REQUEST, SOURCE, SCRATCH, TOO_LARGE = 2, 3, 7, 8
+MALFORMED = ("http://[::1", "nbd://[::1", "nbd+unix://[", "kubevirt://[", "docker://[", "s3://[", "gs://[")
 
 
 def run_json(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
@@ -222,7 +223,15 @@ def test_help_lists_only_options_as_options() -> None:
         (("inspect", "gopher://h/x"), 'unsupported URL scheme "gopher"'),
         (("blank", "y", "-1"), "No such option '-1'"),
         (("digest", "--source=registry", "http://h/x"), "expected docker://host/repository"),
-        (("import", "http://[::1", "y"), "malformed URL"),
+        *(
+            ((*command, url, *rest), "malformed URL")
+            for url in MALFORMED
+            for command, rest in (
+                (("digest",), ()),
+                (("import",), ("y",)),
+                (("import", "--layer"), ("http://h/x", "y")),
+            )
+        ),
         (("upload", __file__, "https://h:port/"), "malformed upload URL; expected http(s)://host"),
         (("upload", __file__, "ftp://h/"), "malformed upload URL; expected http(s)://host"),
     ],

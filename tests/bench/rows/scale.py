@@ -217,8 +217,8 @@ def _pad(stream: BinaryIO, end: int) -> None:
 def _roomy(directory: Path, size: int) -> Iterator[Path]:
     """Mount a file system in memory with space for a disk of ``size`` bytes.
 
-    In memory, because small writes all over a disk measure the disk: a million extents took 295 us each on
-    one with 3500 operations a second. XFS, because a file of ext4 has at most 16 TiB.
+    In memory, so that small writes all over a disk are not limited by that disk. XFS,
+    because a file of ext4 has at most 16 TiB.
     """
     with (
         devices.filesystem("tmpfs", directory, _MEMORY) as outer,

@@ -167,16 +167,17 @@ def test_inspect_shows_what_is_copied(machine: kubevirt_stages.Setup, plain: kub
     assert found.plan.virtual_size == len(DATA)
 
 
-def test_many_pages_are_one_map(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_pages_are_one_map(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     plain.data = b"".join(bytes([number % 251]) * 4096 + bytes(260 << 10) for number in range(12))
     unit = len(plain.data) // 12
     runs = (((at, 4096, 0), (at + 4096, unit - 4096, 3)) for at in range(0, len(plain.data), unit))
     plain.extents = [run for pair in runs for run in pair]
-    monkeypatch.setattr(maps, "PAGE", 5)
-    cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    assert (tmp_path / "disk.img").read_bytes() == plain.data
+    where = machine.location("exports", "root", "map")
+    with backup.BackupSource(where, cancelling.NEVER, page_size=5) as found:
+        listed = [(extent.offset, extent.length, 3 * extent.zero) for extent in found.extents()]
+        assert reading.read_through_engine(found) == plain.data
+        found.verify()
+    assert listed == plain.extents
     # Once for the import, and once to see that the backup is still the same.
     assert len(machine.server.gets("/map")) == 10
 
@@ -295,19 +296,16 @@ def test_map_that_cannot_be_one_is_refused(
     assert not machine.server.gets("/data")
 
 
-def test_endless_map_is_refused(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maps, "MOST", 1000)
+def test_endless_map_is_refused() -> None:
+    asked = []
 
-    def endless(seen: kubevirt.Seen) -> tuple[int, bytes] | None:
-        at = int(seen.query.get("offset", "0"))
-        return 200, page(*((at + 2 * n, 2, 0, "data") for n in range(100)), following=at + 200)
+    def endless(at: int) -> bytes:
+        asked.append(at)
+        return page(*((at + 2 * n, 2, 0, "data") for n in range(100)), following=at + 200)
 
-    machine.server.trick = endless
     with pytest.raises(errors.SourceError, match="more than 1000 extents"):
-        cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    assert len(machine.server.seen) == 11
+        maps.Map("disk", most=1000).read(endless)
+    assert len(asked) == 11
 
 
 @pytest.mark.parametrize("previous", ["", "before"])
