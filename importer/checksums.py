@@ -49,8 +49,8 @@ def resolved(
     wanted: request.Request,
     cancel: cancelling.Cancel,
     retried: Callable[[errors.Transient], None] = lambda _: None,
-) -> tuple[request.Request, Mapping[str, object]]:
-    """Return the request with the checksum in its checksum file, and details for ``inspect``.
+) -> tuple[request.Request, Mapping[str, object], tuple[signature.Claims, ...]]:
+    """Return the request with the checksum in its checksum file, details for ``inspect``, and who signed it.
 
     A demanded signature is that of the checksum file: the result demands none, but the checksum. Raises
     ``errors.Untrusted``, ``errors.SourceError``.
@@ -68,10 +68,10 @@ def resolved(
     log.info("checksum file url=%r checksum=%r signed by=%r", files.name, found, signer)
     rest = signature.Demand(policy=demand.policy)
     details: dict[str, object] = {"checksumFile": files.name, "checksum": found}
-    if signer:
-        claims = signature.Claims(signer=signer, digest=found, reference=files.name)
-        details["signatures"] = [dataclasses.asdict(claims)]
-    return dataclasses.replace(wanted, checksum=found, demand=rest), details
+    claims = (signature.Claims(signer=signer, digest=found, reference=files.name),) if signer else ()
+    if claims:
+        details["signatures"] = [dataclasses.asdict(each) for each in claims]
+    return dataclasses.replace(wanted, checksum=found, demand=rest), details, claims
 
 
 def _find(text: bytes, wanted: request.Request, name: str) -> str:

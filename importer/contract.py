@@ -37,6 +37,7 @@ class Tuning:
 
     ``stall``: seconds without data. ``direct``: O_DIRECT. ``read_back``: read the finished disk once.
     ``layers``: addresses of the other files of a chain. ``update``: change an existing disk in place.
+    ``report``: the file of the report (``provenance``); empty: none.
     """
 
     connections: int = 6
@@ -45,6 +46,7 @@ class Tuning:
     read_back: bool = False
     layers: tuple[str, ...] = ()
     update: bool = False
+    report: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

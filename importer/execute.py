@@ -49,6 +49,11 @@ class Result:
     ``resumed``: written by an earlier attempt, and read back. ``refetched``: also written by it, but storage
     did not hold them. ``layers``: the files of a chain, with the bytes of the disk that come from each.
     ``changes``: what an update in place found.
+
+    Of the source, as it was served: ``origin``, its name (``source`` may be a part of it), ``served``, its
+    size, and ``identity``. ``verified``: digests (``ALGORITHM:HEX``) that its bytes were verified against, by
+    what they are of. ``claims``: the verified signatures. ``sha256``: of the disk, if it is known without
+    reading it again; else empty.
     """
 
     source: str
@@ -66,6 +71,34 @@ class Result:
     vddk_info: Mapping[str, str]
     layers: tuple[tuple[str, int], ...] = ()
     changes: compare.Changes | None = None
+    origin: str = ""
+    served: int | None = None
+    identity: str | None = None
+    verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    claims: tuple[signature.Claims, ...] = ()
+    sha256: str = ""
+
+    def as_fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints and reports contain."""
+        fields: dict[str, object] = {
+            "source": self.source,
+            "target": self.target,
+            "format": self.format,
+            "compression": list(self.compressions),
+            "size": self.size,
+            "read": self.read,
+            "resumed": self.resumed,
+            "refetched": self.refetched,
+            "seconds": round(self.seconds, 3),
+            "route": str(self.plan.route),
+            "reason": self.plan.reason,
+            "labels": dict(self.labels),
+        }
+        if self.layers:
+            fields["chain"] = [{"name": name, "bytes": count} for name, count in self.layers]
+        if self.changes is not None:
+            fields["update"] = dataclasses.asdict(self.changes)
+        return fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,8 +127,9 @@ def run(
     request.check(wanted)
     kind = sources.find(wanted.source)
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
-        wanted, _ = _listed(wanted, reads, progress)
-        return run_source(_source(kind, wanted, reads), wanted, progress, reads)
+        wanted, _, claims = _listed(wanted, reads, progress)
+        done = run_source(_source(kind, wanted, reads), wanted, progress, reads)
+        return dataclasses.replace(done, claims=(*done.claims, *claims))
 
 
 def _source(kind: sources.kind.Kind, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source:
@@ -142,7 +176,33 @@ def run_source(
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
-    return _result(job, time.monotonic() - started, labels=labels, vddk_info=info)
+    done = _result(job, time.monotonic() - started, labels=labels, vddk_info=info)
+    return _attested(done, job, served, wanted)
+
+
+def _attested(done: Result, job: job_module.Job, served: base.Source, wanted: request.Request) -> Result:
+    """Add to a result what is known of ``served``, the source that may be a package with the disk."""
+    verified = {**job.source.verified, **served.verified}
+    if checksum := wanted.checksum or job.checksum:
+        verified["file"] = "".join(checksum.lower().split())
+    # In this route alone, the bytes that were hashed are those that were written, all of them.
+    is_same = (
+        job.plan.route is plan.Route.STREAM
+        and job.source is served
+        and wanted.checksum is not None
+        and not (job.content.compressions or job.resumed or wanted.is_archive or wanted.is_delta)
+        and job.size == served.size
+    )
+    algorithm, _, digest = verified.get("file", "").partition(":")
+    return dataclasses.replace(
+        done,
+        origin=served.name,
+        served=served.size,
+        identity=served.identity,
+        verified=verified,
+        claims=served.claims,
+        sha256=digest if is_same and algorithm == "sha256" else "",
+    )
 
 
 def run_all(
@@ -159,7 +219,7 @@ def run_all(
     kind = sources.find(wanted.source)
     done: dict[str, Result] = {}
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
-        wanted, _ = _listed(wanted, reads, progress)
+        wanted, _, claims = _listed(wanted, reads, progress)
         reading = engine.Engine(wanted.fetch, progress.retry)
 
         def import_disk(disk: base.Source, wanted: request.Request) -> None:
@@ -170,7 +230,18 @@ def run_all(
             each = dataclasses.replace(wanted, demand=signature.NOTHING)
             package.each(served, each, reads, import_disk)
     progress.done()
-    return [done[path] for path in sorted(done)]
+    verified = {} if wanted.checksum is None else {"file": "".join(wanted.checksum.lower().split())}
+    return [
+        dataclasses.replace(
+            done[path],
+            origin=served.name,
+            served=served.size,
+            identity=served.identity,
+            verified={**done[path].verified, **verified},
+            claims=(*served.claims, *claims),
+        )
+        for path in sorted(done)
+    ]
 
 
 def _result(
@@ -215,17 +286,17 @@ def inspect(
     request.check(wanted)
     kind = sources.find(wanted.source)
     with cancelling.adapted(cancel) as stop, sources.foreign(kind):
-        asked, listed = _listed(wanted, stop, progress_module.NullProgress())
+        asked, listed, _ = _listed(wanted, stop, progress_module.NullProgress())
         found = _inspect(_source(kind, asked, stop), asked, stop)
         return dataclasses.replace(found, details={**found.details, **listed})
 
 
 def _listed(
     wanted: request.Request, cancel: cancelling.Cancel, progress: progress_module.Progress
-) -> tuple[request.Request, Mapping[str, object]]:
-    """Return the request with the checksum in its checksum file, and what ``inspect`` says about that."""
+) -> tuple[request.Request, Mapping[str, object], tuple[signature.Claims, ...]]:
+    """Return the request with the checksum in its checksum file, what ``inspect`` says, and who signed it."""
     if not wanted.demand.checksum_file:
-        return wanted, {}
+        return wanted, {}, ()
     # Imported when used: few imports need it (start-up time).
     from cdi_worker import checksums
 

@@ -220,6 +220,9 @@ class Source:
     pulled_elsewhere: bool = False
     #: What the verified signatures say. Set when the source is opened.
     claims: tuple[signature.Claims, ...] = ()
+    #: Digests, ``ALGORITHM:HEX``, of the documents and blobs that the disk is in, by name. The transfer ends
+    #: without error only if they are right. Set when the source is opened.
+    verified: Mapping[str, str] = types.MappingProxyType({})
     #: A stream that is open already and returns its first bytes again: the result of the first ``ordered``.
     begun: Reader | None = None
     #: The bytes of the first response (the whole image if it is small).

@@ -18,6 +18,7 @@ from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
 if TYPE_CHECKING:
+    from cdi_worker import provenance
     from cdi_worker.commands import context
 
 log = logging.getLogger(__name__)
@@ -61,12 +62,48 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
         return _import_all(obj, dataclasses.replace(wanted, target=target), given)
     if given["dry_run"]:
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
+    report = _report(obj, wanted, given)
     if source == locations.STDIN and not given["kind"]:
         log.warning("standard input can be read only once: an interrupted import starts over")
     with output.progress(given["style"], obj) as reporter:
         result = execute.run(wanted, reporter, obj.cancel)
-    output.result(result, obj, digest=given["digest"])
+    _finish(obj, [result], report, given)
     return 0
+
+
+def _report(
+    obj: context.Context, wanted: request.Request, given: Mapping[str, Any]
+) -> provenance.Report | None:
+    """Return the report to write after the import, None if none is asked for."""
+    if not given["report"]:
+        return None
+    # Imported when used (start-up time).
+    from cdi_worker import provenance
+
+    if given["report"] == provenance.STDOUT:
+        # The report and nothing else: the summary goes to standard error.
+        obj.to_stdout = True
+    return provenance.Report(given["report"], wanted)
+
+
+def _finish(
+    obj: context.Context,
+    results: list[execute.Result],
+    report: provenance.Report | None,
+    given: Mapping[str, Any],
+) -> None:
+    """Read the disks back, if asked to, write the report, and print the results."""
+    if given["digest"]:
+        # Imported when used (start-up time).
+        from cdi_worker.images import stored
+
+        results = [
+            dataclasses.replace(each, sha256=stored.sha256(each.target, each.size)) for each in results
+        ]
+    if report is not None:
+        report.write(results)
+    for result in results:
+        output.result(result, obj, digest=result.sha256 if given["digest"] else "")
 
 
 def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
@@ -78,10 +115,10 @@ def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[st
         faults.append(f"{wanted.target}: --all needs a folder")
     if faults:
         raise errors.RequestError(*faults)
+    report = _report(obj, wanted, given)
     with output.progress(given["style"], obj) as reporter:
         results = execute.run_all(wanted, reporter, obj.cancel)
-    for result in results:
-        output.result(result, obj, digest=given["digest"])
+    _finish(obj, results, report, given)
     return 0
 
 
@@ -153,7 +190,7 @@ def blank(obj: context.Context, /, target: str, size: int, *, preallocate: bool,
         existing="replace" if given["force"] else "refuse",
         wait=given["wait"],
     )
-    output.result(execute.run(wanted, cancel=obj.cancel), obj, digest=False)
+    output.result(execute.run(wanted, cancel=obj.cancel), obj)
     return 0
 
 

@@ -171,6 +171,13 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="URL",
     help="qcow2 file with what changed since IMPORTER_ENDPOINT, or since the layer before; repeated.",
 )
+@late.option(
+    ROLE,
+    "--report",
+    default="",
+    metavar="FILE",
+    help="File for what an auditor keeps of an import: an in-toto statement; - is standard output.",
+)
 @demands.added(ROLE, POD.signature_policy)
 @click.pass_context
 def cli(
@@ -204,7 +211,9 @@ def cli(
         extra_headers=more["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
-        tuning=contract.Tuning(connections, stall, direct, read_back, more["layers"], more["update"]),
+        tuning=contract.Tuning(
+            connections, stall, direct, read_back, more["layers"], more["update"], more["report"]
+        ),
         demand=demand,
     )
     env = contract.environment()

@@ -201,6 +201,13 @@ _WRITING: tuple[Decorator, ...] = (
     force_option,
     wait_option,
 )
+report_option = late.option(
+    OUTPUT,
+    "--report",
+    default="",
+    metavar="FILE",
+    help="Write what an auditor keeps: an in-toto statement; - is standard output.",
+)
 _IMPORT: tuple[Decorator, ...] = (
     late.option(
         SOURCE,
@@ -234,6 +241,7 @@ _IMPORT: tuple[Decorator, ...] = (
         is_flag=True,
         help="Read the disk back after the import and print its SHA-256.",
     ),
+    report_option,
     progress_option,
 )
 _DIGEST: tuple[Decorator, ...] = (

@@ -55,31 +55,11 @@ def value(obj: context.Context, name: str, text: str, **more: str) -> None:
     say(json.dumps({**more, name: text}) if obj.as_json else text)
 
 
-def result(done: execute.Result, obj: context.Context, *, digest: bool) -> None:
-    """Print the result of an import; with ``digest``, read the disk back and print its SHA-256."""
-    fields: dict[str, object] = {
-        "source": done.source,
-        "target": done.target,
-        "format": done.format,
-        "compression": list(done.compressions),
-        "size": done.size,
-        "read": done.read,
-        "resumed": done.resumed,
-        "refetched": done.refetched,
-        "seconds": round(done.seconds, 3),
-        "route": str(done.plan.route),
-        "reason": done.plan.reason,
-        "labels": dict(done.labels),
-    }
-    if done.layers:
-        fields["chain"] = [{"name": name, "bytes": count} for name, count in done.layers]
-    if done.changes is not None:
-        fields["update"] = dataclasses.asdict(done.changes)
+def result(done: execute.Result, obj: context.Context, *, digest: str = "") -> None:
+    """Print the result of an import. ``digest``: the SHA-256 of the disk, if it was read back."""
+    fields = done.as_fields()
     if digest:
-        # Imported when used: it takes part in a start only if asked for (start-up time).
-        from cdi_worker.images import stored
-
-        fields["sha256"] = stored.sha256(done.target, done.size)
+        fields["sha256"] = digest
     if obj.as_json:
         say(json.dumps(fields), err=obj.to_stdout)
     if obj.as_json or (obj.quiet and not digest):

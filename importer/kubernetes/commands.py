@@ -199,6 +199,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
     here=True,
     help="Check the request, contact the source and print the plan; write nothing.",
 )
+@options.report_option
 @options.progress_option
 @click.pass_obj
 def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
@@ -215,13 +216,16 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
     given["existing"] = options.existing({name: given.pop(name) for name in ("force", "update")})
     given["mounts"] = late.given(click.get_current_context())
     given["demand"] = demands.take(given)
+    report = given.pop("report")
+    if report == "-":
+        raise errors.RequestError("--report -: standard output gets the phases; name a file")
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)
         write = output.silent if obj.quiet and not obj.as_json else output.say
         status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)
         with output.progress(style, obj) as reporter:
-            datavolume_run.run(volume, stages, status, reporter, obj.cancel)
+            datavolume_run.run(volume, stages, status, reporter, obj.cancel, report=report)
     return 0
 
 

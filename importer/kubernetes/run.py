@@ -243,8 +243,13 @@ def run(
     status: Status,
     reporter: progress.Progress,
     cancel: cancelling.Cancel,
+    *,
+    report: str = "",
 ) -> None:
-    """Import all stages. Raises ``errors.Error`` after the status has reported it."""
+    """Import all stages. Raises ``errors.Error`` after the status has reported it.
+
+    ``report``: the file for the report of each stage, which replaces the one before.
+    """
     status.pending()
     try:
         if volume.source.kind == "blank":
@@ -253,7 +258,15 @@ def run(
             current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
             both = progress.Several(reporter, Watch(status))
+            audit = None
+            if report:
+                # Imported when used (start-up time).
+                from cdi_worker import provenance
+
+                audit = provenance.Report(report, wanted)
             result = execute.run(wanted, both, cancel)
+            if audit is not None:
+                audit.write([result])
             if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; continue with --after {current}"
                 status.paused(f"checkpoint {current} copied{more}")

@@ -63,6 +63,12 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Run the import that the environment requests, and return the report."""
     wanted = read(env, paths)
+    audit = None
+    if paths.tuning.report:
+        # Imported when used (start-up time).
+        from cdi_worker import provenance
+
+        audit = provenance.Report(paths.tuning.report, wanted)
     with (
         progress.Lines(sys.stderr) as lines,
         metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter,
@@ -72,7 +78,10 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
             # Imported when used (start-up time).
             from cdi_worker.images import stored
 
-            log.info("read back sha256=%s", stored.sha256(result.target, result.size))
+            result = dataclasses.replace(result, sha256=stored.sha256(result.target, result.size))
+            log.info("read back sha256=%s", result.sha256)
+        if audit is not None:
+            audit.write([result])
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,

@@ -77,6 +77,7 @@ class RegistrySource(base.Source):
         self.size, self.head = disk.size, disk.head
         self.disk_size = disk.blob.disk_size
         self.identity = f"{disk.blob.digest} {disk.path}".rstrip()
+        self.verified = {"manifest": self._image.digest, "layer": disk.blob.digest}
         log.info(
             "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
         )

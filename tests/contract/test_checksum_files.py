@@ -106,6 +106,20 @@ def test_disk_with_its_line_is_imported(site: Site, form: str) -> None:
     site.accept()
 
 
+def test_report_has_the_signer(site: Site, people: signers.OpenPGP, key: str, tmp_path: Path) -> None:
+    url = site.serve("/d/SHA256SUMS", site.line)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("good", site.line))
+    report = tmp_path / "report.json"
+    site.accept(CDI_WORKER_SIGNED_BY=key, CDI_WORKER_REPORT=str(report))
+    predicate = json.loads(report.read_text())["predicate"]
+    (claims,) = predicate["runDetails"]["cdiWorker_disks"][0]["signatures"]
+    digest = hashlib.sha256(site.data).hexdigest()
+    assert (claims["digest"], claims["reference"]) == (f"sha256:{digest}", url)
+    assert claims["signer"]
+    assert predicate["buildDefinition"]["externalParameters"]["demand"]["checksum_file"] == url
+    assert predicate["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"sha256": digest}
+
+
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_disk_with_another_checksum_is_not_usable(
     site: Site, people: signers.OpenPGP, key: str, is_signed: bool

@@ -1,0 +1,179 @@
+"""The provenance of a disk: a statement for auditors of what was asked, and of what was found and written.
+
+in-toto Statement v1 (https://in-toto.io/Statement/v1) with SLSA Provenance v1 (https://slsa.dev/provenance/v1):
+an import is the build of a disk from a source. It is not signed here. Fields that are not part of the
+specification have the prefix that it demands of extensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cdi_worker import errors, execute, request, version
+from cdi_worker.images import target
+from cdi_worker.sources import wire
+
+STATEMENT: Final = "https://in-toto.io/Statement/v1"
+PREDICATE: Final = "https://slsa.dev/provenance/v1"
+#: What ``externalParameters`` mean; it changes with them.
+BUILD_TYPE: Final = "urn:cdi-worker:import:v1"
+BUILDER: Final = "urn:cdi-worker"
+#: A report on standard output.
+STDOUT: Final = "-"
+
+
+class Report:
+    """The report of one import, written when the disk is complete; a failed import leaves its file as it is.
+
+    Raises ``errors.RequestError`` if the file cannot be written, before anything is imported.
+    """
+
+    def __init__(self, path: str, wanted: request.Request) -> None:
+        self._path = path
+        self._wanted = wanted
+        self._started = _now()
+        if path == STDOUT:
+            if wanted.target == target.STDOUT:
+                raise errors.RequestError("--report -: standard output gets the disk; name a file")
+            return
+        # A link stays one.
+        self._path = os.path.realpath(path)
+        try:
+            self._check()
+            self._create().unlink()
+        except OSError as err:
+            raise errors.RequestError(f"--report {path}: cannot be written: {errors.words(err)}") from err
+
+    def _check(self) -> None:
+        """Raise ``errors.RequestError`` for a path that a file must not replace."""
+        if self._path in {os.path.realpath(each) for each in target.used(self._wanted.target)}:
+            raise errors.RequestError(f"--report {self._path}: is the target; name another file")
+        try:
+            mode = Path(self._path).stat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(mode):
+            hint = "name a file, or - for standard output"
+            raise errors.RequestError(f"--report {self._path}: not a regular file; {hint}")
+
+    def _create(self) -> Path:
+        """Create a file with another name beside the report."""
+        beside = Path(f"{self._path}.{secrets.token_hex(4)}.part")
+        beside.touch(exist_ok=False)
+        return beside
+
+    def write(self, results: Sequence[execute.Result]) -> None:
+        """Write the report of finished imports. Raises ``errors.TargetError``; the disks stay."""
+        text = json.dumps(statement(self._wanted, results, self._started), indent=2) + "\n"
+        try:
+            if self._path == STDOUT:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+                return
+            beside = self._create()
+            try:
+                with beside.open("w", encoding="utf-8") as stream:
+                    stream.write(text)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                beside.replace(self._path)
+            finally:
+                beside.unlink(missing_ok=True)
+        except OSError as err:
+            raise errors.target_error(self._path, err, "the disk is complete, its report is not") from err
+
+
+def statement(
+    wanted: request.Request, results: Sequence[execute.Result], started: str = ""
+) -> dict[str, Any]:
+    """Return the statement about finished imports of one request. ``started``: when, as RFC 3339 has it.
+
+    Its subject is empty if the SHA-256 of the disk is not known: then it is not to be signed.
+    """
+    metadata = {"startedOn": started} if started else {}
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {"name": each.target, "digest": {"sha256": each.sha256}} for each in results if each.sha256
+        ],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": _asked(wanted),
+                "internalParameters": {},
+                "resolvedDependencies": _dependencies(results),
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER, "version": {version.NAME: version.VERSION}},
+                "metadata": {**metadata, "finishedOn": _now()},
+                "cdiWorker_disks": [_disk(each) for each in results],
+            },
+        },
+    }
+
+
+def _asked(wanted: request.Request) -> dict[str, object]:
+    """Return what was asked, without what only the server of the source may see."""
+    fields = {
+        "source": wanted.source,
+        "address": _safe(wanted.location.endpoint),
+        "layers": [_safe(each.endpoint) for each in wanted.layers],
+        "target": wanted.target,
+        "contentType": wanted.content_type,
+        "size": wanted.image_size,
+        "checksum": wanted.checksum,
+        "disk": wanted.disk,
+        "existing": wanted.existing,
+        "preallocation": wanted.preallocation,
+        "insecure": wanted.location.access.insecure,
+        "stage": wanted.stage._asdict() if wanted.stage.current else None,
+        "demand": {name: value for name, value in _demanded(wanted) if value},
+    }
+    return {name: value for name, value in fields.items() if value not in (None, "", [], {})}
+
+
+def _demanded(wanted: request.Request) -> Iterator[tuple[str, object]]:
+    for name, value in dataclasses.asdict(wanted.demand).items():
+        yield name, _safe(value) if isinstance(value, str) else value
+
+
+def _safe(address: str) -> str:
+    """Return an address without secrets; a path is one already."""
+    return wire.safe_url(address) if "://" in address else address
+
+
+def _dependencies(results: Sequence[execute.Result]) -> list[dict[str, object]]:
+    """Return the sources, with the digests that their bytes were verified against."""
+    found: list[dict[str, object]] = []
+    for each in results:
+        for name, digest in each.verified.items():
+            algorithm, _, value = digest.partition(":")
+            found.append({"name": name, "uri": each.origin, "digest": {algorithm: value}})
+        if not each.verified and each.origin:
+            found.append({"name": "file", "uri": each.origin})
+        found += [{"name": "layer", "uri": name} for name, _ in each.layers if name != each.origin]
+    # The disks of one package share it.
+    return [each for number, each in enumerate(found) if each not in found[:number]]
+
+
+def _disk(done: execute.Result) -> Mapping[str, object]:
+    return {
+        **done.as_fields(),
+        "sha256": done.sha256 or None,
+        "served": {"identity": done.identity, "size": done.served, "verified": dict(done.verified)},
+        "signatures": [dataclasses.asdict(each) for each in done.claims],
+    }
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
