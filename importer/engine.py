@@ -83,6 +83,13 @@ class Engine:
             retried=self._retried,
         )
 
+    def cpus(self) -> int:
+        """See ``sources.base.Engine``."""
+        # Imported when used: only compressed images need it (start-up time).
+        from cdi_worker import machine
+
+        return machine.cpus() if machine.has_memory() else 1
+
     def _reader(self, source: base.Source) -> base.RandomReader:
         """Return a reader that compares the ranges of a server with each other, also of several files."""
         if source.parts:

@@ -150,6 +150,9 @@ class Engine(Protocol):
     def at_random(self, source: Source, cancel: Cancel) -> Callable[[int, int], bytes] | None:
         """Return a function that reads ``(offset, length)``; None if ``source`` is read in order."""
 
+    def cpus(self) -> int:
+        """Return the number of CPUs for ``groups.open``: 1 if there is little memory."""
+
 
 class Plain:
     """Reads the plain stream, without retries: for a source that is opened outside of an import."""
@@ -168,6 +171,10 @@ class Plain:
     ) -> Reader:
         """See ``Engine``."""
         return source.stream(start)
+
+    def cpus(self) -> int:
+        """See ``Engine``."""
+        return 1
 
 
 class Source:

@@ -43,7 +43,7 @@ def look(head: bytes, *, whole: bool = False) -> Content:
     kind = detect.detect(head)
     while kind in detect.COMPRESSIONS:
         compressions = _deeper(compressions, kind)
-        plain = _decompressed(kind, readers.Bytes(head))
+        plain = decompressed(kind, readers.Bytes(head))
         head = readers.Peek(plain, detect.HEAD).head if whole else readers.sample(plain, detect.HEAD)
         # Only the first bytes of an outer layer were decompressed.
         whole = whole and len(head) < detect.HEAD
@@ -69,7 +69,7 @@ def open(  # noqa: A001 - read as layers.open
         opened = top = readers.Peek(opened, detect.HEAD)
         while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
             compressions = _deeper(compressions, kind)
-            opened = _decompressed(kind, top, limit=limit, tool=tool, cpus=cpus())
+            opened = decompressed(kind, top, limit=limit, tool=tool, cpus=cpus())
             opened = top = readers.Peek(opened, detect.HEAD)
     except BaseException:
         opened.close()
@@ -77,7 +77,7 @@ def open(  # noqa: A001 - read as layers.open
     return Content(compressions, kind, top.head), top
 
 
-def _decompressed(
+def decompressed(
     kind: str,
     reader: readers.Reader,
     *,
@@ -85,6 +85,7 @@ def _decompressed(
     tool: decompress.Tool | None = None,
     cpus: int = 1,
 ) -> readers.Reader:
+    """Return a reader of one layer: ``groups.open``."""
     # Imported when used: its four libraries take 8 ms.
     from cdi_worker.formats.compressed import groups
 

@@ -363,7 +363,7 @@ class Job:
         whole = whole or bool(self.content.compressions)
         with self.served(self.arrived, whole=whole) as served:
             if self.source.format is None:
-                content, reader = layers.open(served, limit=limit, tool=self._xz, cpus=_cpus)
+                content, reader = layers.open(served, limit=limit, tool=self._xz, cpus=self.engine.cpus)
                 head = content.head
             else:
                 peeked = readers.Peek(served, detect.HEAD)
@@ -432,13 +432,6 @@ def _begin_update(path: str) -> None:
     from cdi_worker.images.target import checkpoint
 
     checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(path)
-
-
-def _cpus() -> int:
-    # Imported when used: only compressed images need it (start-up time).
-    from cdi_worker import machine
-
-    return machine.cpus() if machine.has_memory() else 1
 
 
 def _kept(noted: journal.Journal) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.formats.compressed import decompress
+from cdi_worker.formats.compressed import layers
 from cdi_worker.formats.tar import headers, walk
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
@@ -109,7 +109,8 @@ class LayerDisk(Disk):
         super().__init__(store, blob)
         self._hidden = hidden
         self._name = f"{store.name}: layer {blob.digest}"
-        self._layer = Layer(plain(self._reader, self._reader.head), hidden, self._name)
+        self._plain = plain(self._reader, self._reader.head, self._reader.cpus())
+        self._layer = Layer(self._plain, hidden, self._name)
 
     def find(self) -> bool:
         """Seek to the disk. Return False if the layer, read to its end and verified, has no disk."""
@@ -119,6 +120,10 @@ class LayerDisk(Disk):
         self.path, self.size = self._layer.path, self._layer.size
         self.look()
         return True
+
+    def close(self) -> None:
+        # Closes the blob, too.
+        self._plain.close()
 
     def hides(self) -> Hidden:
         """Return the names hidden from the layers below."""
@@ -187,15 +192,15 @@ LONGEST_NAME = 255  # NAME_MAX
 _MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
-def plain(reader: base.Reader, head: bytes) -> base.Reader:
+def plain(reader: base.Reader, head: bytes, cpus: int = 1) -> base.Reader:
     """Return a reader of the tar of a layer, which is compressed with gzip or zstd or not at all.
 
     ``head``: the first bytes, which show the compression. The media type is ignored: some images have a
-    wrong one.
+    wrong one. ``cpus``: see ``groups.open``.
     """
     skippable = len(head) > 3 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
     kind = "zst" if skippable else next((_MAGICS[magic] for magic in _MAGICS if head.startswith(magic)), "")
-    return decompress.open(kind, reader) if kind else reader
+    return layers.decompressed(kind, reader, cpus=cpus) if kind else reader
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -200,6 +200,10 @@ class _Counting:
         """See ``base.Engine``."""
         return self._engine.at_random(source, cancel)
 
+    def cpus(self) -> int:
+        """See ``base.Engine``."""
+        return self._engine.cpus()
+
     def ordered(
         self,
         source: base.Source,

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import random
 import resource
-import struct
 import subprocess
-import sys
 import zlib
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -21,40 +18,12 @@ from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import decompress, groups
 from tests.support import processes, reading
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from tests.support.members import END, MEMBER, block, frame, skippable
 
 RANDOM = random.Random(4)
 MIB = 1 << 20
 TEXT = b"".join(RANDOM.randbytes(600) + bytes(3000) for _ in range(3000))
 KINDS = ("zst", "gz")
-
-
-def frame(data: bytes, **options: int) -> bytes:
-    chosen = {zstd.CompressionParameter[name]: value for name, value in options.items()}
-    return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1, **chosen})
-
-
-def skippable(size: int) -> bytes:
-    return struct.pack("<II", 0x184D2A5E, size) + bytes(size)
-
-
-def block(data: bytes, size: int | None = None) -> bytes:
-    """Return a block of bgzip (SAM specification, 4.1); ``size``: the length it claims to have."""
-    packed = zlib.compressobj(6, zlib.DEFLATED, -15)
-    body = packed.compress(data) + packed.flush()
-    whole = 18 + len(body) + 8
-    fields = struct.pack("<BBHH", 66, 67, 2, (whole if size is None else size) - 1)
-    head = struct.pack("<4BIBBH", 31, 139, 8, 4, 0, 0, 255, len(fields))
-    return head + fields + body + struct.pack("<II", zlib.crc32(data), len(data))
-
-
-MEMBER: dict[str, Callable[[bytes], bytes]] = {"zst": frame, "gz": block}
-#: bgzip ends a file with an empty block.
-END = block(b"")
 
 
 def outcome(reader: readers.Reader) -> tuple[bytes, object]:
