@@ -98,7 +98,8 @@ def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
 @pytest.mark.parametrize("kind", ["each", "stream"])
 def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, kind: str) -> None:
     options = fetch.Options()
-    page = misbehave.Page(random.Random(7).randbytes(15 * options.chunk), delay=0.5)
+    chunks = 15
+    page = misbehave.Page(random.Random(7).randbytes(chunks * options.chunk), delay=0.5)
     with http_disk.opened(server.serve("/disk", page)) as source:
         fetcher = engine.Engine(options, lambda _: None).fetcher(source, cancelling.Cancel())
         if kind == "stream":
@@ -111,8 +112,8 @@ def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, ki
                 lambda offset, data: into.__setitem__(slice(offset, offset + len(data)), data),
             )
             assert into == page.body
-    # The first bytes, a part of them again, and a request for each connection: not all of them are used.
-    assert len(server.gets("/disk")) <= options.connections
+    # How many chunks a request asks for depends on the speed that was measured, so on a busy machine on chance.
+    assert len(server.gets("/disk")) <= chunks * 2 // 3
 
 
 def test_ranges_of_a_failed_first_contact_are_forgotten(server: misbehave.Server) -> None:
