@@ -33,14 +33,24 @@ def gnu(block: bytes, take: Take) -> tuple[Map, int]:
     """
     size = headers.number(block[483:495])
     extents = array.array("Q")
-    slots, more = block[386:482], block[482]
-    _add(extents, slots)
-    while more:
-        block = take(headers.BLOCK)
-        slots, more = block[:504], block[504]
-        _add(extents, slots)
-        _check_count(len(extents) // 2)
+    _add(extents, block[386:482])
+    for more in continued(block, take):
+        _add(extents, more[:504])
     return extents, size
+
+
+def continued(block: bytes, take: Take) -> Iterator[bytes]:
+    """Yield the blocks of a map in old GNU format that follow its header ``block``.
+
+    Raises ``errors.Refused`` for a map with room for too many extents, which need not be in it.
+    """
+    count, more = 4, block[482]
+    while more:
+        count += 21
+        _check_count(count)
+        block = take(headers.BLOCK)
+        yield block
+        more = block[504]
 
 
 def pax(stored: int, take: Take) -> tuple[Map, int]:

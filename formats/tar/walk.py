@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import headers, sparse
 
 BUFFER = 1 << 18
 #: Bytes of the extension headers before an entry. A stream may have them without end.
@@ -92,9 +92,9 @@ class Walk(headers.Stream):
         name = records.get(b"path", names.get(headers.LONG_NAME, raw.name))
         link = records.get(b"linkpath", names.get(headers.LONG_LINK, raw.link))
         kind = raw.type
-        more = kind == headers.SPARSE and raw.block[482]
-        while more:  # ``isextended``: another block of the sparse map follows
-            more = self._take(headers.BLOCK)[504]
+        if kind == headers.SPARSE:
+            for _ in sparse.continued(raw.block, self._take):
+                pass
         if any(key.startswith(b"GNU.sparse.") for key in records):
             kind, name = headers.SPARSE, records.get(b"GNU.sparse.name", name)
         size = 0 if raw.type in headers.WITHOUT_DATA else _size(records.get(b"size"), raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -162,3 +163,10 @@ def test_gnu_and_pax_maps_are_read():
 def test_too_many_extents_are_refused():
     with pytest.raises(errors.Refused, match="extents"):
         tar_parts.unpacked(tar_parts.pax_sparse(b"%d\n" % (sparse.MAX_EXTENTS + 1), 100, 20))
+
+
+def test_endless_map_without_extents_is_refused():
+    header = tar_parts.resummed(tar_parts.block(), 482, b"\1")
+    blocks = itertools.repeat(bytes(504) + b"\1" + bytes(7), 1 << 20)
+    with pytest.raises(errors.Refused, match="extents"):
+        sparse.gnu(header, lambda _: next(blocks))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import headers, sparse
 from cdi_worker.formats.tar import walk as tar_walk
-from tests.support import containers
+from tests.support import containers, tar_parts
 from tests.support import disks as disks_module
 from tests.support.containers import Entry
 
@@ -84,6 +84,34 @@ def test_continued_sparse_map_is_skipped() -> None:
     more = bytes(504) + b"\1" + bytes(7)
     data = bytes(header) + more + bytes(512) + containers.tar([Entry("b")])
     assert [name for name, *_ in walk(data)] == ["a", "b"]
+
+
+class Endless:
+    """A header, then the same block without end."""
+
+    def __init__(self, header: bytes, block: bytes) -> None:
+        self.count = 0
+        self._data = header
+        self._block = block
+
+    def readinto(self, into: memoryview, /) -> int:
+        data = (self._data or self._block * 512)[: len(into)]
+        into[: len(data)] = data
+        self._data = self._data[len(data) :]
+        self.count += len(data)
+        assert self.count < 1 << 30, "the map was read without end"
+        return len(data)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("slot", [b"", b"%011o\0%011o\0" % (0, 0)])
+def test_endless_sparse_map_is_refused(slot: bytes) -> None:
+    header = tar_parts.resummed(tar_parts.resummed(tar_parts.block(), 156, headers.SPARSE), 482, b"\1")
+    endless = Endless(header, (slot * 21).ljust(504, b"\0") + b"\1" + bytes(7))
+    with pytest.raises(errors.Refused, match=f"more than {sparse.MAX_EXTENTS} extents"):
+        tar_walk.Walk(endless).next()
 
 
 @pytest.mark.parametrize("end", [b"", bytes(512), bytes(1024), bytes(1024) + b"what follows"])
