@@ -152,10 +152,8 @@ class BlockTarget(base.Target):
             return  # if it has begun, the record shows that the disk is incomplete
         if self._head_written or not self._kept:
             self._check_claim()
-            self._device.unmark()
-            self._disable(len(self._head))
-            self._put(0, directio.zeros()[: len(self._head)])
-            os.fsync(self._fd)
+            # Without a record, a delta would take the zeros for a disk, and the next run for somebody's.
+            self._mark(HEAD)
 
 
 def _first_data(head: bytes | bytearray, sector: int) -> slice:

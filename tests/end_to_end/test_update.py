@@ -395,6 +395,36 @@ def test_delta_is_not_applied_to_a_half_updated_device(
         same(device, NEW, tmp_path)
 
 
+@pytest.mark.parametrize("end", ["checksum", "interrupted", "cancelled"])
+def test_delta_is_not_applied_to_a_device_after_a_failed_import(
+    server: misbehave.Server, tmp_path: Path, end: str
+) -> None:
+    with devices.loop(tmp_path, SIZE) as device:
+        imported(server, device)
+        fail_to_import(server, device, end)
+        oracle.unusable(device)
+        refuse_delta(server, device, tmp_path)
+        imported(server, device)
+        same(device, OLD, tmp_path)
+
+
+def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
+    """Run a new import that fails after its first write, or is cancelled."""
+    if end == "checksum":
+        url = server.serve("/new", misbehave.Page(bytes(NEW)))
+        with pytest.raises(errors.ChecksumMismatch):
+            cdi_worker.run(request(url, device, existing="replace", checksum="sha256:" + "0" * 64))
+    elif end == "interrupted":
+        with pytest.raises(errors.TransferFailed):
+            cdi_worker.run(request(broken(server), device, existing="replace", no_progress=1))
+    else:
+        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=20 * MIB))
+        with worker.started("import", "--force", url, device) as ended:
+            uploads.wait_until(lambda: device.read_bytes().startswith(oracle.RECORD))
+            ended.terminate()
+            assert ended.wait()
+
+
 def interrupt(server: misbehave.Server, device: Path, end: str) -> None:
     """Begin an update that fails or is killed after the first changes."""
     if end == "killed":
