@@ -8,6 +8,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
+from tests.support import processes
 
 
 def busy(seconds: float | None) -> errors.Transient:
@@ -28,7 +29,7 @@ def test_server_that_always_asks_to_wait_is_given_up() -> None:
     waiting, started = patience(0.3, 1.0), time.monotonic()
     with pytest.raises(errors.TransferFailed, match="no data for 1 s, and the server asks to wait 0 s"):
         wait_often(waiting, 0.4)
-    assert 0.8 <= time.monotonic() - started < 1.0
+    assert 0.8 <= time.monotonic() - started < 3 * 0.4
 
 
 def test_waits_the_server_asked_for_are_added_to_the_limit() -> None:
@@ -42,7 +43,7 @@ def test_no_wait_does_not_extend_the_limit() -> None:
     waiting, started = patience(0.3, 60), time.monotonic()
     with pytest.raises(errors.TransferFailed, match=r"429; no data for 0 s$"):
         wait_often(waiting, 0.0)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < processes.PATIENCE
 
 
 def test_too_long_a_wait_fails_at_once() -> None:
@@ -53,7 +54,7 @@ def test_too_long_a_wait_fails_at_once() -> None:
         "http://a/disk: transfer failed at byte 4096: server answers 429; no data for 0 s, "
         "and the server asks to wait 3600 s (at most 600 s in total)"
     )
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < processes.PATIENCE
 
 
 def test_data_restarts_the_limit() -> None:
