@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,7 +69,7 @@ def each(
     from cdi_worker.sources.ova import every
 
     def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
-        paths = [f"{wanted.target}/{every.image_name(disk)}" for disk in disks]
+        paths = [str(pathlib.Path(wanted.target, every.image_name(disk))) for disk in disks]
         for path in paths:
             if paths.count(path) > 1:
                 raise errors.RequestError(f"two disks would be {path}; choose each with --disk")

@@ -98,11 +98,21 @@ def _print(obj: shared.Context, found: list[Row]) -> None:
         output.say(json.dumps({"file": path or None, "options": commands}))
         return
     output.say(f"configuration file: {path or 'none'}")
-    widths = [max((len(str(row[column])) for row in found), default=0) for column in (1, 2)]
+    widths = [
+        max((len(text(row)) for row in found), default=0)
+        for text in (lambda row: row.option, lambda row: _shown(row.value))
+    ]
     last = ""
     for row in found:
         if row.command != last:
             output.say(f"\n{row.command}")
             last = row.command
-        shown = "" if row.value in (None, "", []) else str(row.value)
+        shown = _shown(row.value)
         output.say(f"  {row.option:<{widths[0]}}  {shown:<{min(widths[1], 40)}}  {row.origin}".rstrip())
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it would be written in the file or in a variable."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value in (None, "", []) else str(value)

@@ -394,6 +394,10 @@ class MountCommand(SourceCommand):
 
     has_examples = False
 
+    def offers(self, kind: kind.Kind) -> bool:
+        """Return whether a DataVolume can name this kind of source."""
+        return any(field.key for field, _ in kind.table.values())
+
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         if not field.mount or field.key:
             return None
@@ -410,7 +414,8 @@ class PodGroup(SourceCommand, click.Group):
     def offer(self, field: fields.Field, default: Any) -> LateOption | None:
         if not field.mount:
             return None
-        return LateOption(field.option, default=field.mount, show_default=True, help=field.help)
+        form = "FILE" if field.file else None
+        return LateOption(field.option, default=field.mount, show_default=True, metavar=form, help=field.help)
 
     def check_keys(self, found: config.Config) -> None:
         """Raise ``errors.RequestError`` if the configuration file has keys that no command has."""

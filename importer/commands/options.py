@@ -264,7 +264,7 @@ _UPLOAD: tuple[Decorator, ...] = (
         ACCESS,
         "--key",
         type=late.FILE,
-        help="Key of the client certificate (PEM) [default: the file of --cert].",
+        help="Key of the client certificate (PEM), if it is not in the file of --cert.",
     ),
     late.option(ACCESS, "--ca-file", type=late.FILE, help="PEM file with the CA certificates to trust."),
     insecure_option,
@@ -311,7 +311,7 @@ def make_request(
     kind = source_kind(address, given["kind"])
     is_archive = given["content_type"] == "archive"
     if target and not is_archive and images_target.is_folder(target):
-        target = f"{target}/disk.img"
+        target = str(Path(target, "disk.img"))
     location = make_location(kind, address, given, env)
     return request.Request(
         source=kind.name,

@@ -57,13 +57,17 @@ def value(obj: context.Context, name: str, text: str, **more: str) -> None:
 
 def result(done: execute.Result, obj: context.Context, *, digest: str = "") -> None:
     """Print the result of an import. ``digest``: the SHA-256 of the disk, if it was read back."""
-    fields = done.as_fields()
-    if digest:
-        fields["sha256"] = digest
     if obj.as_json:
+        fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
         say(json.dumps(fields), err=obj.to_stdout)
-    if obj.as_json or (obj.quiet and not digest):
-        return
+    elif not obj.quiet:
+        _imported(done, obj, digest)
+    elif digest:
+        # As sha256sum prints it.
+        say(f"{digest}  {done.target}", err=obj.to_stdout)
+
+
+def _imported(done: execute.Result, obj: context.Context, digest: str) -> None:
     rate = units.format_size(done.read / max(done.seconds, 1e-3))
     _table(
         {
@@ -73,8 +77,8 @@ def result(done: execute.Result, obj: context.Context, *, digest: str = "") -> N
             "read": _read(done),
             "updated": _updated(done),
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
-            "sha256": fields.get("sha256", ""),
-            "time": f"{done.seconds:.2f} s, {rate}/s read",
+            "sha256": digest,
+            "time": f"{done.seconds:.2f} s" + (f", {rate}/s read" if done.read else ""),
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
         },
@@ -183,12 +187,19 @@ def _table(rows: Mapping[str, object], *, err: bool = False) -> None:
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:
-    readable = {name: _readable(value) for name, value in details.items() if name != "chain"}
+    readable = {_words(name): _readable(value) for name, value in details.items() if name != "chain"}
     layers: Any = details.get("chain", ())
     return readable | {f"layer {number}": _layer(each) for number, each in enumerate(layers, 1)}
 
 
+def _words(name: str) -> str:
+    """Return the name of a JSON field as words: ``checksumFile`` is ``checksum file``."""
+    return "".join(f" {each.lower()}" if each.isupper() else each for each in name)
+
+
 def _readable(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_readable(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):

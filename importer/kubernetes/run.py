@@ -85,7 +85,7 @@ class Planner:
         overhead = Fraction(0) if volume.claim.block else settings.overhead
         target = settings.target
         if target and not volume.is_archive and images_target.is_folder(target):
-            target = f"{target}/disk.img"
+            target = str(pathlib.Path(target, "disk.img"))
         return request.Request(
             source=volume.source.provider.name,
             location=self._location(),

@@ -50,7 +50,7 @@ class KubeVirt(staged.Staged):
     )
     token_file: str = fields.field(
         option="--export-token-file",
-        help="File with the token of a KubeVirt export [default: IMPORTER_EXPORT_TOKEN].",
+        help="File with the token of a KubeVirt export; without it, IMPORTER_EXPORT_TOKEN is used.",
         key="secretRef",
         entry="token",
         mount="/export-token/token",

@@ -54,7 +54,7 @@ class Nbd(staged.Staged):
     )
     key: str = fields.field(
         option="--key",
-        help="Key of the client certificate (PEM) [default: the file of --cert].",
+        help="Key of the client certificate (PEM), if it is not in the file of --cert.",
         mount="/nbd-client/tls.key",
         file=True,
     )

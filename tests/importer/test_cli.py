@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +171,16 @@ def test_inspect_reports_format_and_sizes(web: servers.Web, disks: disks_module.
     assert f"route  {result['route']}: " in done.output
 
 
+def test_details_are_words(server: misbehave.Server, disks: disks_module.Disks) -> None:
+    """JSON has names without blanks; a table has none of them."""
+    data = disks.raw().read_bytes()
+    url = server.serve("/disk.raw", misbehave.Page(data))
+    line = f"{hashlib.sha256(data).hexdigest()}  disk.raw\n"
+    sums = server.serve("/SHA256SUMS", misbehave.Page(line.encode()))
+    assert run_json("inspect", url, "--checksum-file", sums)["checksumFile"] == sums
+    assert f" checksum file  {sums}\n" in worker.run("inspect", url, "--checksum-file", sums).output
+
+
 def test_inspect_refuses_a_web_page(server: misbehave.Server) -> None:
     url = server.serve("/page", misbehave.Page(b"<!DOCTYPE html><html>Sign in</html>"))
     assert "HTML" in run_json("inspect", url, status=4)["obstacle"]
@@ -203,6 +215,18 @@ def test_help_of_every_command_is_for_people() -> None:
     for command in group.COMMANDS:
         done = worker.run(command, "--help")
         assert (done.status, "\\b" in done.output) == (0, False), done.output
+
+
+def test_help_has_one_default_for_each_option() -> None:
+    """The options of sources have a default in a pod, and may have another one on the command line."""
+    for command in ((), *((name,) for name in group.COMMANDS)):
+        text = " ".join(worker.run(*command, "--help").output.split())
+        assert not re.findall(r"\[default: [^]]*\]\. *\[default: [^]]*\]", text), command
+
+
+def test_help_of_run_has_no_source_that_a_manifest_cannot_name() -> None:
+    done = worker.run("run", "--help")
+    assert re.findall(r"^Options of (.*):$", done.output, re.MULTILINE) == ["vddk"]
 
 
 def test_help_lists_only_options_as_options() -> None:

@@ -117,6 +117,12 @@ def test_quiet_prints_nothing_but_errors(disks: disks_module.Disks, tmp_path: Pa
         assert (done.status, done.output, done.errors) == (0, "", "")
     done = worker.run("import", "-q", "missing", tmp_path, "--force")
     assert (done.status, done.output, len(done.errors.splitlines())) == (SOURCE, "", 1)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        done = worker.run("import", "-q", "--sha256", disks.raw(), tmp_path / name)
+        digest = disks_module.digest(disks.raw(), "sha256")
+        # What sha256sum prints, and checks.
+        assert (done.output, done.errors) == (f"{digest}  {tmp_path / name / 'disk.img'}\n", "")
     done = worker.run("import", "-q", "--json", disks.raw(), tmp_path, "--force")
     assert json.loads(done.output)["size"] == 8 * MIB
     assert done.errors == ""

@@ -280,6 +280,7 @@ def test_server_that_cannot_be_reached(tmp_path: Path) -> None:
 def test_commands_use_their_exit_statuses(tmp_path: Path, raw: Path) -> None:
     with nbd_exports.qemu_nbd(tmp_path, raw, "--export-name=vda", "--shared=8") as port:
         url = f"nbd://127.0.0.1:{port}/vda"
+        assert " extents  yes\n" in worker.run("inspect", url).output
         done = worker.run("inspect", "--json", url)
         assert done.status == 0, done.errors
         found = json.loads(done.output)
