@@ -90,14 +90,36 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 )
 @click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
 @click.option("--stderrthreshold", hidden=True)
-@late.option(ROLE, "--data-dir", default=POD.data, show_default=True, help="File-system volume of the pod.")
-@late.option(ROLE, "--block-device", default=POD.block, show_default=True, help="Block volume of the pod.")
-@late.option(ROLE, "--scratch-dir", default=POD.scratch, show_default=True, help="Scratch volume of the pod.")
+@late.option(
+    ROLE,
+    "--data-dir",
+    default=POD.data,
+    show_default=True,
+    metavar="DIRECTORY",
+    help="File-system volume of the pod.",
+)
+@late.option(
+    ROLE,
+    "--block-device",
+    default=POD.block,
+    show_default=True,
+    metavar="DEVICE",
+    help="Block volume of the pod.",
+)
+@late.option(
+    ROLE,
+    "--scratch-dir",
+    default=POD.scratch,
+    show_default=True,
+    metavar="DIRECTORY",
+    help="Scratch volume of the pod.",
+)
 @late.option(
     ROLE,
     "--termination-log",
     default=POD.termination_log,
     show_default=True,
+    metavar="FILE",
     help="File for the termination message.",
 )
 @late.option(
@@ -105,6 +127,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     "--extra-headers-dir",
     default=POD.extra_headers,
     show_default=True,
+    metavar="DIRECTORY",
     help="Folder of secret HTTP headers.",
 )
 @late.option(
@@ -113,6 +136,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     type=click.IntRange(0, 65535),
     default=POD.metrics_port,
     show_default=True,
+    metavar="PORT",
     help="Port of /metrics in a pod's role; 0: no metrics.",
 )
 @late.option(
@@ -127,6 +151,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     type=click.IntRange(0),
     default=0,
     show_default=True,
+    metavar="NUMBER",
     help="How often a pod's role repeats a failed import before it exits, for Jobs.",
 )
 @late.option(

@@ -94,8 +94,8 @@ _after = late.option(
     JOB,
     "--ttl",
     type=click.IntRange(0),
-    help="Seconds after which a finished Job is deleted, with its pods and their scratch space "
-    "[default: kept].",
+    metavar="SECONDS",
+    help="Delete a finished Job so long after its end, with its pods and their scratch [default: never].",
 )
 @_after
 @late.option(

@@ -82,6 +82,13 @@ def test_every_role_has_its_table() -> None:
     assert set(re.findall(r"```\{variables\} (\w+)", page)) == roles
 
 
+def test_every_mount_of_a_source_is_listed() -> None:
+    page = (repository.ROOT / "docs/reference/environment.md").read_text().partition("## Mounts")[2]
+    fields = [field for kind in sources.own() for field, _ in kind.table.values() if field.mount]
+    assert len(fields) > 4
+    assert [field.mount for field in fields if f"| `{field.mount}` | `{field.option}` |" not in page] == []
+
+
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = "\n".join(tables.commands())
     for name in group.COMMANDS:

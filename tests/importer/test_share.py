@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,13 @@ def test_every_command_has_a_page_with_its_options() -> None:
             shown = max(option.opts, key=len).replace("-", r"\-")
             assert option.hidden or shown in text, f"{name}: {shown}; run make share"
             assert option.hidden or (option.help or "") in text, f"{name}: {option.help}; run make share"
+
+
+def test_every_page_lists_the_exit_statuses() -> None:
+    for name in pages():
+        section = (SHARE / f"man/man1/{name}.1").read_text().partition(".SH EXIT STATUS\n")[2]
+        found = [int(each) for each in re.findall(r"^\.TP\n(\d+)\n.", section, re.MULTILINE)]
+        assert sorted(found) == [*range(9), 130, 141], f"{name}: run make share"
 
 
 def test_wheel_installs_them(tmp_path: Path) -> None:
