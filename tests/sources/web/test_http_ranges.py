@@ -112,7 +112,7 @@ def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, ki
                 lambda offset, data: into.__setitem__(slice(offset, offset + len(data)), data),
             )
             assert into == page.body
-    # How many chunks a request asks for depends on the speed that was measured, so on a busy machine on chance.
+    # How many chunks a request asks for depends on the measured speed, so on a busy machine on chance.
     assert len(server.gets("/disk")) <= chunks * 2 // 3
 
 
