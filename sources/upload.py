@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Protocol, Self
 
 from cdi_worker import errors
@@ -38,6 +40,7 @@ class Body:
         self._broken: Exception | None = None
         self._ended = False
         self._failure: errors.Error | None = None
+        self._successors = 0
         self._changed = threading.Condition()
         #: Bytes read so far.
         self.received = 0
@@ -57,10 +60,24 @@ class Body:
         with self._changed:
             if self._ended:
                 return None
+            if self._successors:
+                return _replaced()
             self._lent, self._broken = content, None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._lent is not content)
             return self._broken
+
+    @contextlib.contextmanager
+    def withdrawn(self) -> Iterator[None]:
+        """Take back the lent content, as ``withdraw``; none can be lent within the block."""
+        with self._changed:
+            self._successors += 1
+        try:
+            self.withdraw()
+            yield
+        finally:
+            with self._changed:
+                self._successors -= 1
 
     def withdraw(self) -> None:
         """Take back the lent content once it is unused. Bytes in flight are read for ``GRACE`` seconds."""
@@ -70,7 +87,7 @@ class Body:
                 return
             content.interrupt()
             self._changed.wait_for(lambda: not self._reading)
-            self._give_back(content, ConnectionError("another request continues the upload"))
+            self._give_back(content, _replaced())
 
     def end(self) -> None:
         """Mark the end of the upload and release a waiting ``lend``."""
@@ -121,6 +138,10 @@ class Body:
             self._changed.notify_all()
 
     def close(self) -> None: ...
+
+
+def _replaced() -> ConnectionError:
+    return ConnectionError("another request continues the upload")
 
 
 class UploadSource(base.Source):

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import coding
-from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import http
 from cdi_worker.upload import running as upload_running
 from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
@@ -65,10 +64,9 @@ class Session:
     @contextlib.contextmanager
     def taken_over(self) -> Iterator[None]:
         """Take over the session: abort the previous PATCH, whose client has reconnected."""
-        self.running.body.withdraw()
-        # Repeated, because the other request may lend its body to the import only after a withdrawal.
-        while not self._exclusive.acquire(timeout=cancelling.TURN):
-            self.running.body.withdraw()
+        # The other request may not have lent its body to the import yet: then it no longer can.
+        with self.running.body.withdrawn():
+            self._exclusive.acquire()
         try:
             yield
         finally:

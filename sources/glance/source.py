@@ -92,7 +92,7 @@ class GlanceSource(http.HttpSource):
 
     def __init__(self, location: locations.Glance, cancel: base.Cancel) -> None:
         self._image = _Image(location, cancel)
-        super().__init__(location.endpoint, location.access, self._image)
+        super().__init__(self._image)
 
     def __enter__(self) -> Self:
         found = self._image.describe()

@@ -40,7 +40,7 @@ class BackupSource(http.HttpSource):
         self._pages = server.Resource(location.beside("map"), access, token, self._connection, cancel=cancel)
         self._data = server.Data(location.beside("data"), access, token, self._connection, cancel=cancel)
         self._map = maps.Map(self._pages.name)
-        super().__init__(self._data.url, access, self._data)
+        super().__init__(self._data)
 
     def __enter__(self) -> Self:
         self._map.read(self._page)

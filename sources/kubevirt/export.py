@@ -20,7 +20,7 @@ class ArchiveSource(http.HttpSource):
         self._location = location
         self._cancel = cancel
         resource = server.Resource(location.endpoint, location.access, server.Token(location), cancel=cancel)
-        super().__init__(location.endpoint, location.access, resource)
+        super().__init__(resource)
 
     def describe(self) -> Mapping[str, object]:
         return {"form": str(self._location.form)}

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import retry
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.nbd import connection, handshake
 
@@ -72,7 +72,7 @@ class Client:
     def __init__(
         self,
         server: handshake.Server,
-        cancel: base.Cancel = cancelling.NEVER,
+        cancel: base.Cancel,
         limits: Limits = Limits(),
         explained: Callable[[errors.Error, int], errors.Error] = _unchanged,
     ) -> None:

@@ -111,7 +111,7 @@ class Keys(buckets.Keys):
         """Send a request of Google's library over our connections (``google.auth.transport.Request``)."""
         from google.auth import exceptions
 
-        self._connection = self._connection or session.new_session(self._access)
+        self._connection = self._connection or session.new_session(self._access, self._cancel)
         what = (self._connection, self._access, method, url, LARGEST_ANSWER)
         try:
             answer, data = session.exchange(*what, data=body, headers=headers)

@@ -61,10 +61,10 @@ class GcsSource(http.HttpSource):
     is refused. The CRC-32C of the bytes is compared with the stored one if all of them were read.
     """
 
-    def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+    def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._object = _Object(location, cancel)
         self._coverage = crc32c.Coverage()
-        super().__init__(self._object.url, location.access, self._object)
+        super().__init__(self._object)
 
     def __enter__(self) -> Self:
         found = self._object.describe()

@@ -84,9 +84,9 @@ class S3Source(http.HttpSource):
     which saves the search for public objects.
     """
 
-    def __init__(self, location: locations.S3, cancel: cancelling.Cancel = cancelling.NEVER) -> None:
+    def __init__(self, location: locations.S3, cancel: cancelling.Cancel) -> None:
         self._object = _Object(location, cancel)
-        super().__init__(self._object.url, location.access, self._object)
+        super().__init__(self._object)
 
     def __enter__(self) -> Self:
         while True:

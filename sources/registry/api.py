@@ -150,7 +150,7 @@ class Registry:
     def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
         def attempt() -> Blob:
             resource = self._resource("blobs", descriptor.digest, cancel)
-            return Blob(resource.url, self.access, resource).__enter__()
+            return Blob(resource).__enter__()
 
         blob = retry.patiently(attempt, self.access.patience, cancel)
         if blob.size not in {None, descriptor.size}:

@@ -14,7 +14,7 @@ import requests
 
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
-from cdi_worker.images.engine import cancelling, seams
+from cdi_worker.images.engine import seams
 from cdi_worker.sources import base
 from cdi_worker.sources.web import connections, pinned, session
 
@@ -94,15 +94,8 @@ class HttpSource(base.Source):
     #: Bytes of the first request.
     head_size = HEAD_SIZE
 
-    def __init__(
-        self,
-        url: str,
-        access: base.Access,
-        resource: pinned.Resource | None = None,
-        *,
-        cancel: base.Cancel = cancelling.NEVER,
-    ) -> None:
-        self._resource = resource or pinned.Resource(url, access, cancel=cancel)
+    def __init__(self, resource: pinned.Resource) -> None:
+        self._resource = resource
         self.name = self._resource.name
         self._version: Version | None = None
         self._has_ranges = False

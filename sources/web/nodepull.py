@@ -13,7 +13,7 @@ from typing import Self
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, labels, wire
-from cdi_worker.sources.web import http, locations, session
+from cdi_worker.sources.web import http, locations, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class NodePullSource(http.HttpSource):
         self._cancel = cancel
         self._patience = patience
         self._labels: Mapping[str, str] = {}
-        super().__init__(location.endpoint, location.access, cancel=cancel)
+        super().__init__(pinned.Resource(location.endpoint, location.access, cancel=cancel))
 
     def __enter__(self) -> Self:
         name = self._wait()
         endpoint = self._location.endpoint
         if endpoint.endswith(DISK):
             endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
-        super().__init__(endpoint, self._location.access, cancel=self._cancel)
+        super().__init__(pinned.Resource(endpoint, self._location.access, cancel=self._cancel))
         return super().__enter__()
 
     def finish(self) -> None:

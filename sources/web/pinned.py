@@ -41,7 +41,7 @@ class Resource:
         access: base.Access,
         connection: requests.Session | None = None,
         *,
-        cancel: cancelling.Cancel = cancelling.NEVER,
+        cancel: cancelling.Cancel,
     ) -> None:
         parts = checked(url)
         if parts.username is not None and not access.user:

@@ -58,7 +58,7 @@ class _Session(requests.Session):
         return None
 
 
-def new_session(access: Access, cancel: cancelling.Cancel = cancelling.NEVER) -> requests.Session:
+def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
     """Return a session that uses no settings of the environment (.netrc, proxies).
 
     ``cancel`` aborts its connects and its waits for responses.

@@ -15,9 +15,9 @@ def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
         from cdi_worker.sources.web import nodepull
 
         return nodepull.NodePullSource(location, cancel)
-    from cdi_worker.sources.web import http
+    from cdi_worker.sources.web import http, pinned
 
-    return http.HttpSource(location.endpoint, location.access, cancel=cancel)
+    return http.HttpSource(pinned.Resource(location.endpoint, location.access, cancel=cancel))
 
 
 def digest(location: locations.Http, cancel: base.Cancel) -> str:

@@ -386,7 +386,7 @@ class World:
         with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
             session = server.session(served, run.serving)
             resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
-            source = http.HttpSource(location.endpoint, location.access, resource, cancel=reads)
+            source = http.HttpSource(resource)
             progress = loaded.load("cdi_worker.progress").NullProgress()
             result = loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
         return int(result.resumed)

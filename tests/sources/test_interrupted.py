@@ -13,8 +13,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
-from cdi_worker.sources.web import http
-from tests.support import misbehave, processes, proxy, tls
+from tests.support import http_disk, misbehave, processes, proxy, tls
 
 DATA = bytes(range(256)) * 4096
 #: Seconds. Timeouts are much longer.
@@ -38,7 +37,7 @@ def test_read_through_a_tls_proxy_can_be_interrupted(tmp_path: Path, silence: di
                 outcome.append(source.read_range(300_000, into))
 
         cancel = cancelling.Cancel()
-        with http.HttpSource(url, access, cancel=cancel) as source:
+        with http_disk.opened(url, access, cancel) as source:
             reading = threading.Thread(target=read)
             reading.start()
             processes.wait_for(lambda: len(server.gets("/d")) == 2, "the second request")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
-from cdi_worker.sources.web import http
+from cdi_worker.sources.web import http, pinned
 from tests.support import misbehave, reading
 
 DATA = bytes(range(256)) * 4096
@@ -24,9 +25,11 @@ def refused(url: str, access: base.Access | None = None) -> None:
         pass
 
 
-def opened(url: str, access: base.Access | None = None) -> http.HttpSource:
+def opened(
+    url: str, access: base.Access | None = None, cancel: base.Cancel = cancelling.NEVER
+) -> http.HttpSource:
     """Return the source of a URL."""
-    return http.HttpSource(url, access or base.Access())
+    return http.HttpSource(pinned.Resource(url, access or base.Access(), cancel=cancel))
 
 
 def whole(source: base.Source, offset: int = 0) -> bytes:

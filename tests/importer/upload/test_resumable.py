@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
+import types
+from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 from cdi_worker import contract
+from cdi_worker.sources import upload
+from cdi_worker.upload import resumable
 from tests.support import oracle, processes, uploads
 
 MIB = uploads.MIB
@@ -222,3 +228,40 @@ def test_wrong_checksum_is_refused(server: uploads.Server, disk: Path) -> None:
     answer = patch(server, location, 0, DATA)
     assert (answer.status, "checksum mismatch" in answer.text) == (400, True)
     oracle.unusable(disk)
+
+
+class Unread:
+    """The body of a request that must not be touched."""
+
+    def readinto(self, into: memoryview, /) -> int:
+        raise AssertionError(len(into))
+
+    def interrupt(self) -> None:
+        raise AssertionError
+
+
+def test_request_that_lends_late_gives_way_at_once() -> None:
+    """The next request has found nothing to withdraw, and waits only for the session."""
+    running: Any = types.SimpleNamespace(body=upload.Body())
+    session = resumable.Session(running, None, "")
+    has_looked = threading.Event()
+    withdraw = running.body.withdraw
+
+    def looked() -> None:
+        withdraw()
+        has_looked.set()
+
+    running.body.withdraw = looked
+
+    def take_over() -> int:
+        with session.taken_over():
+            return session.offset
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        with session.taken_over():
+            has_looked.clear()
+            next_one = pool.submit(take_over)
+            assert has_looked.wait(processes.PATIENCE)
+            failure = running.body.lend(Unread())
+        assert next_one.result(processes.PATIENCE) == 0
+    assert str(failure) == "another request continues the upload"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -148,6 +149,12 @@ def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
         location = locations.Gcs("gs://b/o", credentials_file=str(file))
         with pytest.raises(errors.Cancelled):
             gcs.source(location, cancel).__enter__()
+        # The request is ended, not abandoned until it times out.
+        connection, _ = silent.accept()
+        connection.settimeout(processes.PATIENCE / 2)
+        with connection, contextlib.suppress(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
     assert time.monotonic() - began < processes.PATIENCE
 
 

@@ -13,8 +13,7 @@ from cdi_worker.formats import readers
 from cdi_worker.images.engine import ahead, cancelling, fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
-from cdi_worker.sources.web import http
-from tests.support import misbehave, processes, reading
+from tests.support import http_disk, misbehave, processes, reading
 
 DATA = random.Random(1).randbytes(3 << 20)
 OPTIONS = fetch.Options(connections=3, chunk=256 << 10, window=4, no_progress=2)
@@ -115,7 +114,7 @@ def test_read_all_is_bounded() -> None:
 def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified:
     """Open the blob, read by an import's engine."""
     stop = (cancel or cancelling.Cancel()).child()
-    opened = http.HttpSource(url, base.Access(), cancel=stop).__enter__()
+    opened = http_disk.opened(url, cancel=stop).__enter__()
     reading_it = engine.Engine(OPTIONS, lambda _: None)
     return blobs.Verified(descriptor(DATA), "x", opened, reading_it, stop)
 

@@ -21,8 +21,8 @@ from cdi_worker.images.engine import cancelling, sockets
 from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import locations as ovirt
 from cdi_worker.sources.vmware import locations as vmware
-from cdi_worker.sources.web import connections, http
-from tests.support import misbehave, processes, proxy, reading, tls
+from cdi_worker.sources.web import connections
+from tests.support import http_disk, misbehave, processes, proxy, reading, tls
 
 DATA = bytes(range(256)) * 4096
 #: Seconds. Timeouts are much longer.
@@ -136,7 +136,7 @@ def test_after_a_failed_attempt_reads_work_again() -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     with (
         misbehave.Server() as server,
-        http.HttpSource(server.serve("/d", misbehave.Page(DATA)), base.Access(), cancel=reads) as source,
+        http_disk.opened(server.serve("/d", misbehave.Page(DATA)), cancel=reads) as source,
     ):
         with reads.scope() as scope:
             scope.set()
@@ -217,15 +217,13 @@ exec "$@"
 REDIRECTED = """
 import sys
 from cdi_worker import errors
-from cdi_worker.sources import base
-from cdi_worker.sources.web import http
-from tests.support import misbehave
+from tests.support import http_disk, misbehave
 here, there, name = sys.argv[1:]
 with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
     led.serve("/disk", misbehave.Page(b"data"))
     start = mirror.serve("/start", misbehave.Page(to=(led.url("/disk", host=name),)))
     try:
-        with http.HttpSource(start, base.Access()) as source:
+        with http_disk.opened(start) as source:
             print(source.head)
     except errors.Unreachable as err:
         print(err)
@@ -271,7 +269,7 @@ def test_private_server_receives_no_byte() -> None:
     ):
         to = f"https://localhost:{listener.getsockname()[1]}/"
         server.serve("/start", misbehave.Page(to=(to,)))
-        source = http.HttpSource(server.url("/start", host=tls.FAR), base.Access(http_proxy=between.url))
+        source = http_disk.opened(server.url("/start", host=tls.FAR), base.Access(http_proxy=between.url))
         with pytest.raises(errors.Unreachable, match=r"/start: leads to 127.0.0.1"), source:
             pass
         taken, _ = listener.accept()
@@ -287,7 +285,7 @@ def test_interrupted_read_returns_only_data(tmp_path: Path, secure: bool) -> Non
     reads = cancelling.Reads(cancelling.Cancel())
     with (
         misbehave.Server(authority.issue() if secure else None) as server,
-        http.HttpSource(server.serve("/disk", misbehave.Page(data)), access, cancel=reads) as source,
+        http_disk.opened(server.serve("/disk", misbehave.Page(data)), access, reads) as source,
     ):
         reader = source.ranges()
         assert reader is not None

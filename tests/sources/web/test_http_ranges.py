@@ -14,7 +14,6 @@ import pytest
 from cdi_worker import engine, errors
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
-from cdi_worker.sources.web import http
 from tests.support import http_disk, misbehave, reading, tls
 
 
@@ -134,7 +133,7 @@ def test_body_of_many_packets_wakes_the_reader_seldom(tmp_path: Path, is_secure:
     pair = tls.Authority(tmp_path).issue() if is_secure else None
     with misbehave.Server(pair) as server:
         page = misbehave.Page(body, drip=(len(body) // pieces, 0.0005))
-        with http.HttpSource(server.serve("/disk", page), base.Access(insecure=True)) as source:
+        with http_disk.opened(server.serve("/disk", page), base.Access(insecure=True)) as source:
             into = memoryview(bytearray(len(body)))
             source.expect(0, len(body))
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

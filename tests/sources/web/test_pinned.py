@@ -9,9 +9,8 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base
 from cdi_worker.sources.web import http
-from tests.support import misbehave, processes, reading
+from tests.support import http_disk, misbehave, processes, reading
 
 DATA = bytes(range(256)) * 4096
 
@@ -21,7 +20,7 @@ def test_incomplete_response_is_closed(ranges: bool) -> None:
     """Even if the reader keeps the response for a next read, which may never come."""
     before = len(os.listdir("/proc/self/fd"))
     with misbehave.Server() as server:
-        source = http.HttpSource(server.serve("/d", misbehave.Page(DATA, ranges=ranges)), base.Access())
+        source = http_disk.opened(server.serve("/d", misbehave.Page(DATA, ranges=ranges)))
         with source:
             if ranges:
                 source.expect(0, len(DATA))
@@ -35,7 +34,7 @@ def test_interrupted_response_is_not_complete(ranges: bool) -> None:
     cancel = cancelling.Cancel()
     with (
         misbehave.Server() as server,
-        http.HttpSource(server.serve("/d", page), base.Access(), cancel=cancel) as source,
+        http_disk.opened(server.serve("/d", page), cancel=cancel) as source,
     ):
         source.expect(0, len(DATA))
         stream = source.stream()
