@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import posixpath
-import urllib.parse
-from pathlib import Path
-
 from cdi_worker import errors, lazy
 from cdi_worker.formats import checksum_file
-from cdi_worker.sources import base, kind, wire
+from cdi_worker.sources import base, document, kind
 
 
 def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cancel) -> str:
@@ -22,47 +17,23 @@ def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cance
     if faults:
         raise errors.RequestError(*faults)
     if sums:
-        return _listed(location, sums, cancel)
+        return _listed(of, location, sums, cancel)
     if not of.digest:
         raise errors.RequestError(f"source {of.name!r} states nothing that tells whether a disk has changed")
     found: str = lazy.load(of.digest)(of.accept(location), cancel)
     return found
 
 
-def _listed(location: base.Location, sums: str, cancel: base.Cancel) -> str:
+def _listed(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cancel) -> str:
     """Return the checksum of the disk in a file with checksums."""
-    try:
-        path = urllib.parse.urlsplit(location.endpoint).path
-    except ValueError as err:
-        raise errors.RequestError(f"{wire.safe_url(location.endpoint)}: malformed URL") from err
-    name = posixpath.basename(urllib.parse.unquote(path))
-    data, shown = _file(location, sums, cancel)
-    try:
-        return checksum_file.find(data, name)
-    except errors.SourceError as err:
-        raise errors.SourceError(reason=f"{shown}: {err}") from err
-
-
-def _file(location: base.Location, sums: str, cancel: base.Cancel) -> tuple[bytes, str]:
-    """Return the content of a file with checksums, and its name for messages."""
-    limit = checksum_file.LARGEST
-    if "://" not in sums:
-        try:
-            with Path(sums).open("rb") as file:
-                data, shown = file.read(limit + 1), sums
-        except OSError as err:
-            raise errors.RequestError(f"{sums}: {errors.words(err)}") from err
-    else:
-        # Imported when used (start-up time).
-        from cdi_worker.sources.web import documents, pinned
-
-        access = location.access
-        pinned.checked(sums)
-        if wire.origin(sums) != wire.origin(location.endpoint):
-            access = dataclasses.replace(access, user="", password="", session_token="", headers=())
-        data, shown = documents.read(sums, access, limit, cancel), wire.safe_url(sums)
-    if len(data) > limit:
-        raise errors.SourceError(
-            reason=f"{shown}: is larger than {limit >> 20} MiB, not a file with checksums"
+    disk = of.accept(location)
+    if not disk.file_name:
+        raise errors.RequestError(
+            f"source {of.name!r}: the disk has no file name to look up in --checksum-file"
         )
-    return data, shown
+    place = document.place(sums, of, disk)
+    data = place.read(checksum_file.LARGEST, cancel)
+    try:
+        return checksum_file.find(data, disk.file_name)
+    except errors.SourceError as err:
+        raise errors.SourceError(reason=f"{place.name}: {err}") from err

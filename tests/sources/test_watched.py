@@ -43,7 +43,8 @@ def test_checksum_file_is_asked_instead_of_the_disk(server: misbehave.Server, tm
     text = f"{SHA256}  disk 1.qcow2\n"
     sums = server.serve("/SHA256SUMS", misbehave.Page(text.encode()))
     (tmp_path / "SHA256SUMS").write_text(text)
-    for file in (sums, tmp_path / "SHA256SUMS"):
+    path = tmp_path / "SHA256SUMS"
+    for file in (sums, path, f"file://{path}"):
         done = digest(f"--checksum-file={file}", server.url("/disk%201.qcow2"))
         assert (done.status, done.output) == (0, f"sha256:{SHA256}\n"), done.errors
     assert not server.gets("/disk%201.qcow2")
@@ -90,14 +91,19 @@ def test_certificates_apply_to_both(tmp_path: Path) -> None:
         assert digest(trust, f"--checksum-file={sums}", url).output == f"sha256:{SHA256}\n"
 
 
+def test_missing_checksum_file_is_reported() -> None:
+    done = digest("--checksum-file=/nowhere/SHA256SUMS", "http://h/disk")
+    assert (done.status, "/nowhere/SHA256SUMS: no such file" in done.error_message) == (3, True), done.errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["disk.img"], "source 'local' states nothing"),
         (["--source=imageio", "--disk-id=1", "https://e.invalid/api"], "no such option"),
         (["http://[::1"], "malformed"),
-        (["--checksum-file=/nowhere/SHA256SUMS", "http://h/disk"], "/nowhere/SHA256SUMS: no such file"),
-        (["--checksum-file=ftp://h/SHA256SUMS", "http://h/disk"], "malformed URL; expected http(s)"),
+        (["--checksum-file=ftp://h/SHA256SUMS", "http://h/disk"], "unsupported url scheme"),
+        (["--checksum-file=http://h/SHA256SUMS", "docker://h/disk"], "no file name to look up"),
     ],
 )
 def test_request_that_cannot_work_is_refused(arguments: list[str], message: str) -> None:
