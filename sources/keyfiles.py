@@ -23,13 +23,16 @@ def read(path: str) -> Iterator[tuple[str, bytes]]:
     except OSError as err:
         raise errors.RequestError(f"{path}: {errors.words(err)}") from err
     for each in inside:
-        try:
-            with each.open("rb") as stream:
-                data = stream.read(LARGEST + 1)
-        except OSError as err:
-            raise errors.RequestError(f"{each}: {errors.words(err)}") from err
-        if len(data) > LARGEST:
-            raise errors.RequestError(
-                f"{each}: is larger than {LARGEST >> 20} MiB, not a file of public keys"
-            )
-        yield str(each), data
+        yield str(each), content(each, LARGEST)
+
+
+def content(path: str | Path, largest: int) -> bytes:
+    """Return a file of at most ``largest`` bytes. Raises ``RequestError``."""
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(largest + 1)
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {errors.words(err)}") from err
+    if len(data) > largest:
+        raise errors.RequestError(f"{path}: is larger than {largest} bytes; is this the right file?")
+    return data

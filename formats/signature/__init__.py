@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors
+
+if TYPE_CHECKING:
+    import datetime as dt
 
 MISSING: Final = "missing"
 MALFORMED: Final = "malformed"
@@ -99,6 +102,19 @@ class Claims:
             if self.annotations.get(key) != value:
                 has = f"it has {self.annotations[key]!r}" if key in self.annotations else "it has none"
                 raise errors.Untrusted(url=name, fault=OTHER_ANNOTATION, reason=f"{key}={value}: {has}")
+
+
+def check_date(
+    valid: tuple[dt.datetime | None, dt.datetime | None], now: dt.datetime, signer: str, name: str
+) -> None:
+    """Raise ``errors.Untrusted`` unless ``now`` is within ``valid``: since and until, if limited."""
+    since, until = valid
+    if until is not None and now > until:
+        reason = f"{signer} was valid until {until:%Y-%m-%d %H:%M} UTC"
+        raise errors.Untrusted(url=name, fault=EXPIRED, reason=reason)
+    if since is not None and now < since:
+        reason = f"{signer} is valid from {since:%Y-%m-%d %H:%M} UTC"
+        raise errors.Untrusted(url=name, fault=EXPIRED, reason=reason)
 
 
 def worst(found: Iterable[errors.Untrusted]) -> errors.Untrusted | None:

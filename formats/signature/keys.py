@@ -58,12 +58,7 @@ class Key:
 
     def check_date(self, now: dt.datetime, name: str) -> None:
         """Raise ``errors.Untrusted`` if the certificate is not valid ``now``."""
-        if self.until is not None and now > self.until:
-            reason = f"the certificate of {self} was valid until {self.until:%Y-%m-%d %H:%M} UTC"
-            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
-        if self.since is not None and now < self.since:
-            reason = f"the certificate of {self} is valid from {self.since:%Y-%m-%d %H:%M} UTC"
-            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
+        signature.check_date((self.since, self.until), now, f"the certificate of {self}", name)
 
 
 def read(data: bytes, where: str) -> tuple[Key, ...]:

@@ -55,8 +55,11 @@ def claims(signed: Signed, verify: Callable[[bytes, bytes, str], object], name: 
     )
 
 
-def load(data: bytes, name: str) -> dict[str, Any]:
-    """Return a JSON object without repeated names, which parsers read differently."""
+def parse(data: bytes) -> Any:
+    """Return a JSON document without repeated names, which parsers read differently.
+
+    Raises ``ValueError`` and ``RecursionError``.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -64,8 +67,13 @@ def load(data: bytes, name: str) -> dict[str, Any]:
             raise ValueError("a name is repeated")
         return found
 
+    return json.loads(data, object_pairs_hook=unique)
+
+
+def load(data: bytes, name: str) -> dict[str, Any]:
+    """Return a JSON object, see ``parse``. Raises ``errors.Untrusted``."""
     try:
-        document = json.loads(data, object_pairs_hook=unique)
+        document = parse(data)
     except (ValueError, RecursionError) as err:
         raise malformed(name, "it is not JSON") from err
     if not isinstance(document, dict):

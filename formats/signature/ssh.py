@@ -52,12 +52,7 @@ class Signer(NamedTuple):
 
     def check_date(self, now: dt.datetime, name: str) -> None:
         """Raise ``errors.Untrusted`` if the key is not valid ``now``."""
-        if self.until is not None and now > self.until:
-            reason = f"{self} was valid until {self.until:%Y-%m-%d %H:%M} UTC"
-            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
-        if self.since is not None and now < self.since:
-            reason = f"{self} is valid from {self.since:%Y-%m-%d %H:%M} UTC"
-            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
+        signature.check_date((self.since, self.until), now, str(self), name)
 
 
 def fingerprint(blob: bytes) -> str:

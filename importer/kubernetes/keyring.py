@@ -10,6 +10,7 @@ from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.kubernetes import documents
+from cdi_worker.sources import keyfiles
 
 #: Largest Secret or ConfigMap, in bytes (Kubernetes, MaxSecretSize).
 LIMIT = 1 << 20
@@ -48,23 +49,14 @@ class Keyring:
         folder = None if self._directory is None else Path(self._directory, name)
         if folder is None or not folder.is_dir():
             return None
-        return {path.name: _file(path) for path in sorted(folder.iterdir()) if _is_key(path)}
+        return {
+            path.name: keyfiles.content(path, LIMIT) for path in sorted(folder.iterdir()) if _is_key(path)
+        }
 
 
 def _is_key(path: Path) -> bool:
     # Kubernetes mounts secrets as links into ..data.
     return path.is_file() and not path.name.startswith(".")
-
-
-def _file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(LIMIT + 1)
-    except OSError as err:
-        raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
-    if len(data) > LIMIT:
-        raise errors.RequestError(f"{path}: larger than {LIMIT} bytes")
-    return data
 
 
 def _content(document: documents.Document, where: str, faults: list[str]) -> dict[str, bytes]:

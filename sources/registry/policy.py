@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from cdi_worker import errors
+from cdi_worker.formats.signature import simple
+from cdi_worker.sources import keyfiles
 from cdi_worker.sources.registry import identity, reference
 
 ACCEPT, REJECT, SIGSTORE = "insecureAcceptAnything", "reject", "sigstoreSigned"
@@ -37,7 +38,7 @@ class Material:
 
     def read(self) -> bytes:
         """Return all of it. Raises ``errors.RequestError``."""
-        return b"\n".join((*map(_file, self.paths), *self.contents))
+        return b"\n".join((*(keyfiles.content(path, LARGEST) for path in self.paths), *self.contents))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _archive_scopes(of: reference.ArchiveReference) -> Iterator[str]:
 
 def read(path: str) -> Policy:
     """Return the policy in a file. Raises ``errors.RequestError``."""
-    document = _load(_file(path), path)
+    document = _load(keyfiles.content(path, LARGEST), path)
     unknown = set(document) - {"default", "transports"}
     if unknown:
         raise errors.RequestError(f"{path}: unknown member {min(unknown)!r}")
@@ -195,26 +196,9 @@ def _keys(value: Any, name: str, where: str) -> Material:
         raise errors.RequestError(f"{where}: {name} is not base64") from err
 
 
-def _file(path: str) -> bytes:
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(LARGEST + 1)
-    except OSError as err:
-        raise errors.RequestError(f"{path}: {errors.words(err)}") from err
-    if len(data) > LARGEST:
-        raise errors.RequestError(f"{path}: larger than {LARGEST} bytes")
-    return data
-
-
 def _load(data: bytes, path: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name is repeated")
-        return found
-
     try:
-        return dict(_mapping(json.loads(data, object_pairs_hook=unique), path, "the policy"))
+        return dict(_mapping(simple.parse(data), path, "the policy"))
     except (ValueError, RecursionError) as err:
         raise errors.RequestError(f"{path}: not a policy: {err}") from err
 
