@@ -67,7 +67,7 @@ def place(url: str, disk: kind.Kind, location: base.Location) -> Place:
         scheme = urllib.parse.urlsplit(url).scheme
         is_same = "://" in url and _server(url) == _server(location.endpoint)
     except ValueError as err:
-        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL") from err
+        raise wire.malformed(url) from err
     if is_same:
         return Place(disk, dataclasses.replace(location, endpoint=url))
     found = sources.find_scheme(scheme if "://" in url or scheme == "file" else "")

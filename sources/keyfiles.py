@@ -27,12 +27,12 @@ def read(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def content(path: str | Path, largest: int) -> bytes:
-    """Return a file of at most ``largest`` bytes. Raises ``RequestError``."""
+    """Return a file of at most ``largest`` bytes, which are MiB. Raises ``RequestError``."""
     try:
         with open(path, "rb") as stream:
             data = stream.read(largest + 1)
     except OSError as err:
         raise errors.RequestError(f"{path}: {errors.words(err)}") from err
     if len(data) > largest:
-        raise errors.RequestError(f"{path}: is larger than {largest} bytes; is this the right file?")
+        raise errors.RequestError(f"{path}: is larger than {largest >> 20} MiB; is this the right file?")
     return data

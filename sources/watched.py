@@ -19,7 +19,10 @@ def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cance
     if sums:
         return _listed(of, location, sums, cancel)
     if not of.digest:
-        raise errors.RequestError(f"source {of.name!r} states nothing that tells whether a disk has changed")
+        raise errors.RequestError(
+            f"source {of.name!r} states nothing that tells whether a disk has changed; "
+            "give a file with its checksum (--checksum-file)"
+        )
     found: str = lazy.load(of.digest)(of.accept(location), cancel)
     return found
 

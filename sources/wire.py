@@ -18,22 +18,35 @@ from cdi_worker.sources.base import Access
 
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)
+#: Stands for a URL that cannot be shown, because it is not clear which part of it is the password.
+HIDDEN = "(malformed URL)"
 #: HTTP statuses worth a retry (those of curl --retry, and 425).
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 def safe_url(url: str) -> str:
     """Return ``url`` without user, password and query values, for logs and messages."""
+    if not set(url) & set("@?#"):
+        return url
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         # With a missing slash after the scheme, or a slash in the password, the password parses as path.
         if "@" in url and (not host or (parts.port is None and ":" in host.rpartition("]")[2])):
-            return "(malformed URL)"
+            return HIDDEN
         query = "…" if parts.query else ""
         return urllib.parse.urlunsplit((parts.scheme, host, parts.path, query, ""))
     except ValueError:
-        return "(malformed URL)"
+        return HIDDEN
+
+
+def malformed(url: str, expected: str = "scheme://host/path") -> errors.RequestError:
+    """Return the error for a URL that cannot be parsed. It does not contain a password."""
+    shown = safe_url(url)
+    if shown != HIDDEN:
+        return errors.RequestError(f"{shown}: malformed URL; expected {expected}")
+    advice = "write %2F for a slash and %40 for an @ in user and password" if "@" in url else ""
+    return errors.RequestError(f"malformed URL; expected {expected}{'; ' if advice else ''}{advice}")
 
 
 def origin(url: str) -> tuple[str, str, int | None]:

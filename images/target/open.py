@@ -116,6 +116,9 @@ def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> cla
 def _lock_file(path: str) -> str:
     directory = pathlib.Path(path).parent
     if not directory.is_dir() or _holds_devices(directory):
+        if pathlib.Path(path).exists():
+            reason = "is neither a block device nor in a directory of files; name another target"
+            raise errors.TargetError(path=path, reason=reason)
         raise errors.TargetError(path=path, reason="no such directory or device; check the path")
     if file.is_reserved(path):
         reason = (

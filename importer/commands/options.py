@@ -352,7 +352,7 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
         # Imported when used (start-up time).
         from cdi_worker.sources import wire
 
-        raise errors.RequestError(f"{wire.safe_url(address)}: malformed URL") from err
+        raise wire.malformed(address) from err
 
 
 def _exists(path: str) -> bool:

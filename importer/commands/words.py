@@ -34,7 +34,11 @@ def message(error: errors.Error) -> str:
     for kind, words in _REMEDIES.items():
         if isinstance(error, kind):
             return errors.one_line(words(error))
-    return _with_options(str(error))
+    text = _with_options(str(error))
+    for kind, ending, advice in _ADVICE:
+        if isinstance(error, kind) and text.endswith(ending):
+            return f"{text}; {advice}"
+    return text
 
 
 def as_fields(error: errors.Error) -> dict[str, object]:
@@ -73,6 +77,10 @@ def _scratch_too_small(error: errors.Error) -> str:
     return f"scratch space has {room}, the image needs {size}; name a larger folder with --scratch DIRECTORY"
 
 
+def _checksum_mismatch(error: errors.Error) -> str:
+    return f"{error}; check the checksum, or fetch the source again: what was written is not a usable disk"
+
+
 def _interrupted(error: errors.Error) -> str:
     return f"interrupted: {error.fields['kept']}; the same command continues"
 
@@ -85,8 +93,24 @@ def _size(value: Any) -> str:
 
 _REMEDIES: dict[type[errors.Error], Callable[[errors.Error], str]] = {
     errors.Interrupted: _interrupted,
+    errors.ChecksumMismatch: _checksum_mismatch,
     errors.TooLarge: _too_large,
     errors.NoSpace: _no_space,
     errors.ScratchRequired: _scratch_required,
     errors.ScratchTooSmall: _scratch_too_small,
 }
+
+#: What to do about failures whose message only names the cause: the class, and the end of the message.
+_ADVICE: tuple[tuple[type[errors.Error], str, str], ...] = (
+    (errors.SourceError, "connection refused", "check host and port, and that the server runs"),
+    (errors.SourceError, "unknown host", "check the name of the host"),
+    (
+        errors.SourceError,
+        "no such file or directory",
+        "check the path; a URL begins with https://",
+    ),
+    (errors.SourceError, "is a directory", "name the file of the disk"),
+    (errors.SourceError, "permission denied", "check the permissions of the file"),
+    (errors.TargetError, "permission denied", "check the permissions, or name another target"),
+    (errors.SourceError, "check user and password", "give them with --user and --password-file"),
+)

@@ -204,17 +204,19 @@ class _NoAuth(requests.auth.AuthBase):
 NO_AUTH = _NoAuth()
 
 
+#: A port is a number from 0 to 65535.
+EXPECTED = "http(s)://host[:port]/path"
+
+
 def checked(url: str) -> urllib.parse.SplitResult:
     """Parse an http(s) URL. Raises ``RequestError``."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
     except ValueError as err:
-        # The exception's text may contain a part of a password.
-        detail = "" if "@" in url else f": {err}"
-        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL{detail}") from err
+        raise wire.malformed(url, EXPECTED) from err
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise errors.RequestError(f"{wire.safe_url(url)}: malformed URL; expected http(s)://host/path")
+        raise wire.malformed(url, EXPECTED)
     return parts
 
 

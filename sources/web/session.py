@@ -213,7 +213,7 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
     try:
         yield
     except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:
-        raise errors.RequestError(f"{url}: malformed URL") from err
+        raise wire.malformed(url, "http(s)://host[:port]/path") from err
     except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
         raise errors.RequestError("malformed header") from err
     except connections.LedInside as err:

@@ -256,6 +256,22 @@ def test_help_lists_only_options_as_options() -> None:
                 (("import", "--layer"), ("http://h/x", "y")),
             )
         ),
+        (
+            ("import", "http://[::1", "y"),
+            "cdi-worker: http://[::1: malformed URL; expected scheme://host/path",
+        ),
+        (
+            ("import", "http://a:b/c@h/x", "y"),
+            "cdi-worker: malformed URL; expected http(s)://host[:port]/path",
+        ),
+        (("import", "http://a:b/c@h/x", "y"), "; write %2F for a slash"),
+        (
+            ("import", "http://h:99999/x", "y"),
+            "h:99999/x: malformed URL; expected http(s)://host[:port]/path",
+        ),
+        (("import", "http:/h/x", "y"), "cdi-worker: http:/h/x: malformed URL"),
+        (("import", "s3://", "y"), "cdi-worker: s3://: expected s3://bucket/key"),
+        (("digest", "disk.img"), "give a file with its checksum (--checksum-file)"),
         (("upload", __file__, "https://h:port/"), "malformed upload URL; expected http(s)://host"),
         (("upload", __file__, "ftp://h/"), "malformed upload URL; expected http(s)://host"),
     ],
@@ -267,3 +283,37 @@ def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ..
     assert message in " ".join(done.errors.split())
     assert "Traceback" not in done.errors
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("http://127.0.0.1:1/x", "connection refused; check host and port, and that the server runs"),
+        ("http://nowhere.invalid/x", "unknown host; check the name of the host"),
+        ("example.org/disk.raw", "no such file or directory; check the path; a URL begins with https://"),
+        ("/proc", "/proc: is a directory; name the file of the disk"),
+    ],
+)
+def test_message_says_what_to_do(tmp_path: Path, source: str, message: str) -> None:
+    done = worker.run("import", source, tmp_path / "y")
+    assert (done.status, message in done.error_message) == (3, True), done.errors
+
+
+def test_checksum_mismatch_says_what_to_do(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(bytes(1 << 20)))
+    done = worker.run("import", url, tmp_path / "y", f"--checksum=md5:{'0' * 32}")
+    assert (done.status, "; check the checksum" in done.error_message) == (5, True), done.errors
+
+
+def test_login_is_asked_for_by_its_options(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(bytes(1 << 20), password="me:secret"))
+    done = worker.run("import", url, tmp_path / "y")
+    assert (done.status, "; give them with --user" in done.error_message) == (3, True), done.errors
+
+
+def test_character_device_is_not_a_target(tmp_path: Path) -> None:
+    (tmp_path / "disk.raw").write_bytes(bytes(512))
+    done = worker.run("import", tmp_path / "disk.raw", "/dev/null")
+    assert (done.status, "/dev/null: is neither a block device" in done.error_message) == (6, True), (
+        done.errors
+    )
