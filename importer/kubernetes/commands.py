@@ -237,14 +237,14 @@ def _planned(
 
     Raises ``RequestError`` that lists all faults and missing values of the manifest.
     """
-    from cdi_worker.kubernetes import datavolume, keyring
+    from cdi_worker.kubernetes import datavolume, references
     from cdi_worker.kubernetes import run as datavolume_run
 
     faults: list[str] = []
     with process.workspace() as folder:
         volume = datavolume.parse(datavolume.find(found), faults)
         settings = datavolume_run.Settings(folder=folder, **given)
-        keys = keyring.Keyring(found, secrets)
+        keys = references.References(found, secrets)
         stages = datavolume_run.Planner(volume, keys, settings, contract.environment(), faults).requests()
         if faults:
             raise errors.RequestError(*faults)

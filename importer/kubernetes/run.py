@@ -14,7 +14,7 @@ from cdi_worker import contract, errors, execute, progress, request, survey, uni
 from cdi_worker.formats import signature
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.kubernetes import datavolume, keyring, signed
+from cdi_worker.kubernetes import datavolume, references, signed
 from cdi_worker.sources import base, fields, staged
 
 #: Sources that need ``--from``: the manifest does not say where their bytes are on this machine.
@@ -53,7 +53,7 @@ class Planner:
     """Makes import requests from a DataVolume; missing values are added to ``faults``, with their paths."""
 
     volume: datavolume.DataVolume
-    keys: keyring.Keyring
+    keys: references.References
     settings: Settings
     env: Mapping[str, str]
     faults: list[str]

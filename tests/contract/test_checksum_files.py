@@ -405,13 +405,9 @@ def test_damaged_keyring_accepts_nothing(site: Site, people: signers.OpenPGP, tm
     path = tmp_path / "keys"
     good = people.export("good")
     site.serve("/d/SHA256SUMS", people.sign("good", site.line, "--clear-sign"))
-    for at in range(4, len(good) - 70, 7):
+    for at in range(4, 50, 7):
         path.write_bytes(good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :])
-        if site.run(CDI_WORKER_SIGNED_BY=str(path)).status == 0:
-            # Only what the signature does not depend on may be another, such as a hint.
-            assert at > 50
-        if at > 40:
-            break
+        assert site.run(CDI_WORKER_SIGNED_BY=str(path)).status != 0, at
 
 
 def test_sqv_agrees(people: signers.OpenPGP, site: Site, tmp_path: Path, key: str) -> None:

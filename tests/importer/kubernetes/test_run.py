@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdi_worker.kubernetes import datavolume, documents, keyring, run
+from cdi_worker.kubernetes import datavolume, documents, references, run
 from tests.support import (
     containers,
     devices,
@@ -47,7 +47,7 @@ def test_documented_examples_make_requests(example: Path, tmp_path: Path) -> Non
     volume = datavolume.parse(datavolume.find(found), faults)
     origin = "/x" if example.stem in {"upload", "pvc"} else ""
     settings = run.Settings(target="", folder=str(tmp_path), origin=origin)
-    keys = keyring.Keyring(found)
+    keys = references.References(found)
     made = run.Planner(volume, keys, settings, {}, faults).requests()
     if example.stem == "snapshot":
         assert [fault.partition(":")[0] for fault in faults] == ["spec.source.snapshot"]

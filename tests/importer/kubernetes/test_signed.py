@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cdi_worker.formats import signature
-from cdi_worker.kubernetes import datavolume, documents, keyring, manifest, pod, run
+from cdi_worker.kubernetes import datavolume, documents, manifest, pod, references, run
 from tests.support import containers, oracle, registries, repository, signing, worker
 from tests.support import disks as disks_module
 
@@ -33,7 +33,7 @@ def demanded(path: Path, folder: Path, **settings: Any) -> tuple[signature.Deman
     found = documents.read(str(path))
     volume = datavolume.parse(datavolume.find(found), faults)
     made = run.Settings(target="", folder=str(folder), **settings)
-    (wanted,) = run.Planner(volume, keyring.Keyring(found), made, {}, faults).requests()
+    (wanted,) = run.Planner(volume, references.References(found), made, {}, faults).requests()
     return wanted.demand, faults
 
 

@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps, from the documents of a manifest and from a folder."""
+"""The Secrets and ConfigMaps that a DataVolume refers to, from the same manifest and from a folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cdi_worker.sources import keyfiles
 LIMIT = 1 << 20
 
 
-class Keyring:
-    """The values of Secrets and ConfigMaps, by name and key.
+class References:
+    """The values of the Secrets and ConfigMaps that a DataVolume refers to, by name and key.
 
     ``directory`` has a folder for each object, with a file for each key.
 
