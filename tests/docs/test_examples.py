@@ -1,7 +1,7 @@
 """Every command in the documentation runs as a reader would type it, with real servers at its addresses.
 
 An example of a new address needs a server here. What no test machine has (vCenter, an oVirt engine) is only
-parsed; tests in ``tests/sources`` run these commands.
+parsed; tests in ``tests/sources`` run these commands. NBD has tests of its own: servers that end with them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cdi_worker.commands import group
 from tests.support import (
     chains,
     containers,
+    nbd_exports,
     objectservers,
     ovas,
     processes,
@@ -264,6 +265,43 @@ def test_example_of_a_server_elsewhere_parses(
     given = [word for word in arguments if "://" in word or word.startswith(("disk", "/dev"))]
     arguments += ["https://host/disk", "disk.img"][len(given) :][: len(needed)] if "…" in example.line else []
     command.make_context(name, arguments, obj=None)
+
+
+@pytest.mark.parametrize(
+    "line", sorted({each.line for each in EXAMPLES if re.search(r"nbd(s|\+unix)?://\S*/export", each.line)})
+)
+def test_example_of_nbd_runs(
+    line: str, place: Path, disks: disks_module.Disks, certificates: uploads.Certificates
+) -> None:
+    own = certificates.authority
+    folder = nbd_exports.credentials(place / "server", own, own.issue())
+    secure = ("--tls=require", "--tls-verify-peer", f"--tls-certificates={folder}")
+    options = secure if "nbds:" in line else ("--tls=off",)
+    with (
+        nbd_exports.nbdkit(place, "-r", *options, "file", disks.image("raw")) as port,
+        nbd_exports.plain_qemu_nbd(place, disks.image("raw"), "--export-name=export") as socket,
+    ):
+        line = line.replace("host/", f"127.0.0.1:{port}/").replace("/run/nbd.sock", str(socket))
+        done = run(line, place, {})
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    processes.run("cmp", place / "disk.img", disks.image("raw"))
+
+
+@pytest.mark.parametrize("bitmap", ["monday", "backup-vda"])
+def test_stages_of_nbd_run(bitmap: str, place: Path) -> None:
+    """The first stage, and both ways to name the changes since it, of docs/sources/nbd.md."""
+    lines = [each.line for each in EXAMPLES if each.page.endswith("nbd.md") and "-checkpoint" in each.line]
+    second = next(each for each in lines if "--previous" in each and ("--bitmap" in each) == ("-" in bitmap))
+    image = place / "disk.qcow2"
+    nbd_exports.bitmap(image, bitmap)
+    for line in (lines[0], second):
+        with nbd_exports.storage_daemon(place, image, "vda", bitmap) as port:
+            done = run(re.sub(r"'?nbd(\+unix)?://\S+", f"nbd://127.0.0.1:{port}/vda", line), place, {})
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        if line is not second:
+            nbd_exports.write(image, "write -P 9 3M 1M")
+    disks_module.to_raw(image, "qcow2", place / "expected.raw")
+    processes.run("cmp", place / "disk.img", place / "expected.raw")
 
 
 def test_upload_example_runs(

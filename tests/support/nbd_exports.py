@@ -30,11 +30,18 @@ def qemu_nbd(directory: Path, path: Path, *options: str, form: str = "raw") -> I
 
 
 @contextlib.contextmanager
-def plain_qemu_nbd(directory: Path, path: Path) -> Iterator[Path]:
+def plain_qemu_nbd(directory: Path, path: Path, *options: str) -> Iterator[Path]:
     """Serve a disk as qemu-nbd does without options: to one client, until that leaves; yield the socket."""
     processes.need("qemu-nbd")
     socket = directory / "plain"
-    command: list[str | Path] = ["qemu-nbd", "--read-only", "--format=raw", f"--socket={socket}", path]
+    command: list[str | Path] = [
+        "qemu-nbd",
+        *options,
+        "--read-only",
+        "--format=raw",
+        f"--socket={socket}",
+        path,
+    ]
     with processes.running(command, log=directory / "qemu-nbd.log", ready=socket.exists):
         yield socket
 
