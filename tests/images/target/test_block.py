@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -273,3 +275,38 @@ def test_qemu_img_can_write_to_the_open_device(block: Path, tmp_path: Path) -> N
         disk.write(0, memoryview(source.read_bytes())[:MiB])
         disk.commit()
     oracle.same(block, source, beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sector", [512, 4096])
+def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, seed: int) -> None:
+    """Data and holes of any length, out of order: their ends share sectors and pages of the cache."""
+    dice = random.Random(seed)
+    size = 6 * MiB
+    expected = bytearray(size)
+    pieces = []
+    start = 0
+    while start < size:
+        end = min(size, start + 512 * dice.choice([1, 1, 2, 3, 5, 7, 9, 40]))
+        if dice.random() < 0.6:
+            expected[start:end] = dice.randbytes(end - start)
+        pieces.append((start, end))
+        start = end
+    blocks = [pieces[at : at + 48] for at in range(0, len(pieces), 48)]
+    shuffled = [piece for block in blocks for piece in dice.sample(block, len(block))]
+    with devices.loop(tmp_path, size + MiB, sector=sector) as device:
+        options = target.Options(direct=bool(seed % 2))
+        with target.open(device, size, options) as disk:
+
+            def put(piece: tuple[int, int]) -> None:
+                data = memoryview(expected)[slice(*piece)]
+                if any(data):
+                    disk.write(piece[0], data)
+                else:
+                    disk.zero(piece[0], len(data))
+
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                list(pool.map(put, shuffled))
+            disk.commit()
+        (tmp_path / "expected").write_bytes(expected)
+        oracle.same(device, tmp_path / "expected", beyond=devices.DIRT)
