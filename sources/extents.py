@@ -1,9 +1,12 @@
-"""Extents of a disk: merged when short, cut to the changed areas."""
+"""Extents of a disk: merged when short, cut to the changed areas, kept in bounded memory."""
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.sources import base
@@ -14,6 +17,75 @@ SHORTEST_ZERO = 128 << 10
 ENOUGH = 1 << 30
 #: Areas closer than this, in bytes, share one query for their allocation.
 NEAR = 1 << 30
+#: Extents that are kept in memory, 17 bytes each: a disk of 256 GiB of which every other 64 KiB have changed,
+#: the granularity of QEMU's bitmaps, has so many areas.
+MOST: Final = 1 << 21
+#: What lies between extents is read, if there are too many, from so many bytes on.
+_FINEST: Final = 64 << 10
+
+log = logging.getLogger(__name__)
+
+
+class Kept:
+    """Extents in ascending order, at most ``most``.
+
+    If a source lists more, short gaps and short zeros become data: they are read, which is always right. What
+    counts as short grows until there are at most half as many.
+    """
+
+    def __init__(self, listed: Iterable[base.Extent] = (), most: int = MOST) -> None:
+        self._most = most
+        self._short = 0
+        self._clear()
+        for extent in listed:
+            self.add(extent)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[base.Extent]:
+        for start, end, zero in zip(self._starts, self._ends, self._zeros, strict=True):
+            yield base.Extent(start, end - start, bool(zero))
+
+    @property
+    def end(self) -> int:
+        """The end of the last extent, in bytes."""
+        return self._ends[-1] if self._ends else 0
+
+    def add(self, extent: base.Extent) -> None:
+        """Add an extent that begins where the last one ended, or later."""
+        self._add(extent.offset, extent.offset + extent.length, extent.zero)
+        if len(self) > self._most:
+            self._coarsen()
+
+    def _clear(self) -> None:
+        self._starts, self._ends, self._zeros = array.array("Q"), array.array("Q"), bytearray()
+
+    def _add(self, start: int, end: int, zero: bool) -> None:
+        if self._ends:
+            same = self._ends[-1] == start and self._zeros[-1] == zero
+            if same or self._is_near(start, end, zero):
+                self._ends[-1] = end
+                self._zeros[-1] = same and zero
+                return
+        self._starts.append(start)
+        self._ends.append(end)
+        self._zeros.append(zero)
+
+    def _is_near(self, start: int, end: int, zero: bool) -> bool:
+        """Return whether little is between the last extent and this one, and neither is a long zero."""
+        last = self._ends[-1] - self._starts[-1] if self._zeros[-1] else 0
+        return 0 <= start - self._ends[-1] < self._short and max(last, (end - start) * zero) < self._short
+
+    def _coarsen(self) -> None:
+        while len(self) > self._most // 2:
+            spread = (self._ends[-1] - self._starts[0]) // self._most
+            self._short = max(_FINEST, 2 * self._short, spread)
+            listed = zip(self._starts, self._ends, self._zeros, strict=True)
+            self._clear()
+            for start, end, zero in listed:
+                self._add(start, end, bool(zero))
+        log.warning("more than %d extents: gaps under %d bytes are read", self._most, self._short)
 
 
 def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
@@ -36,45 +108,46 @@ def _grows(data: base.Extent, run: base.Extent) -> bool:
     return not run.zero or run.length < SHORTEST_ZERO
 
 
-def pieces(areas: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ``areas``, given as (start, length), as (start, end), with those closer than ``NEAR`` merged."""
-    first, last = areas[0] if areas else (0, 0)
-    last += first
-    for start, length in areas:
-        if start - last > NEAR:
-            yield first, last
-            first = start
-        last = start + length
-    if areas:
+def pieces(areas: Iterable[base.Extent]) -> Iterator[tuple[int, int]]:
+    """Yield ``areas`` as (start, end), with those closer than ``NEAR`` merged."""
+    first, last = -1, 0
+    for area in areas:
+        if first < 0 or area.offset - last > NEAR:
+            if first >= 0:
+                yield first, last
+            first = area.offset
+        last = area.offset + area.length
+    if first >= 0:
         yield first, last
 
 
-def complete(areas: list[tuple[int, int]], size: int) -> Iterator[base.Extent]:
-    """Yield ``areas`` (start, length) as data, and the rest of a disk of ``size`` bytes as zeros."""
+def complete(areas: Iterable[base.Extent], size: int) -> Iterator[base.Extent]:
+    """Yield ``areas`` as data, and the rest of a disk of ``size`` bytes as zeros."""
     at = 0
-    for start, length in [*areas, (size, 0)]:
-        if start > at:
-            yield base.Extent(at, start - at, zero=True)
-        if length:
-            yield base.Extent(start, length, zero=False)
-        at = start + length
+    for area in areas:
+        if area.offset > at:
+            yield base.Extent(at, area.offset - at, zero=True)
+        yield area
+        at = area.offset + area.length
+    if size > at:
+        yield base.Extent(at, size - at, zero=True)
 
 
-def overlay(areas: list[tuple[int, int]], runs: Iterator[base.Extent]) -> Iterator[base.Extent]:
+def overlay(areas: Iterable[base.Extent], runs: Iterator[base.Extent]) -> Iterator[base.Extent]:
     """Yield the parts of ``runs`` inside ``areas``; both are in ascending order.
 
     Raises ``errors.SourceError`` if a byte of ``areas`` is in no run.
     """
-    left = [*reversed(areas)]
-    for run in runs:
-        end = run.offset + run.length
-        while left and left[-1][0] < end:
-            start, length = left.pop()
+    run: base.Extent | None = None
+    for area in areas:
+        start, stop = area.offset, area.offset + area.length
+        while start < stop:
+            while run is None or run.offset + run.length <= start:
+                run = next(runs, None)
+                if run is None:
+                    raise errors.SourceError(reason=f"extents are missing from byte {start} to the end")
             if start < run.offset:
                 raise errors.SourceError(reason=f"extents are missing from byte {start} to {run.offset}")
-            stop = min(start + length, end)
-            yield dataclasses.replace(run, offset=start, length=stop - start)
-            if stop < start + length:
-                left.append((stop, start + length - stop))
-    if left:
-        raise errors.SourceError(reason=f"extents are missing from byte {left[-1][0]} to the end")
+            end = min(stop, run.offset + run.length)
+            yield dataclasses.replace(run, offset=start, length=end - start)
+            start = end

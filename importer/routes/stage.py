@@ -11,6 +11,7 @@ from cdi_worker.images.target import checkpoint, journaled
 from cdi_worker.routes import direct
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import journal
+from cdi_worker.sources import extents
 
 
 def update(job: Job) -> None:
@@ -24,7 +25,7 @@ def update(job: Job) -> None:
         return
     size = job.plan.virtual_size or 0
     changed = retry.patiently(
-        lambda: list(job.source.extents() or ()),
+        lambda: extents.Kept(job.source.extents() or ()),
         job.wanted.fetch.no_progress,
         job.scope,
         job.progress.retry,

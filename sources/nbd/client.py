@@ -119,10 +119,10 @@ class Client:
         found = self._listed(handshake.ALLOCATION, parts, _ZERO)
         return (base.Extent(start, length, bool(flags)) for start, length, flags in found)
 
-    def dirty(self, bitmap: str) -> Iterator[tuple[int, int]]:
-        """Yield the dirty areas of a bitmap: (offset, length)."""
+    def dirty(self, bitmap: str) -> Iterator[base.Extent]:
+        """Yield the dirty areas of a bitmap, which may read as zeros."""
         found = self._listed(handshake.BITMAP + bitmap, None, _DIRTY, unknown=_DIRTY)
-        return ((start, length) for start, length, flags in found if flags)
+        return (base.Extent(start, length, zero=False) for start, length, flags in found if flags)
 
     def close(self) -> None:
         """Abort the requests of other threads, and refuse new connections."""

@@ -113,8 +113,9 @@ class NbdSource(base.Source):
         )
 
     def _changed(self, bitmap: str) -> Iterator[base.Extent]:
-        areas = list(self._client.dirty(bitmap))
-        log.info("changed bitmap=%r areas=%d bytes=%d", bitmap, len(areas), sum(area[1] for area in areas))
+        areas = extents.Kept(self._client.dirty(bitmap))
+        changed = sum(area.length for area in areas)
+        log.info("changed bitmap=%r areas=%d bytes=%d", bitmap, len(areas), changed)
         runs = self._client.extents(extents.pieces(areas))
         yield from extents.coarse(extents.overlay(areas, runs))
 

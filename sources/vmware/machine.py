@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cdi_worker import errors
+from cdi_worker.sources import base, extents
 from cdi_worker.sources.vmware import session
 
 log = logging.getLogger(__name__)
@@ -61,14 +62,14 @@ class Machine:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
         return self._session.call("find the snapshot of the change id", lambda: self._since(change_id, disk))
 
-    def changed(self, disk: Disk, change_id: str) -> list[tuple[int, int]]:
-        """Return the areas changed between ``change_id`` and ``disk``: (offset, length), merged.
+    def changed(self, disk: Disk, change_id: str) -> extents.Kept:
+        """Return the areas changed between ``change_id`` and ``disk``, extended to whole sectors.
 
         Raises ``errors.SourceError`` for a list with invalid or overlapping areas, or one that ends early.
         """
         snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
-        areas: list[tuple[int, int]] = []
-        start = 0
+        areas = extents.Kept()
+        start = last = 0
         # vCenter returns about 2000 areas at most, and the range that they cover.
         while start < disk.size:
             answer = self._session.call(
@@ -86,16 +87,16 @@ class Machine:
                 )
             if answer.startOffset != start:
                 raise self._malformed(f"begins at byte {answer.startOffset} instead of {start}")
-            areas += [(area.start, area.length) for area in answer.changedArea]
+            for area in answer.changedArea:
+                if area.start < last or area.length < 0:
+                    what = f"{area.length} bytes at byte {area.start} after byte {last}"
+                    raise self._malformed(f"has an area of {what}")
+                last = area.start + area.length
+                add(areas, area.start, last, disk.size)
             start = end
-        last = 0
-        for begin, length in areas:
-            if begin < last or length < 0:
-                raise self._malformed(f"has an area of {length} bytes at byte {begin} after byte {last}")
-            last = begin + length
-        return merged(areas, disk.size)
+        return areas
 
-    def allocated(self, disk: Disk) -> list[tuple[int, int]] | None:
+    def allocated(self, disk: Disk) -> extents.Kept | None:
         """Return the allocated areas of a disk at a snapshot; None if vSphere does not know them.
 
         vSphere answers from what it tracks, in milliseconds; VDDK asks the host for each GiB.
@@ -110,7 +111,7 @@ class Machine:
             log.info("allocated areas unknown to vSphere reason=%s", err)
             return None
         # Without VMFS everything counts as allocated; VDDK may know more.
-        return areas if sum(length for _, length in areas) < disk.size else None
+        return areas if sum(area.length for area in areas) < disk.size else None
 
     def _malformed(self, why: str) -> errors.SourceError:
         return errors.SourceError(
@@ -172,16 +173,20 @@ class Machine:
             trees += tree.childSnapshotList
 
 
-def merged(areas: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Sort and merge areas of a disk of ``size`` bytes, extended to whole sectors."""
-    found: list[tuple[int, int]] = []
-    for start, length in sorted(areas):
-        end = min(-(-(start + length) // SECTOR) * SECTOR, size)
-        start = start // SECTOR * SECTOR  # noqa: PLW2901  (normalised)
-        if found and start <= sum(found[-1]):
-            start, end = found[-1][0], max(end, sum(found.pop()))  # noqa: PLW2901  (normalised)
-        if end > start:
-            found.append((start, end - start))
+def add(areas: extents.Kept, start: int, end: int, size: int) -> None:
+    """Add an area of a disk of ``size`` bytes to those before it, extended to whole sectors."""
+    start = max(start // SECTOR * SECTOR, areas.end)
+    end = min(-(-end // SECTOR) * SECTOR, size)
+    if end > start:
+        areas.add(base.Extent(start, end - start, zero=False))
+
+
+def grown(areas: extents.Kept, before: int, size: int) -> extents.Kept:
+    """Return ``areas`` and all from the byte ``before`` to ``size``."""
+    found = extents.Kept()
+    for area in areas:
+        add(found, area.offset, min(area.offset + area.length, before), size)
+    add(found, before, size, size)
     return found
 
 

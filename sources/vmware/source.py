@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
@@ -17,6 +17,9 @@ from cdi_worker.sources.vmware import locations, nbdkit, nfc, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
 
 log = logging.getLogger(__name__)
+
+# A method of the class has the name of the module.
+_Areas: TypeAlias = extents.Kept
 
 #: Largest read in bytes, through vCenter and on ESXi directly. vCenter runs out of memory for larger ones
 #: (KB 1022543).
@@ -51,8 +54,8 @@ class VddkSource(base.Source):
         self._cancel = cancel
         self._machine = machine
         self._vddk = vddk_disk.Log(self.name, location.access.hide)
-        self._areas: list[tuple[int, int]] | None = None
-        self._allocated: list[tuple[int, int]] | None = None
+        self._areas: extents.Kept | None = None
+        self._allocated: extents.Kept | None = None
         self._names: dict[str, frozenset[str]] = {}
         self._open = contextlib.ExitStack()
 
@@ -147,8 +150,8 @@ class VddkSource(base.Source):
             self._allocated = machine.allocated(disk)
             return machine, disk, opened.server, LONGEST[opened.is_vcenter]
 
-    def _changed(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> list[tuple[int, int]]:
-        """Return the areas changed since the previous checkpoint: (offset, length)."""
+    def _changed(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> _Areas:
+        """Return the areas changed since the previous checkpoint."""
         since = self._location.previous
         # A change id ends in "/" and a number. It outlives a removed snapshot.
         before = machine.since(since, disk) if "/" in since else machine.at(since, disk)
@@ -161,8 +164,8 @@ class VddkSource(base.Source):
         self._names[since] = frozenset({since, *_names(before)})
         if before is not None and disk.size > before.size:
             # vSphere lists only what was written to the new space; the target may hold anything there.
-            areas = vsphere_machine.merged([*areas, (before.size, disk.size - before.size)], disk.size)
-        changed = sum(length for _, length in areas)
+            areas = vsphere_machine.grown(areas, before.size, disk.size)
+        changed = sum(area.length for area in areas)
         log.info("changed since=%r areas=%d bytes=%d", since, len(areas), changed)
         return areas
 

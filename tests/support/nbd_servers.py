@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import itertools
@@ -22,6 +23,7 @@ _DATA, _EXTENTS, _DONE = 1, 5, 1
 #: NBD_FLAG_HAS_FLAGS and NBD_FLAG_CAN_MULTI_CONN.
 FLAGS, MULTI = 1, 1 << 8
 
+BITMAP = "monday"
 #: Extents for a request: pairs of length and flags.
 Extents = list[tuple[int, int]]
 
@@ -37,7 +39,8 @@ class Disk:
 
     ``sizes``: of the first, second, … connection; the last one counts for all others. ``cut``: each
     connection ends within the reply after so many. ``silent``: no reply after so many. ``part``: a read gets
-    one of so many parts. ``status``: the extents for an offset and a length.
+    one of so many parts. ``status``: the extents for an offset and a length. ``dirty``: those of the bitmap
+    ``BITMAP``, if the disk has one.
     """
 
     sizes: tuple[int, ...] = (SIZE,)
@@ -46,6 +49,7 @@ class Disk:
     silent: int | None = None
     part: int = 1
     status: Callable[[int, int], Extents] = one_extent
+    dirty: Callable[[int, int], Extents] | None = None
     connections: int = 0
     requests: int = 0
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -87,8 +91,10 @@ class _Handler(socketserver.StreamRequestHandler):
             data = struct.pack(">Q", offset) + b"A" * (length // disk.part)
             chunk = _DATA
         elif kind == _STATUS:
-            found = disk.status(offset, length)
-            data = struct.pack(">I", 1) + b"".join(struct.pack(">II", *entry) for entry in found)
+            if disk.dirty is not None:
+                data = _packed(2, disk.dirty(offset, length))
+                self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, 0, _EXTENTS, cookie, len(data)) + data)
+            data = _packed(1, disk.status(offset, length))
             chunk = _EXTENTS
         else:
             return False
@@ -100,7 +106,7 @@ class _Handler(socketserver.StreamRequestHandler):
         return True
 
     def _negotiate(self, size: int) -> None:
-        """Answer options until NBD_OPT_GO. The only metadata context is base:allocation."""
+        """Answer options until NBD_OPT_GO. The metadata contexts are base:allocation and the bitmap."""
         while True:
             _, option, length = _OPTION.unpack(self.rfile.read(_OPTION.size))
             asked = self.rfile.read(length)
@@ -110,11 +116,19 @@ class _Handler(socketserver.StreamRequestHandler):
                 return
             if option == _SET_CONTEXTS and b"base:allocation" in asked:
                 self._answer(option, _CONTEXT, struct.pack(">I", 1) + b"base:allocation")
+            if option == _SET_CONTEXTS and self.served.dirty is not None and BITMAP.encode() in asked:
+                self._answer(option, _CONTEXT, struct.pack(">I", 2) + b"qemu:dirty-bitmap:" + BITMAP.encode())
             known = option in {_STRUCTURED, _LIST_CONTEXTS, _SET_CONTEXTS}
             self._answer(option, _ACK if known else _UNKNOWN)
 
     def _answer(self, option: int, kind: int, data: bytes = b"") -> None:
         self.wfile.write(struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data)
+
+
+def _packed(context: int, found: Extents) -> bytes:
+    numbers = array.array("I", itertools.chain((context,), *found))
+    numbers.byteswap()
+    return numbers.tobytes()
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ pytest.importorskip("nbd")
 
 from cdi_worker import errors, execute, request
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.sources import base
-from cdi_worker.sources.nbd import client, handshake, locations
+from cdi_worker.sources import base, extents
+from cdi_worker.sources.nbd import client, handshake, locations, source
 from tests.support import nbd_servers, oracle, processes
 
 MIB = 1 << 20
@@ -125,6 +125,21 @@ def test_endless_list_of_short_extents_ends(tmp_path: Path) -> None:
     found = listed(disk, tmp_path)
     assert disk.requests < client.MOST_REQUESTS + 10
     assert found[-1] == (found[-2][0] + 512, (1 << 60) - found[-2][0] - 512, False)
+
+
+def test_changed_areas_beyond_memory_become_coarse(tmp_path: Path) -> None:
+    """Every other sector has changed: each area of such a list was an object of 130 bytes."""
+    size = (extents.MOST + 100) * 1024
+    alternating = [(512, 0), (512, 1)] * (client.MOST_EXTENTS // 2)
+    disk = nbd_servers.Disk(sizes=(size,), dirty=lambda _offset, _length: alternating)
+    with nbd_servers.serve(tmp_path / "socket", disk) as socket:
+        url = f"nbd+unix:///?socket={socket}"
+        location = locations.Nbd(url, previous=nbd_servers.BITMAP, current="now")
+        with source.source(location, cancelling.Cancel()) as opened:
+            found = list(opened.extents() or ())
+    assert [extent.offset for extent in found[1:]] == [extent.offset + extent.length for extent in found[:-1]]
+    assert (found[0].offset, found[-1].offset + found[-1].length) == (512, size)
+    assert len(found) < 10
 
 
 def test_server_of_another_protocol_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyVmomi")
 
 from cdi_worker import errors
-from cdi_worker.sources import base
+from cdi_worker.sources import base, extents
 from cdi_worker.sources.vmware import locations, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
 from tests.support import objectservers, processes, tls, vmware
@@ -147,7 +147,8 @@ def test_changed_areas_are_read_through_lost_sessions(tmp_path: Path) -> None:
     with vcsim.running(), session.Session(vcsim.location()) as opened:
         machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
         disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        assert machine.changed(disk, vcsim.change_id(0)) == vcsim._changes[1]
+        found = [(area.offset, area.length) for area in machine.changed(disk, vcsim.change_id(0))]
+        assert found == vcsim._changes[1]
 
 
 @pytest.mark.parametrize(
@@ -182,18 +183,35 @@ def test_missing_change_tracking_is_reported(vcsim: vmware.Vcsim) -> None:
 
 
 @pytest.mark.parametrize(
-    ("areas", "merged"),
+    ("areas", "added"),
     [
         ([], []),
         ([(0, 512)], [(0, 512)]),
-        ([(1024, 512), (0, 512)], [(0, 512), (1024, 512)]),
-        ([(0, 512), (512, 512)], [(0, 1024)]),
-        ([(0, 2048), (512, 512)], [(0, 2048)]),
-        ([(0, 1024), (512, 1024)], [(0, 1536)]),
-        ([(100, 1)], [(0, 512)]),
-        ([(4000, 1000), (8192, 512)], [(3584, 512)]),
+        ([(0, 512), (512, 1024)], [(0, 1024)]),
+        ([(0, 2048), (4000, 4001)], [(0, 2048), (3584, 512)]),
+        ([(100, 101), (300, 301)], [(0, 512)]),
+        ([(100, 101), (511, 513)], [(0, 1024)]),
+        ([(4000, 5000), (8192, 8704)], [(3584, 512)]),
         ([(0, 0)], []),
     ],
 )
-def test_areas_are_sorted_and_merged(areas: list[tuple[int, int]], merged: list[tuple[int, int]]) -> None:
-    assert vsphere_machine.merged(areas, 4096) == merged
+def test_areas_are_extended_to_sectors(areas: list[tuple[int, int]], added: list[tuple[int, int]]) -> None:
+    found = extents.Kept()
+    for start, end in areas:
+        vsphere_machine.add(found, start, end, 4096)
+    assert [(area.offset, area.length) for area in found] == added
+
+
+@pytest.mark.parametrize("before", [512, 1024, 1536, 4096])
+def test_new_space_has_changed(before: int) -> None:
+    areas = extents.Kept([base.Extent(0, 512, zero=False), base.Extent(1024, 1024, zero=False)])
+    found = [(area.offset, area.length) for area in vsphere_machine.grown(areas, before, 8192)]
+    assert (
+        found
+        == {
+            512: [(0, 8192)],
+            1024: [(0, 512), (1024, 7168)],
+            1536: [(0, 512), (1024, 7168)],
+            4096: [(0, 512), (1024, 1024), (4096, 4096)],
+        }[before]
+    )
