@@ -102,6 +102,9 @@ def test_every_command_has_a_page_with_its_options() -> None:
         text = (SHARE / f"man/man1/{name}.1").read_text()
         assert isinstance(command, late.Command)
         command.complete()
+        listed = re.findall(r"^\\fB\\-\\-((?:[a-z0-9]|\\-)+)\\fP", text, re.MULTILINE)
+        known = {each.lstrip("-") for option in command.options for each in option.opts}
+        assert {each.replace("\\", "") for each in listed} <= known, f"{name}: run make share"
         for option in command.options:
             shown = max(option.opts, key=len).replace("-", r"\-")
             assert option.hidden or shown in text, f"{name}: {shown}; run make share"
