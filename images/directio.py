@@ -90,6 +90,8 @@ def extents(data: memoryview, block: int = UNIT) -> list[tuple[int, int, bool]]:
         return []
     if is_zero(data):
         return [(0, length, True)]
+    if length <= block:
+        return [(0, length, False)]
     found = []
     start, zero = 0, _ZEROS.startswith(data[:block])
     for offset in range(block, length, block):

@@ -61,15 +61,12 @@ class Digests:
         self._per = 1  # units of a granule
         while granules * self._per * UNIT < self.end - start:
             self._per *= 2
+        #: Bytes of a granule.
+        self.granule = self._per * UNIT
         self._whole: dict[int, bytes] = {}
         self._open: dict[int, _Open] = {}
         self._edges: dict[int, _Edge] = {}
         self._buffers = 0
-
-    @property
-    def granule(self) -> int:
-        """Bytes of a granule."""
-        return self._per * UNIT
 
     def tags(self, start: int, data: memoryview) -> bytes:
         """Return the tags of whole units from ``start``. Thread-safe."""
@@ -110,8 +107,9 @@ class Digests:
         """Add whole units of zeros. Cheap also for a hole of many TiB."""
         while start < end:
             number, index = divmod((start - self.start) // UNIT, self._per)
-            stop = min(end, self._span(number)[1])
-            if not index and stop == self._span(number)[1] and number not in self._open:
+            after = self._span(number)[1]
+            stop = min(end, after)
+            if not index and stop == after and number not in self._open:
                 self._whole.setdefault(number, ZERO)
             else:
                 self._put(number, index, self.zero_tags(start, stop))
@@ -121,9 +119,13 @@ class Digests:
         """Add a part of one unit; ``data`` None: zeros."""
         start, end = max(start, self.start), min(end, self.end)
         unit = start // UNIT * UNIT
-        if start >= end or self._is_finished(unit):
+        if start >= end:
             return
-        edge = self._take_edge(unit) or _Edge(min(UNIT, self.end - unit))
+        edge = self._take_edge(unit)
+        if edge is None:
+            if self._is_finished(unit):
+                return
+            edge = _Edge(min(UNIT, self.end - unit))
         edge.add(start - unit, end - unit, data)
         if edge.is_full:
             self.add(unit, ZERO if edge.data is None else self.tags(unit, memoryview(edge.data)))
@@ -223,7 +225,8 @@ class Digests:
 
     def _take_edge(self, unit: int) -> _Edge | None:
         edge = self._edges.pop(unit, None)
-        self._buffers -= edge is not None and edge.data is not None
+        if edge is not None and edge.data is not None:
+            self._buffers -= 1
         return edge
 
     def _is_finished(self, unit: int) -> bool:
@@ -311,7 +314,7 @@ class _Edge:
 
     @property
     def is_full(self) -> bool:
-        return self._covered.covered() == self._size
+        return self._covered.is_all(0, self._size)
 
     def add(self, start: int, end: int, data: memoryview | None) -> None:
         if data is not None and self.data is None:

@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeAlias
 
 from cdi_worker.scratch import digests, ranges
@@ -137,7 +137,7 @@ class Journal:
 
         Call it before the bytes are written: they are still in the CPU cache, and no longer after a write.
         """
-        if self._slots is None:
+        if self._slots is None or (len(data) < digests.UNIT and offset + len(data) < self._digests.end):
             return b""
         first, last = self._digests.whole_units(offset, offset + len(data))
         return self._digests.tags(first, data[first - offset : last - offset]) if first < last else b""
@@ -145,24 +145,32 @@ class Journal:
     def wrote(self, offset: int, data: memoryview, tags: bytes) -> None:
         """Add bytes that were written to the target, with the result of ``digest``."""
         start, end = offset, offset + len(data)
-        if self._slots is not None:
-            first, last = self._digests.whole_units(start, end)
-            with self._lock:
-                self._unsaved += end - start
+        first, last = self._digests.whole_units(start, end)
+        with self._lock:
+            self._add(start, end)
+            if self._slots is None:
+                return
+            self._unsaved += end - start
+            if tags:
                 self._digests.add(first, tags)
-                for before, after in _outside(start, end, first, last):
-                    self._digests.add_part(before, after, data[before - start : after - start])
-        self._add(start, end)
+            for before, after in _outside(start, end, first, last):
+                self._digests.add_part(before, after, data[before - start : after - start])
 
     def zeroed(self, start: int, end: int) -> None:
         """Add a range that was zeroed on the target."""
-        if self._slots is not None:
-            with self._lock:
+        self.zeroed_all([(start, end)])
+
+    def zeroed_all(self, spans: Iterable[Range]) -> None:
+        """Add many ranges at once: other threads wait for the lock once, not for each."""
+        with self._lock:
+            for start, end in spans:
+                self._add(start, end)
+                if self._slots is None:
+                    continue
                 first, last = self._digests.whole_units(start, end)
                 self._digests.add_zeros(first, last)
                 for part in _outside(start, end, first, last):
                     self._digests.add_part(*part, None)
-        self._add(start, end)
 
     def forget(self) -> None:
         """Remove all ranges: the target does not hold the bytes of the source."""
@@ -172,8 +180,12 @@ class Journal:
 
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the unfinished parts of a range."""
+        return self.missing_of([(start, end)])
+
+    def missing_of(self, spans: Iterable[Range]) -> list[Range]:
+        """Return the unfinished parts of many ranges, one after the other."""
         with self._lock:
-            return self._done.missing(start, end)
+            return [part for start, end in spans for part in self._done.missing(start, end)]
 
     def claims(self) -> list[digests.Claim]:
         """Return what the journal claims to be on storage, in order."""
@@ -225,10 +237,10 @@ class Journal:
             self._save(flush)
 
     def _add(self, start: int, end: int) -> None:
-        with self._lock:
-            self._done.add(max(start, self._withheld), end)
-            if len(self._done) > MOST:
-                self._done = Ranges(_longest_half(list(self._done)))
+        """Add a finished range; the caller holds the lock."""
+        self._done.add(max(start, self._withheld), end)
+        if len(self._done) > MOST:
+            self._done = Ranges(_longest_half(list(self._done)))
 
     def _is_due(self) -> bool:
         shortest = min(self._seconds, SHORTEST_INTERVAL)
@@ -281,10 +293,11 @@ def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
     if first >= last:
         # At most one boundary of units is within it.
         middle = min(end, max(start, -(-start // digests.UNIT) * digests.UNIT))
-        parts = [(start, middle), (middle, end)]
-    else:
-        parts = [(start, first), (last, end)]
-    yield from ((before, after) for before, after in parts if before < after)
+        first = last = middle
+    if start < first:
+        yield start, first
+    if last < end:
+        yield last, end
 
 
 def _places(claims: list[digests.Claim]) -> Iterator[Range]:

@@ -23,6 +23,10 @@ class Ranges:
     def __len__(self) -> int:
         return len(self._starts)
 
+    def is_all(self, start: int, end: int) -> bool:
+        """Return whether the set is exactly this range."""
+        return self._starts == [start] and self._ends == [end]
+
     def covered(self) -> int:
         """Return the number of bytes in the set."""
         return sum(self._ends) - sum(self._starts)

@@ -18,6 +18,8 @@ from cdi_worker.formats.mapped.pieces import Batch, Piece
 
 #: Table entries of one window. Its pieces, at most one per entry, take about 100 MiB as Python objects.
 WINDOW = 512 << 10
+#: Bytes of the first-level table in one read: a disk of 16 TiB may have 16 MiB, of which a read makes copies.
+_PART = 2 << 20
 
 
 class Image:
@@ -100,4 +102,7 @@ def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
     """
     layout.claims(size)  # raises if the directory is not within the file
     offset, length = layout.directory
-    return Image(layout, views.entries(read(offset, length) if length else b"", layout.entry), size)
+    directory = views.entries(b"", layout.entry)
+    for start in range(0, length, _PART):
+        directory += views.entries(read(offset + start, min(_PART, length - start)), layout.entry)
+    return Image(layout, directory, size)

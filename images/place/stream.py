@@ -37,17 +37,19 @@ def from_stream(
     *,
     scope: cancelling.Cancel,
     spill: space.Spill | None = None,
+    direct: bool = False,
 ) -> int:
     """Place a whole image from a stream; return the number of bytes read.
 
     The reader is read until the image is complete, not to its end. Raises ``errors.ScratchRequired`` if the
     image cannot be placed in one pass, or if more bytes must be kept than memory allows and there is no
-    ``spill``. A failed write sets ``scope``, which must end the read in progress.
+    ``spill``. A failed write sets ``scope``, which must end the read in progress. ``direct``: see
+    ``ranges.from_ranges``.
     """
     pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
     history = History(spill)
     start, last = 0, False
-    with _Crew(ranges.Placer(follower.inflate, target), scope) as crew:
+    with _Crew(ranges.Placer(follower.inflate, target, direct=direct), scope) as crew:
         while not (last or follower.complete):
             scope.check()
             chunk = Chunk(pool, start)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import itertools
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from cdi_worker.images.target import copy
 from cdi_worker.scratch import journal
+
+#: Holes that are noted at once.
+_TOGETHER: Final = 64
 
 
 class Flushable(copy.Writable, Protocol):
@@ -36,10 +41,14 @@ class Journaled:
         """Return the unfinished parts of a range."""
         return self._noted.missing(start, end)
 
-    def zero_missing(self, offset: int, length: int) -> None:
-        """Zero the parts of a range that are not finished."""
-        for start, end in self.missing(offset, offset + length):
-            self.zero(start, end - start)
+    def zero_missing(self, holes: Iterable[tuple[int, int]]) -> None:
+        """Zero the parts of ``holes`` (offset, length) that are not finished."""
+        coming = ((offset, offset + length) for offset, length in holes)
+        while some := list(itertools.islice(coming, _TOGETHER)):
+            missing = self._noted.missing_of(some)
+            for start, end in missing:
+                self._target.zero(start, end - start)
+            self._noted.zeroed_all(missing)
 
     def checkpoint(self) -> None:
         """Save the journal if it is time."""

@@ -20,5 +20,5 @@ def place(
 ) -> None:
     """Place the disk, or what changed of it, and note how much comes from each file."""
     found = layers.Disk(job.content.chain, fetcher.read, is_base=not job.wanted.is_delta)
-    ranges.from_ranges(found, fetcher, out, noted, counted)
+    ranges.from_ranges(found, fetcher, out, noted, counted, direct=job.wanted.direct)
     job.layers = tuple(zip((file.name for file in job.content.chain), found.shown, strict=True))

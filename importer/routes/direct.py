@@ -115,7 +115,7 @@ def data(
     """Yield the ranges of the data extents; zero the other extents on ``disk`` as they are met."""
     for extent in _listed(extents, counted):
         if extent.zero:
-            disk.zero_missing(extent.offset, extent.length)
+            disk.zero_missing([(extent.offset, extent.length)])
         else:
             yield fetch.Range(extent.offset, extent.length)
 

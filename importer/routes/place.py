@@ -62,7 +62,7 @@ def _place_ranges(job: Job) -> None:
             chain.place(job, fetcher, out, noted, counted)
             return
         found = image.read_image(_layout(job), fetcher.read, fetcher.size)
-        ranges.from_ranges(found, fetcher, out, noted, counted)
+        ranges.from_ranges(found, fetcher, out, noted, counted, direct=job.wanted.direct)
 
     with job.resumable(job.wanted.target, size, size, job.options) as (out, noted):
         job.transfer(out, noted, fill, job.source.size or 0)
@@ -79,7 +79,8 @@ def _place_ordered(job: Job) -> None:
             kept = stack.enter_context(space.Spill(room.path("spill")))
         out = stack.enter_context(job.open_target(size))
         with job.plain(whole=False) as reader:
-            stream.from_stream(_layout(job).follow(), reader, out, scope=job.scope, spill=kept)
+            follower, direct = _layout(job).follow(), job.wanted.direct
+            stream.from_stream(follower, reader, out, scope=job.scope, spill=kept, direct=direct)
         job.commit(out, size)
 
 

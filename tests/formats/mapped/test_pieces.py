@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdi_worker.formats.mapped import pieces
 
@@ -61,3 +63,24 @@ def test_other_holes_cost_no_step_either() -> None:
     """Clusters of zeros, as qemu-img and a trimmed disk leave them, are entries with the value 1."""
     table = array.array("Q", [1] * 1000 + [5, 9, 1, 1, 13])
     assert list(pieces.steady(table, 4, 2)) == [(1000, 1002), (1004, 1005)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 200), st.sampled_from([0, 4])), max_size=8))
+def test_long_holes_change_no_range(parts: list[tuple[int, int, int]]) -> None:
+    """Blocks of zeros are skipped as a whole."""
+    table = array.array("Q")
+    for zeros, used, step in parts:
+        table.extend([0] * zeros)
+        table.extend(range(8, 8 + used * step, step) if step else [9] * used)
+    expected, first = [], 0
+    for index in range(1, len(table) + 1):
+        if (
+            index == len(table)
+            or not table[index]
+            or not table[first]
+            or table[index] - table[index - 1] != 4
+        ):
+            if table[first]:
+                expected.append((first, index))
+            first = index
+    assert list(pieces.steady(table, 4)) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from cdi_worker.formats.qcow2 import layout
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.place import ranges
 from cdi_worker.scratch import journal
+from tests.bench.rows import scale
 from tests.support import disks as disks_module
 from tests.support import placing, processes, qcow2_images
 
@@ -77,6 +79,48 @@ def test_table_of_the_largest_cluster_size_is_read(tmp_path: Path) -> None:
     gib = 1024
     expected = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
     assert (found, target.zeros) == (expected, (500 << 30) - 4 * MiB)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_short_pieces_are_written_by_one_thread_at_a_time(tmp_path: Path, direct: bool) -> None:
+    """Unless writes wait for storage: each of these threads would take turns with the others."""
+    count, spacing = 1000, 64 << 10
+    with scale._image(tmp_path, spacing, count) as file:
+        data = file.read_bytes()
+
+    class Slow(RecordingDisk):
+        writing = most = 0
+
+        def write(self, offset: int, data: memoryview) -> None:
+            self.writing += 1
+            self.most = max(self.most, self.writing)
+            time.sleep(0.001)
+            super().write(offset, data)
+            self.writing -= 1
+
+    target, notes = Slow(), journal.Journal(None, "", count * spacing)
+    source = placing.fetcher(placing.Bytes(data))
+    ranges.from_ranges(placing.image_of(data), source, target, notes, placing.Counts(), direct=direct)
+    assert (target.most > 1) == direct
+    assert sum(map(len, target.written.values())) == count * scale.CLUSTER
+    assert target.zeros == count * (spacing - scale.CLUSTER)
+
+
+def test_first_level_table_of_a_huge_disk_is_read_in_parts(tmp_path: Path) -> None:
+    """Of all of 16 MiB, a read would make several copies."""
+    with scale._image(tmp_path, 4 << 40, 4) as file:
+        data = file.read_bytes()
+    lengths = []
+
+    def read(offset: int, length: int) -> bytes:
+        lengths.append(length)
+        return data[offset : offset + length]
+
+    found = image.read_image(layout.read_layout(data[: 64 << 10]), read, len(data))
+    assert max(lengths) <= 2 * MiB
+    assert sum(lengths) == 16 * MiB
+    tables = [table for window in found.windows() for batch in window.tables() for table in batch.pieces]
+    assert [table.guest >> 42 for table in tables] == [0, 1, 2, 3]
 
 
 @pytest.fixture(scope="module")
