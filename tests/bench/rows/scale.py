@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tests.bench import bench as benches
-from tests.bench import inputs, measure
+from tests.bench import inputs, measure, settings
 from tests.bench.bench import Bench, Sides, Verdict, Work
 from tests.bench.measure import Cost
-from tests.support import devices
+from tests.support import devices, limits, servers
 
 MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
 #: Bytes of a data cluster, and of a table. With 64 KiB, a million extents were 64 GiB of data; with 4 KiB,
@@ -29,13 +29,15 @@ _COPIED = 1 << 63
 _MEMORY = 14 * GIB
 #: Of the extents of the densest disk.
 PARTS = (64, 32, 16, 8, 4)
+#: Bytes that nginx sends to one of many imports before another has its turn.
+TURN = 128 << 10
 #: How much more time an extent of the larger disk may take.
 FLAT = 1.25
 
 
 @benches.row(
     "many imports at once",
-    rival="one import alone; the ratio is to that many imports one after the other",
+    rival="one import alone in its pod; the ratio is to that many imports one after the other",
     aim=1.0,
     pod=False,
 )
@@ -80,10 +82,19 @@ def fairness(bench: Bench) -> Iterator[Sides]:
 
 
 def _crowd(bench: Bench, count: int, kept: list[measure.Crowd]) -> Cost:
-    with inputs.folder(bench.directory, "crowd") as folder:
-        url = bench.web.url(inputs.noise(bench.directory, bench.scale.size))
-        targets = [folder / f"disk-{number}" for number in range(count)]
-        commands = [[*bench.prefix, *benches.importing(url, target)] for target in targets]
+    """Run ``count`` imports, each in the control group of a pod.
+
+    In one group for all, the scheduler divides the CPUs by threads: imports that have begun to read, with six
+    threads, then slow down the start of the others.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(inputs.folder(bench.directory, "crowd"))
+        web = stack.enter_context(benches.nginx(bench.directory, "crowd", servers.Settings(turn=TURN)))
+        url = web.url(inputs.noise(bench.directory, bench.scale.size))
+        commands = []
+        for number in range(count):
+            pod = stack.enter_context(limits.cgroup(memory=settings.POD.memory, cpus=settings.POD.cpus))
+            commands.append([*pod.prefix, *benches.importing(url, folder / f"disk-{number}")])
         kept.append(measure.together(commands, timeout=3600))
     return kept[-1].cost
 
