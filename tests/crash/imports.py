@@ -12,6 +12,7 @@ import cdi_worker
 from cdi_worker import contract
 from tests.crash import checking
 from tests.support import (
+    chains,
     clones,
     containers,
     ovirt_stages,
@@ -94,6 +95,39 @@ def registry(variant: str, compression: str) -> Making:
             cdi_worker.run(request)
 
         yield checking.Import(run, sources.disks.expected(variant))
+
+    return make
+
+
+def chain(*, over: bool = False) -> Making:
+    """Import a chain of three files; ``over``: as an update of the disk without the last one."""
+
+    @contextlib.contextmanager
+    def make(sources: Sources) -> Iterator[checking.Import]:
+        files = chains.Chain(sources.directory)
+        files.base("16M", "write -P 1 0 9M", "write -P 2 15M 1M")
+        files.overlay("write -P 3 1M 2M", "write -z 4M 1M")
+        earlier = files.disk() if over else None
+        files.overlay("write -P 4 100k 64k", "write -P 5 11M 1M", "write -z 15M 512k")
+
+        def run(paths: list[Path], target: Path, scratch: Path) -> None:
+            first, *layers = (cdi_worker.Location(str(path)) for path in paths)
+            request = cdi_worker.Request(
+                source="local",
+                location=first,
+                layers=tuple(layers),
+                target=str(target),
+                scratch=str(scratch),
+                **QUICK | ({"existing": "update"} if over and target.exists() else {}),
+            )
+            cdi_worker.run(request)
+
+        yield checking.Import(
+            run=lambda target, scratch: run(files.files, target, scratch),
+            expected=files.disk(),
+            before=(lambda target, scratch: run(files.files[:-1], target, scratch)) if over else None,
+            earlier=earlier,
+        )
 
     return make
 
@@ -222,6 +256,8 @@ def migration_from_vmware(stage: int) -> Making:
 #: What is recorded, and where.
 CASES: dict[str, tuple[Making, tuple[str, ...]]] = {
     "raw": (http("raw"), ("block512", "block4096", "ext4-busy", "xfs-4096")),
+    "chain": (chain(), ("block512", "ext4-busy", "xfs-4096")),
+    "update": (chain(over=True), ("block512", "block4096", "ext4-busy", "xfs")),
     "raw-direct": (http("raw", direct=True), ("block512", "ext4-4096", "xfs")),
     "raw-gz": (http("raw", "gz"), ("block4096", "xfs-busy")),
     "raw-over-a-disk": (http("raw", over="vdi"), ("block512", "ext4-busy", "xfs")),

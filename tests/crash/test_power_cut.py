@@ -19,6 +19,7 @@ SAMPLED = {
     "raw-block512",
     "raw-over-a-disk-block512",
     "qcow2-block4096",
+    "update-block4096",
     "raw-ext4-busy",
     "vhdx-xfs",
     "clone-of-a-device-ext4",
