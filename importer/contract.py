@@ -16,7 +16,7 @@ from cdi_worker.formats import signature
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from cdi_worker.sources import fields
+    from cdi_worker.sources import base, fields
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ class Tuning:
     report: str = ""
 
 
+#: What is tuned where an administrator has set nothing.
+DEFAULT = Tuning()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paths:
     """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
@@ -65,7 +69,7 @@ class Paths:
     metrics_port: int = 8443
     signature_policy: str = "/etc/containers/policy.json"
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    tuning: Tuning = Tuning()
+    tuning: Tuning = DEFAULT
     demand: signature.Demand = signature.NOTHING
 
     def mounted(self, field: fields.Field) -> str | None:
@@ -204,10 +208,17 @@ class Reading:
                 self.faults.append(f"{name}: {err}")
         return tuple(found)
 
-    def proxies(self) -> dict[str, Any]:
-        """Return the proxy variables, of either letter case, as fields of ``Access``."""
+    def access(self, tuning: Tuning, **given: Any) -> base.Access:
+        """Return the access to a server, with ``given`` and the proxies of the environment."""
+        # Imported when used: upload servers and clone sources have no server to import from.
+        from cdi_worker.sources import base
+
         names = ("http_proxy", "https_proxy", "no_proxy")
-        return {name: self.env.get(name) or self.env.get(name.upper()) or "" for name in names}
+        # In either letter case.
+        proxies: dict[str, Any] = {
+            name: self.env.get(name) or self.env.get(name.upper()) or "" for name in names
+        }
+        return base.Access(**given, **proxies, connections=tuning.connections, patience=tuning.stall)
 
 
 def parse_overhead(text: str) -> Fraction:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import errno
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cdi_worker import errors, execute, request, version
+from cdi_worker import errors, execute, plan, request, version
 from cdi_worker.images import target
 from cdi_worker.sources import wire
 
@@ -27,6 +28,8 @@ PREDICATE: Final = "https://slsa.dev/provenance/v1"
 #: What ``externalParameters`` mean; it changes with them.
 BUILD_TYPE: Final = "urn:cdi-worker:import:v1"
 BUILDER: Final = "urn:cdi-worker"
+#: The source whose bytes a client sends, the source of a clone too: they have no address.
+UPLOAD: Final = "upload"
 #: A report on standard output.
 STDOUT: Final = "-"
 
@@ -86,10 +89,23 @@ class Report:
                     stream.flush()
                     os.fsync(stream.fileno())
                 beside.replace(self._path)
+                _sync(Path(self._path).parent)
             finally:
                 beside.unlink(missing_ok=True)
         except OSError as err:
             raise errors.target_error(self._path, err, "the disk is complete, its report is not") from err
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as err:
+        if err.errno != errno.EINVAL:  # the file system cannot sync a directory, fsync(2)
+            raise
+    finally:
+        os.close(fd)
 
 
 def statement(
@@ -111,7 +127,7 @@ def statement(
                 "buildType": BUILD_TYPE,
                 "externalParameters": _asked(wanted),
                 "internalParameters": {},
-                "resolvedDependencies": _dependencies(results),
+                "resolvedDependencies": _dependencies(wanted, results),
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {version.NAME: version.VERSION}},
@@ -126,7 +142,7 @@ def _asked(wanted: request.Request) -> dict[str, object]:
     """Return what was asked, without what only the server of the source may see."""
     fields = {
         "source": wanted.source,
-        "address": _safe(wanted.location.endpoint),
+        "address": "" if wanted.source == UPLOAD else _safe(wanted.location.endpoint),
         "layers": [_safe(each.endpoint) for each in wanted.layers],
         "target": wanted.target,
         "contentType": wanted.content_type,
@@ -152,15 +168,19 @@ def _safe(address: str) -> str:
     return wire.safe_url(address) if "://" in address else address
 
 
-def _dependencies(results: Sequence[execute.Result]) -> list[dict[str, object]]:
+def _dependencies(wanted: request.Request, results: Sequence[execute.Result]) -> list[dict[str, object]]:
     """Return the sources, with the digests that their bytes were verified against."""
     found: list[dict[str, object]] = []
     for each in results:
+        origin = f"{BUILDER}:{UPLOAD}" if wanted.source == UPLOAD else each.origin
+        if each.plan.route is plan.Route.BLANK:
+            # Made of nothing.
+            continue
         for name, digest in each.verified.items():
             algorithm, _, value = digest.partition(":")
-            found.append({"name": name, "uri": each.origin, "digest": {algorithm: value}})
-        if not each.verified and each.origin:
-            found.append({"name": "file", "uri": each.origin})
+            found.append({"name": name, "uri": origin, "digest": {algorithm: value}})
+        if not each.verified and origin:
+            found.append({"name": "file", "uri": origin})
         found += [{"name": "layer", "uri": name} for name, _ in each.layers if name != each.origin]
     # The disks of one package share it.
     return [each for number, each in enumerate(found) if each not in found[:number]]

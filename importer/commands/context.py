@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from cdi_worker import errors
+from cdi_worker import contract, errors
 from cdi_worker.commands import config
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
@@ -18,7 +18,8 @@ class Context:
     ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
     standard output is the disk. ``config``: None until the top-level command has read it; ``unreadable``:
     why it could not. ``faults``: of options that only a pod's role reads. ``demand``: the signatures that a
-    pod demands, for its roles and for the programs that controllers start by name.
+    pod demands, and ``tuning``: what an administrator has set, for its roles and for the programs that
+    controllers start by name.
     """
 
     cancel: cancelling.Cancel
@@ -32,6 +33,7 @@ class Context:
     unreadable: errors.RequestError | None = None
     faults: list[str] = dataclasses.field(default_factory=list)
     demand: signature.Demand = signature.NOTHING
+    tuning: contract.Tuning = contract.DEFAULT
 
     def log(self, verbosity: int = 0) -> None:
         """Set up logging for the largest ``verbosity`` so far."""

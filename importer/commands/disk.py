@@ -61,6 +61,8 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
     if given["every"]:
         return _import_all(obj, dataclasses.replace(wanted, target=target), given)
     if given["dry_run"]:
+        if given["report"]:
+            log.warning(options.NO_REPORT)
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
     report = _report(obj, wanted, given)
     if source == locations.STDIN and not given["kind"]:
@@ -93,7 +95,7 @@ def _finish(
     given: Mapping[str, Any],
 ) -> None:
     """Read the disks back, if asked to, write the report, and print the results."""
-    if given["digest"]:
+    if given.get("digest"):
         # Imported when used (start-up time).
         from cdi_worker.images import stored
 
@@ -103,7 +105,7 @@ def _finish(
     if report is not None:
         report.write(results)
     for result in results:
-        output.result(result, obj, digest=result.sha256 if given["digest"] else "")
+        output.result(result, obj, digest=result.sha256 if given.get("digest") else "")
 
 
 def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
@@ -190,7 +192,8 @@ def blank(obj: context.Context, /, target: str, size: int, *, preallocate: bool,
         existing="replace" if given["force"] else "refuse",
         wait=given["wait"],
     )
-    output.result(execute.run(wanted, cancel=obj.cancel), obj)
+    report = _report(obj, wanted, given)
+    _finish(obj, [execute.run(wanted, cancel=obj.cancel)], report, given)
     return 0
 
 

@@ -11,7 +11,7 @@ from cdi_worker.commands import context, demands, late
 from cdi_worker.roles import run
 
 POD = contract.Paths()
-TUNING = contract.Tuning()
+TUNING = contract.DEFAULT
 EPILOG = """Every option can also be set by a variable (--stall-timeout: CDI_WORKER_STALL_TIMEOUT) or in a
 configuration file (stall-timeout = 60); "cdi-worker config" prints what is in force."""
 #: Helper programs that CDI's controllers start from the image by name.
@@ -224,6 +224,9 @@ def cli(
     CDI's controllers set it.
     """
     ctx.obj.demand = demand = demands.taken(ctx, more)
+    ctx.obj.tuning = tuning = contract.Tuning(
+        connections, stall, direct, read_back, more["layers"], more["update"], more["report"]
+    )
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
         return None
@@ -236,9 +239,7 @@ def cli(
         extra_headers=more["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=late.given(ctx),
-        tuning=contract.Tuning(
-            connections, stall, direct, read_back, more["layers"], more["update"], more["report"]
-        ),
+        tuning=tuning,
         demand=demand,
     )
     env = contract.environment()

@@ -201,6 +201,7 @@ _WRITING: tuple[Decorator, ...] = (
     force_option,
     wait_option,
 )
+NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
 report_option = late.option(
     OUTPUT,
     "--report",
@@ -295,7 +296,7 @@ def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that writes a disk without a source."""
-    return _add(command, _WRITING)
+    return _add(command, (*_WRITING, report_option))
 
 
 def _add(command: Callable[..., Any], options: tuple[Decorator, ...]) -> Callable[..., Any]:
@@ -371,7 +372,9 @@ def make_location(
     values = late.given(click.get_current_context())
     # As the tools of this kind of source do, such as AWS_CA_BUNDLE.
     own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
-    access = base.Access(
+    tuning = contract.DEFAULT
+    access = reading.access(
+        contract.Tuning(given.get("connections", tuning.connections), given.get("stall", tuning.stall)),
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
         password=read_secret(given["password_file"])
         or env.get("IMPORTER_SECRET_KEY")
@@ -382,9 +385,6 @@ def make_location(
         + contract.certificate_files(given["ca_dir"] or "")
         + tuple(path for path in own.get("ca_file", "").split(":") if path),
         insecure=given["insecure"],
-        connections=given.get("connections", 6),
-        patience=given.get("stall", 180.0),
-        **reading.proxies(),
     )
 
     def value(field: fields.Field) -> Any:

@@ -221,6 +221,8 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
         raise errors.RequestError("--report -: standard output gets the phases; name a file")
     with _planned(documents.read(manifest), secrets, given) as (volume, stages):
         if dry:
+            if report:
+                log.warning(options.NO_REPORT)
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)
         write = output.silent if obj.quiet and not obj.as_json else output.say
         status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)

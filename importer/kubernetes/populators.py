@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdi_worker import contract, errors, execute, metrics, progress, request
+from cdi_worker import audit, contract, errors, execute, metrics, progress, request
+from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.ovirt import locations as ovirt
 
 if TYPE_CHECKING:
     from cdi_worker.commands import group
-    from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,11 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
             obj.set_up_logging(max(1, settings["verbosity"]))
             env = contract.environment()
             try:
-                with _access(env, user) as access:
+                with _access(env, user, obj.tuning) as access:
                     location = locate(access, env, **{each: settings[each] for each in own})
-                    wanted = dataclasses.replace(_request(source, location, settings), demand=obj.demand)
-                    _populate(name, wanted, settings["metrics_port"], obj.cancel)
+                    wanted = _request(source, location, obj.tuning, settings)
+                    wanted = dataclasses.replace(wanted, demand=obj.demand)
+                    _populate(name, wanted, obj, settings["metrics_port"])
             except errors.Error as err:
                 log.error("failed: %s", err)  # noqa: TRY400  (one line for the reader of the pod's log)
                 log.debug("trace", exc_info=True)
@@ -125,7 +126,9 @@ def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_i
     return ovirt.Imageio(engine_url, access, disk_id=disk_id)
 
 
-def _request(source: str, location: base.Location, settings: Mapping[str, Any]) -> request.Request:
+def _request(
+    source: str, location: base.Location, tuning: contract.Tuning, settings: Mapping[str, Any]
+) -> request.Request:
     target, size = settings["target"], settings["size"]
     log.info("populate target=%r size=%r secret=%r", target, size, settings["secret_name"])
     return request.Request(
@@ -136,34 +139,38 @@ def _request(source: str, location: base.Location, settings: Mapping[str, Any]) 
         limit=size or None,
         scratch=settings["scratch_dir"] or None,
         owner_uid=settings["owner_uid"],
-        existing="remove",
+        direct=tuning.direct,
+        existing="update" if tuning.update else "remove",
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
+        connect_patience=min(request.CONNECT_PATIENCE, tuning.stall),
+        fetch=fetch.Options(connections=tuning.connections, no_progress=tuning.stall),
     )
 
 
-def _populate(name: str, wanted: request.Request, port: int, cancel: cancelling.Cancel) -> None:
+def _populate(name: str, wanted: request.Request, obj: group.Context, port: int) -> None:
     with (
         progress.Lines(sys.stderr) as lines,
         metrics.exposed(name, wanted.owner_uid, port) as meter,
     ):
-        execute.run(wanted, progress.Several(lines, meter), cancel)
+        reporter = progress.Several(lines, meter)
+        audit.run(wanted, obj.tuning, lambda: execute.run(wanted, reporter, obj.cancel))
 
 
 @contextlib.contextmanager
-def _access(env: Mapping[str, str], user: str) -> Iterator[base.Access]:
+def _access(env: Mapping[str, str], user: str, tuning: contract.Tuning) -> Iterator[base.Access]:
     """Yield the access that the Secret in the environment describes."""
     insecure = env.get("insecureSkipVerify", "").strip().lower() in TRUE
     with contextlib.ExitStack() as stack:
         files: tuple[str, ...] = ()
         if (text := env.get("cacert", "").strip()) and not insecure:
             files = (stack.enter_context(_certificates(text)),)
-        yield base.Access(
+        yield contract.Reading(env).access(
+            tuning,
             user=env.get(user, ""),
             password=env.get("password", ""),
             ca_files=files,
             insecure=insecure,
-            **contract.Reading(env).proxies(),
         )
 
 

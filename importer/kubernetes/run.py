@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
-from cdi_worker import contract, errors, execute, progress, request, survey, units
+from cdi_worker import audit, contract, errors, execute, progress, request, survey, units
 from cdi_worker.formats import signature
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import cancelling, fetch
@@ -173,16 +174,14 @@ class Planner:
         # Some sources read the Secret as a file instead (field.entry).
         is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
         held = {} if is_file or not source.secret else self._secret(path, source.secret, (USER, PASSWORD))
-        return base.Access(
+        return reading.access(
+            contract.Tuning(self.settings.connections, self.settings.stall),
             user=self._text(path, held, USER),
             password=self._text(path, held, PASSWORD),
             session_token=self._text(path, held, TOKEN),
             headers=tuple(contract.parse_header(header) for header in source.headers) + self._headers(),
             ca_files=self._certificates(),
             insecure=source.insecure,
-            connections=self.settings.connections,
-            patience=self.settings.stall,
-            **reading.proxies(),
         )
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
@@ -250,6 +249,7 @@ def run(
 
     ``report``: the file for the report of each stage, which replaces the one before.
     """
+    tuning = contract.Tuning(report=report)
     status.pending()
     try:
         if volume.source.kind == "blank":
@@ -258,15 +258,7 @@ def run(
             current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
             both = progress.Several(reporter, Watch(status))
-            audit = None
-            if report:
-                # Imported when used (start-up time).
-                from cdi_worker import provenance
-
-                audit = provenance.Report(report, wanted)
-            result = execute.run(wanted, both, cancel)
-            if audit is not None:
-                audit.write([result])
+            result = audit.run(wanted, tuning, functools.partial(execute.run, wanted, both, cancel))
             if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; continue with --after {current}"
                 status.paused(f"checkpoint {current} copied{more}")

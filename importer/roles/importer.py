@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cdi_worker import contract, errors, execute, metrics, plan, progress, report, request, sources
+from cdi_worker import audit, contract, errors, execute, metrics, plan, progress, report, request, sources
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base, fields
 
 log = logging.getLogger(__name__)
-
-#: The routes after which a disk may be read back: not a blank disk, nor a folder.
-WRITTEN = frozenset(plan.Route) - {plan.Route.BLANK, plan.Route.UNPACK}
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
@@ -63,25 +60,12 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Run the import that the environment requests, and return the report."""
     wanted = read(env, paths)
-    audit = None
-    if paths.tuning.report:
-        # Imported when used (start-up time).
-        from cdi_worker import provenance
-
-        audit = provenance.Report(paths.tuning.report, wanted)
     with (
         progress.Lines(sys.stderr) as lines,
         metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter,
     ):
-        result = execute.run(wanted, progress.Several(lines, meter), cancel)
-        if paths.tuning.read_back and result.plan.route in WRITTEN:
-            # Imported when used (start-up time).
-            from cdi_worker.images import stored
-
-            result = dataclasses.replace(result, sha256=stored.sha256(result.target, result.size))
-            log.info("read back sha256=%s", result.sha256)
-        if audit is not None:
-            audit.write([result])
+        reporter = progress.Several(lines, meter)
+        result = audit.run(wanted, paths.tuning, lambda: execute.run(wanted, reporter, cancel))
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,
@@ -101,16 +85,14 @@ def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contrac
         secret_headers = contract.header_files(paths.extra_headers)
     except errors.RequestError as err:
         reading.faults += err.faults
-    access = base.Access(
+    access = reading.access(
+        paths.tuning,
         user=env.get("IMPORTER_ACCESS_KEY_ID", ""),
         password=env.get("IMPORTER_SECRET_KEY", ""),
         session_token=env.get("IMPORTER_SESSION_TOKEN", ""),
         headers=reading.headers() + secret_headers,
         ca_files=certificates,
         insecure=env.get("INSECURE_TLS") == "true",
-        connections=paths.tuning.connections,
-        patience=paths.tuning.stall,
-        **reading.proxies(),
     )
 
     def given(field: fields.Field) -> Any:

@@ -72,6 +72,10 @@ def read(env: Mapping[str, str]) -> Settings:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
+    if paths.tuning.report:
+        raise errors.RequestError(
+            "--report (CDI_WORKER_REPORT): a clone source writes no disk; set it for the upload server"
+        )
     with (
         progress.Lines(sys.stderr) as lines,
         metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from concurrent import futures
 
-from cdi_worker import errors, execute, progress, request
+from cdi_worker import audit, contract, errors, execute, progress, request
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import clone, upload
@@ -82,8 +82,11 @@ class Running:
     ``work`` is done when the import has succeeded or failed. Thread-safe.
     """
 
-    def __init__(self, order: Order, size: int | None, cancel: cancelling.Cancel) -> None:
+    def __init__(
+        self, order: Order, size: int | None, cancel: cancelling.Cancel, tuning: contract.Tuning
+    ) -> None:
         self.order = order
+        self._tuning = tuning
         self.body = upload.Body()
         #: Set when the job has accepted the bytes or has ended.
         self._accepted = threading.Event()
@@ -94,8 +97,12 @@ class Running:
 
     def _import(self, size: int | None, cancel: cancelling.Cancel) -> execute.Result:
         with progress.Lines(sys.stderr) as reporter, cancelling.Reads(cancel) as reads:
-            source = self.order.source(self.body, size, reads)
-            return execute.run_source(source, self.order.wanted, reporter, reads, accepted=self._accepted.set)
+            wanted, source = self.order.wanted, self.order.source(self.body, size, reads)
+
+            def work() -> execute.Result:
+                return execute.run_source(source, wanted, reporter, reads, accepted=self._accepted.set)
+
+            return audit.run(wanted, self._tuning, work)
 
     def _ended(self, _work: futures.Future[execute.Result]) -> None:
         self.body.end()

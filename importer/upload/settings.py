@@ -7,7 +7,7 @@ import datetime as dt
 import pathlib
 from collections.abc import Mapping
 
-from cdi_worker import contract, errors, request
+from cdi_worker import audit, contract, errors, request
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
@@ -29,6 +29,7 @@ class Settings:
     wanted: request.Request
     deadline: dt.datetime | None = None
     idle: float = 30.0
+    tuning: contract.Tuning = contract.DEFAULT
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
@@ -51,6 +52,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         tls=tls,
         client_name=env.get("CLIENT_NAME", ""),
         deadline=_deadline(env.get("DEADLINE", ""), faults),
+        tuning=paths.tuning,
         wanted=request.Request(
             source="upload",
             location=base.Location("upload"),
@@ -74,6 +76,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         # Each upload would be refused; this pod says so before one begins.
         reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
         raise errors.Untrusted(url="upload server", fault=signature.UNVERIFIABLE, reason=reason)
+    audit.check(settings.wanted, paths.tuning)
     return settings
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 import subprocess
 from pathlib import Path
@@ -85,6 +87,21 @@ def test_openstack_image_fills_a_device(
     assert done.returncode == 0, done.stderr
     oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
     assert openstack.PASSWORD not in done.stderr
+
+
+def test_populator_does_what_an_administrator_asks_for(
+    cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path
+) -> None:
+    image = cloud.upload(disks.image("raw"), "raw")
+    target, report = tmp_path / "disk.img", tmp_path / "report.json"
+    env = {**secret(cloud), "CDI_WORKER_REPORT": str(report), "CDI_WORKER_SHA256": "true"}
+    done = populate(program / "openstack-populator", env, *openstack_arguments(cloud, image, target))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    expected = hashlib.sha256(target.read_bytes()).hexdigest()
+    assert found["subject"] == [{"name": str(target), "digest": {"sha256": expected}}]
+    assert found["predicate"]["buildDefinition"]["externalParameters"]["source"] == "glance"
+    assert openstack.PASSWORD not in report.read_text()
 
 
 @pytest.mark.parametrize("method", ["user id", "token", "credential by id", "credential by name"])
