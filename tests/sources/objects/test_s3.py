@@ -74,10 +74,11 @@ def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
     """Importing boto3 takes longer than many imports need until their first byte."""
     store.put("some", b"x" * 1000)
     script = (
-        "import sys\nfrom cdi_worker.sources import base\n"
+        "import sys\nfrom cdi_worker.images.engine import cancelling\nfrom cdi_worker.sources import base\n"
         "from cdi_worker.sources.objects import locations, s3\n"
         "access = base.Access(user=sys.argv[2], password=sys.argv[3])\n"
-        "with s3.S3Source(locations.S3(sys.argv[1], access)) as source: print(source.size)\n"
+        "location = locations.S3(sys.argv[1], access)\n"
+        "with s3.S3Source(location, cancelling.NEVER) as source: print(source.size)\n"
         "assert 'botocore' in sys.modules and 'boto3' not in sys.modules"
     )
     keys = (objectservers.ACCESS_KEY, objectservers.SECRET_KEY)
