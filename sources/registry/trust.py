@@ -24,7 +24,7 @@ Verify: TypeAlias = Callable[[signatures.Found], signature.Claims]
 class Check:
     """One signature that an image must have. ``where``: who demands it.
 
-    ``named``: whether the signature must name the image; cosign's bundles name only its digest.
+    ``named``: whether a bundle must name the image, too; those of cosign name only its digest.
     """
 
     where: str
@@ -41,7 +41,8 @@ class Check:
             raise found.fault
         claims = self.verify(found)
         claims.check(digests, self.annotations, found.name)
-        if not claims.reference and not self.named:
+        # A bundle of cosign names no reference; a payload of the older form has a member for it.
+        if not claims.reference and found.simple is None and not self.named:
             return claims
         if not claims.reference:
             reason = f"{claims.signer} signed no reference, and {self.where} demands one"

@@ -257,7 +257,9 @@ def test_malformed_signature_is_refused(
     refused(guarded, name, key, fault)
 
 
-@pytest.mark.parametrize("change", ["type", "digest", "no digest", "no identity", "reference", "list"])
+@pytest.mark.parametrize(
+    "change", ["type", "digest", "no digest", "no identity", "reference", "no reference", "list"]
+)
 def test_payload_with_a_wrong_member_is_refused(
     guarded: registries.Registry, name: str, key: str, change: str
 ) -> None:
@@ -274,6 +276,8 @@ def test_payload_with_a_wrong_member_is_refused(
         del critical["identity"]
     elif change == "reference":
         critical["identity"]["docker-reference"] = "not a reference"
+    elif change == "no reference":
+        critical["identity"]["docker-reference"] = ""
     else:
         critical["image"]["docker-manifest-digest"] = [digest]
     signing.attach(guarded, name, digest, _signed(json.dumps(payload).encode()))
