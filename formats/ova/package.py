@@ -126,7 +126,8 @@ class Package:
             raise descriptor.refused("manifest", f"a second manifest, {member.name!r}")
         self.checksums = manifest.parse(self._content(member, manifest.LARGEST, "manifest"))
         name, data = self._descriptor
-        if stated := self.checksums.get(name):
+        # DSP0243, 5.1: the manifest lists every file of the package; the descriptor says what the disks are.
+        if stated := self.checksum_of(self.members[name]):
             calculated = hashlib.new(stated.algorithm, data, usedforsecurity=False).hexdigest()
             if calculated != stated.digest:
                 raise errors.ChecksumMismatch(

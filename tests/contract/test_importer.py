@@ -90,11 +90,9 @@ def test_wrong_checksum_of_a_manifest_is_final(
     pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks
 ) -> None:
     disk = ovas.Disk(disks.raw().read_bytes())
-    packed = ovas.packed(
-        ("vm.ovf", ovas.descriptor([disk])),
-        (disk.name, disk.data),
-        ("vm.mf", ovas.manifest([(disk.name, b"")])),
-    )
+    described = ("vm.ovf", ovas.descriptor([disk]))
+    listed = ovas.manifest([described, (disk.name, b"")])
+    packed = ovas.packed(described, (disk.name, disk.data), ("vm.mf", listed))
     url = server.serve("/vm.ova", misbehave.Page(packed, ranges=False))
     done = pod.run(IMPORTER_ENDPOINT=url)
     assert (done.status, "checksum mismatch" in pod.message) == (0, True)

@@ -96,7 +96,8 @@ def archived(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return tar_parts.packed(tar_parts.member("vm.ovf", ovas.descriptor([RAW])), *members)
 
 
-MANIFEST = ovas.manifest([(RAW.name, RAW.data)])
+DESCRIBED = ovas.manifest([("vm.ovf", ovas.descriptor([RAW]))])
+MANIFEST = DESCRIBED + ovas.manifest([(RAW.name, RAW.data)])
 WRONG = ovas.manifest([(RAW.name, b"other")])
 ARCHIVES = {
     "member twice": (
@@ -134,9 +135,17 @@ ARCHIVES = {
     ),
     "no checksum": (
         archived(
-            tar_parts.member("vm.mf", ovas.manifest([("x", b"")])), tar_parts.member(RAW.name, RAW.data)
+            tar_parts.member("vm.mf", DESCRIBED + ovas.manifest([("x", b"")])),
+            tar_parts.member(RAW.name, RAW.data),
         ),
         "no checksum of 'disk.raw'",
+    ),
+    "no checksum of the descriptor": (
+        archived(
+            tar_parts.member("vm.mf", ovas.manifest([(RAW.name, RAW.data)])),
+            tar_parts.member(RAW.name, RAW.data),
+        ),
+        "no checksum of 'vm.ovf'",
     ),
     "no manifest": (
         archived(tar_parts.member("vm.mf", b"<xml/>"), tar_parts.member(RAW.name, RAW.data)),
@@ -148,7 +157,7 @@ ARCHIVES = {
     ),
     "another descriptor": (
         archived(
-            tar_parts.member("vm.mf", MANIFEST + ovas.manifest([("vm.ovf", b"other")])),
+            tar_parts.member("vm.mf", ovas.manifest([("vm.ovf", b"other"), (RAW.name, RAW.data)])),
             tar_parts.member(RAW.name, RAW.data),
         ),
         "checksum mismatch",
