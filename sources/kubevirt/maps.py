@@ -23,6 +23,9 @@ LARGEST_PAGE: Final = PAGE * 128
 #: Extents of a map: 9 bytes of memory each. A disk of 512 GiB that changes every 64 KiB, the granularity of
 #: QEMU's bitmaps, has so many.
 MOST: Final = 1 << 23
+#: Pages of a map: ``MOST`` extents in full pages are 2048. A server with one extent on each would keep an
+#: import for days without a byte of the disk.
+MOST_PAGES: Final = 1 << 16
 #: The largest disk of QEMU, in bytes.
 LARGEST: Final = (1 << 63) - 1
 
@@ -59,6 +62,7 @@ class Map:
         self._ends = array.array("Q")
         self._kinds = bytearray()
         self._count = 0
+        self._pages = 0
         self._is_whole = False
         #: Whether the map lists changes; None while both is possible.
         self._lists_changes: bool | None = None
@@ -120,6 +124,9 @@ class Map:
 
     def _add(self, page: bytes) -> None:
         """Add a page that begins where the last one ended."""
+        self._pages += 1
+        if self._pages > MOST_PAGES:
+            raise self._wrong(f"it has more than {MOST_PAGES} pages")
         if len(page) > LARGEST_PAGE:
             raise self._wrong(f"a page has more than {LARGEST_PAGE} bytes")
         try:

@@ -314,6 +314,18 @@ def test_endless_map_is_refused() -> None:
     assert len(asked) == 11
 
 
+def test_map_of_endless_short_pages_is_refused() -> None:
+    asked = []
+
+    def endless(at: int) -> bytes:
+        asked.append(at)
+        return page((at, 1, 0, "data"), following=at + 1)
+
+    with pytest.raises(errors.SourceError, match=f"more than {maps.MOST_PAGES} pages"):
+        maps.Map("disk").read(endless)
+    assert len(asked) == maps.MOST_PAGES + 1
+
+
 @pytest.mark.parametrize("previous", ["", "before"])
 def test_backup_that_was_replaced_is_not_mixed_with_the_new_one(
     machine: kubevirt_stages.Setup, tmp_path: Path, previous: str
