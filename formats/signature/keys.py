@@ -78,11 +78,21 @@ def read(data: bytes, where: str) -> tuple[Key, ...]:
 
 
 def signer(keys: Sequence[Key], proof: bytes, message: bytes, name: str) -> Key:
-    """Return the key that signed ``message``, whose certificate is valid now. Raises ``errors.Untrusted``."""
+    """Return the key that signed ``message``, whose certificate is valid now. Raises ``errors.Untrusted``.
+
+    A renewed certificate has the key of the earlier one, and files may list both.
+    """
+    failed: errors.Untrusted | None = None
     for key in keys:
         if key.verifies(proof, message):
-            key.check_date(dt.datetime.now(dt.UTC), name)
-            return key
+            try:
+                key.check_date(dt.datetime.now(dt.UTC), name)
+            except errors.Untrusted as err:
+                failed = err
+            else:
+                return key
+    if failed is not None:
+        raise failed
     known = " or ".join(map(str, keys[:3])) + (" or others" if len(keys) > 3 else "")
     raise errors.Untrusted(url=name, fault=signature.OTHER_KEY, reason=f"it is not by {known}")
 

@@ -187,6 +187,22 @@ def test_certificate_that_is_not_valid_is_refused(
     assert pull(guarded, name, str(certificate)) == pulled.DISK
 
 
+def test_renewed_certificate_beside_the_expired_one_is_enough(
+    guarded: registries.Registry, name: str, tmp_path: Path
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
+    now = dt.datetime.now(dt.UTC)
+    expired, renewed = (
+        SIGNER.certificate(*(now + dt.timedelta(days=number) for number in days))
+        for days in ((-10, -5), (-5, 5))
+    )
+    both = tmp_path / "signers.pem"
+    for each in (expired + renewed, renewed + expired):
+        both.write_bytes(each)
+        assert pull(guarded, name, str(both)) == pulled.DISK
+
+
 @pytest.mark.parametrize("signed", ["index", "manifest"])
 def test_signature_of_an_index_or_its_manifest_is_enough(
     guarded: registries.Registry, name: str, key: str, signed: str
