@@ -116,7 +116,6 @@ MUTANTS = (
         "changed-object",
         "continues with another version of the object",
         {"sources/web/http.py": {"        if changed:\n": "        if False:\n"}},
-        is_rare=True,
     ),
     Mutant(
         "journal-before-data",

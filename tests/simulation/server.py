@@ -27,6 +27,8 @@ READ_TIMEOUT = 60.0
 BLOCK = 64 << 10
 #: Bytes at the beginning that versions may have in common: more than the first response has.
 _HEAD = 6 * BLOCK
+#: Bytes on each side of a border between blocks that versions may have in common: requests overlap by less.
+_EDGE = 4096
 #: Bytes by which shifted ranges are wrong.
 SHIFT = 512
 #: What a response remembers of its request: its secrets are hidden in messages.
@@ -125,7 +127,10 @@ class Object:
         return self.versions[-1]
 
     def replace(self) -> None:
-        """Make a new version, often with the same beginning."""
+        """Make a new version: often with the same beginning, or with the same bytes where requests meet."""
+        if self._dice.random() < 0.7:
+            self.versions.append(self._serving(_alike(self._dice, self.now.disk)))
+            return
         head = self.now.disk[:_HEAD] if self._dice.random() < 0.5 else b""
         self.versions.append(self._made(head))
 
@@ -141,7 +146,10 @@ class Object:
         return {} if self.identity == "none" else found
 
     def _made(self, head: bytes = b"") -> Version:
-        disk = head + _disk(self._dice, self.size)[len(head) :]
+        return self._serving(head + _disk(self._dice, self.size)[len(head) :])
+
+    def _serving(self, disk: bytes) -> Version:
+        """Return the version with this disk, in the form of the object."""
         if self.form == "gz":
             return Version(disk, _gzip(disk))
         if self.form == "qcow2":
@@ -158,6 +166,21 @@ def _disk(dice: random.Random, size: int) -> bytes:
         at = dice.randrange(len(noise) - length)
         blocks.append(noise[at : at + length] if start == 0 or dice.random() < 0.7 else bytes(length))
     return b"RAW" + b"".join(blocks)[3:]
+
+
+def _alike(dice: random.Random, disk: bytes) -> bytes:
+    """Return another disk with the same beginning and the same bytes around the borders of its blocks.
+
+    Requests for ranges of whole blocks that overlap there agree with each other: only the version in each
+    response shows that they are of two disks.
+    """
+    found, noise = bytearray(disk), _noise()
+    for start in range(_HEAD, len(disk) - BLOCK + 1, BLOCK):
+        if any(disk[start : start + BLOCK]):
+            length = BLOCK - 2 * _EDGE
+            at = dice.randrange(len(noise) - length)
+            found[start + _EDGE : start + _EDGE + length] = noise[at : at + length]
+    return bytes(found)
 
 
 @functools.cache

@@ -174,6 +174,10 @@ def _run(
     dice: Dice, name: str, job: int, identities: tuple[str, str], ability: Callable[..., kernel.Storing]
 ) -> Run:
     made = Run(name, job, storing=ability())
+    if identities[job] == "strong" and dice.happens(0.3):
+        # Any other fault would end the run, or make it read again, before it has mixed two versions.
+        made.serving = server.Serving(changes=dice.choice((0.1, 0.3)))
+        return made
     if dice.happens(0.6):
         made.kill_at = _step(dice)
     if dice.happens(0.3):
