@@ -239,6 +239,7 @@ def test_help_lists_only_options_as_options() -> None:
     ("arguments", "message"),
     [
         (("destroy", "x"), "No such command 'destroy'"),
+        (("imprt", "http://h/x"), "No such command 'imprt'. Did you mean 'import'?"),
         (("import", "http://h/x"), "Missing argument 'TARGET'"),
         (("import", "http://h/x", "y", "--nonsense"), "No such option '--nonsense'"),
         (("import", "http://h/x", "y", "--connections=0"), "'--connections': 0 is not in the range 1<=x<=64"),
