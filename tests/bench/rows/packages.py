@@ -31,11 +31,16 @@ def _packed(disk: Path) -> Path:
     path = disk.with_suffix(".ova")
     if not path.exists():
         size = {"size": str(disk.stat().st_size)}
-        (disk.parent / "vm.ovf").write_bytes(ovas.descriptor([ovas.Disk(b"", disk.name, file=size)]))
-        with disk.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        (disk.parent / "vm.mf").write_text(f"SHA256({disk.name})= {digest}\n")
+        ovf = disk.with_name("vm.ovf")
+        ovf.write_bytes(ovas.descriptor([ovas.Disk(b"", disk.name, file=size)]))
+        disk.with_name("vm.mf").write_text("".join(map(_line, (ovf, disk))))
         part = path.with_suffix(".part")
         processes.run("tar", "-C", disk.parent, "-cf", part, "vm.ovf", "vm.mf", disk.name)
         part.rename(path)
     return path
+
+
+def _line(path: Path) -> str:
+    """Return the line of a file in a manifest."""
+    with path.open("rb") as file:
+        return f"SHA256({path.name})= {hashlib.file_digest(file, 'sha256').hexdigest()}\n"
