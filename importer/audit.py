@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import contract, execute, plan, request
+
+if TYPE_CHECKING:
+    from cdi_worker import provenance
 
 log = logging.getLogger(__name__)
 
@@ -17,11 +20,7 @@ WRITTEN: Final = frozenset(plan.Route) - {plan.Route.BLANK, plan.Route.UNPACK}
 
 def check(wanted: request.Request, tuning: contract.Tuning) -> None:
     """Raise ``errors.RequestError`` if the report of an import cannot be written."""
-    if tuning.report:
-        # Imported when used (start-up time).
-        from cdi_worker import provenance
-
-        provenance.Report(tuning.report, wanted)
+    _report(wanted, tuning)
 
 
 def run(
@@ -31,12 +30,7 @@ def run(
 
     Raises ``errors.Error``; a disk whose report cannot be written stays.
     """
-    report = None
-    if tuning.report:
-        # Imported when used (start-up time).
-        from cdi_worker import provenance
-
-        report = provenance.Report(tuning.report, wanted)
+    report = _report(wanted, tuning)
     result = work()
     if tuning.read_back and result.plan.route in WRITTEN:
         # Imported when used (start-up time).
@@ -47,3 +41,13 @@ def run(
     if report is not None:
         report.write([result])
     return result
+
+
+def _report(wanted: request.Request, tuning: contract.Tuning) -> provenance.Report | None:
+    """Return the report to write after the import, None if none is asked for."""
+    if not tuning.report:
+        return None
+    # Imported when used (start-up time).
+    from cdi_worker import provenance
+
+    return provenance.Report(tuning.report, wanted)
