@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -179,11 +180,15 @@ def test_signal_ends_an_import_to_a_stalled_pipe(disks: disks_module.Disks, tmp_
     """The reader of the pipe does not read: the worker waits in a write."""
     big = tmp_path / "big"
     big.write_bytes(os.urandom(16 * MIB))
-    with worker.started("-v=1", "import", big, "-", "--progress=none") as process:
-        assert process.stderr is not None
-        processes.wait_for(lambda: "plan" in process.stderr.readline(), "the plan")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 130
+    reader, writer = os.pipe()
+    try:
+        with worker.started("import", big, "-", "--progress=none", stdout=writer) as process:
+            processes.wait_for(lambda: not select.select([], [writer], [], 0)[1], "a full pipe")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 130
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_server_that_breaks_off_fails_the_pipe(server: misbehave.Server, disks: disks_module.Disks) -> None:

@@ -57,13 +57,19 @@ def run(
 
 
 @contextlib.contextmanager
-def started(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run the command in the background; kill it at the end of the block if it is still running."""
+def started(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, stdout: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the command in the background; kill it at the end of the block if it is still running.
+
+    A command that writes a disk to standard output needs a descriptor as ``stdout``: what the pipe brings is
+    decoded as text.
+    """
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         env={**ENVIRONMENT, **(env or {})},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
