@@ -9,17 +9,23 @@ from __future__ import annotations
 import http.client
 import io
 import time
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, Final
 
 from cdi_worker.images.engine import sockets
 
 #: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
 LARGEST = 256 << 10
 SWITCHING_PROTOCOLS = 101
+#: Bytes of one read of a body that is kept.
+_PART: Final = 64 << 10
 
 
 class Endless(http.client.HTTPException):
     """A head or trailers without an end."""
+
+
+class TooLong(http.client.HTTPException):
+    """A body beyond the limit of ``Bounded``."""
 
 
 class Response(http.client.HTTPResponse):
@@ -81,6 +87,38 @@ class Response(http.client.HTTPResponse):
         # None: http.client has closed the response.
         if self.fp is not None:
             self.fp = self._plain
+
+
+class Bounded(Response):
+    """A response for libraries that keep a whole body in memory: ``read`` returns ``most`` bytes in total.
+
+    Bytes that ``readinto`` returns do not count: their reader has a buffer.
+    """
+
+    most: ClassVar[int]
+    _kept = 0
+
+    def read(self, amt: int | None = None) -> bytes:
+        """Read a body as ``http.client`` does. Raises ``TooLong``."""
+        if self.length is not None and self.length > self.most - self._kept and amt is None:
+            raise self._too_long()
+        parts = []
+        while amt is None or amt > 0:
+            part = super().read(_PART if amt is None else min(amt, _PART))
+            if not part:
+                break
+            parts.append(part)
+            amt = None if amt is None else amt - len(part)
+            self._kept += len(part)
+            if self._kept > self.most:
+                raise self._too_long()
+        if amt is None and self.length:
+            # Only a read without a size reports it.
+            raise http.client.IncompleteRead(b"", self.length)
+        return b"".join(parts)
+
+    def _too_long(self) -> TooLong:
+        return TooLong(f"the response has more than {self.most >> 20} MiB")
 
 
 class _Lines:

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, sockets
-from cdi_worker.sources import base, wire
+from cdi_worker.images.engine import cancelling, responses, sockets
+from cdi_worker.sources import base, extents, wire
 
 log = logging.getLogger(__name__)
 
 #: Size of the library's buffer, in bytes. Full buffers are kept when a connection breaks.
 BUFFER = 1 << 20
+#: The largest offset of a file, in bytes.
+_MOST_BYTES = (1 << 63) - 1
 #: Statuses for an unknown or expired ticket.
 _REFUSED = frozenset({401, 403, 404, 410})
 
@@ -29,10 +31,10 @@ class TicketRefused(errors.Transient):
 
 
 def library() -> Any:
-    """Import and return the client library."""
+    """Import and return ``backend``, which loads the client library."""
     with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
-        from ovirt_imageio import client
-    return client
+        from cdi_worker.sources.ovirt import backend
+    return backend
 
 
 class Pool:
@@ -84,19 +86,17 @@ class Pool:
             return
         raise failures[0]
 
-    def extents(self) -> list[base.Extent]:
+    def extents(self) -> extents.Kept:
         """Return the extents of the whole disk. A server without extents reports one data extent."""
+        found = extents.Kept()
         with self._lent() as client, self._ending(client), self._translated():
-            # ``index``: JSON may hold anything.
-            found = [
-                base.Extent(operator.index(run.start), operator.index(run.length), bool(run.zero))
-                for run in client.extents("zero")
-            ]
-        end = 0
-        for extent in found:
-            if extent.offset != end or extent.length <= 0:
-                raise errors.SourceError(reason=f"{self._name}: the extents have a gap at byte {end}")
-            end += extent.length
+            for run in client.extents("zero"):
+                # ``index``: JSON may hold anything.
+                start, length = operator.index(run.start), operator.index(run.length)
+                if start != found.end or not 0 < length <= _MOST_BYTES - start:
+                    reason = f"{self._name}: the extents have a gap at byte {found.end}"
+                    raise errors.SourceError(reason=reason)
+                found.add(base.Extent(start, length, bool(run.zero)))
         return found
 
     def read(self, offset: int, into: memoryview) -> int:
@@ -171,7 +171,7 @@ class Pool:
         with self._translated(first=first):
             if model is not None:
                 return _like(model)
-            self._model = self._client.ImageioClient(
+            self._model = self._client.Client(
                 self._url,
                 cafile=None if insecure else self._authorities,
                 secure=not insecure,
@@ -204,6 +204,9 @@ class Pool:
             return errors.Transient(url=self._name, reason=answer)
         if code is not None:
             return errors.SourceError(reason=f"{self._name}: {answer}")
+        if isinstance(err, responses.TooLong):
+            advice = "if the disk is very fragmented, download it with ovirt-img and import the file"
+            return errors.SourceError(reason=f"{self._name}: {err}; {advice}")
         if isinstance(err, http.client.HTTPException | RuntimeError):
             return errors.Transient(url=self._name, reason=message or type(err).__name__)
         if isinstance(err, ValueError | KeyError | TypeError | AttributeError):

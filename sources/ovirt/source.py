@@ -165,7 +165,7 @@ class ImageioSource(base.Source):
             if self._transfer is not None:
                 self._connect(self._transfer)
             self._extents = self._pool.extents()
-            self.size = self._extents[-1].offset + self._extents[-1].length if self._extents else 0
+            self.size = self._extents.end
             self.head = self._beginning()
 
         try:

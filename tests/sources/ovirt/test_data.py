@@ -37,6 +37,9 @@ class Server:
     cut: int = 1 << 20
     #: Never answer a range.
     stall: bool = False
+    #: Never end a response: of the options, of the extents, or to an error.
+    endless: str = ""
+    sent: int = 0
     busiest: int = 0
     port: int = 0
 
@@ -58,11 +61,17 @@ def server() -> Iterator[Server]:
         protocol_version = "HTTP/1.1"
 
         def do_OPTIONS(self) -> None:
+            if served.endless == "options":
+                self.send_endlessly(200)
+                return
             known = served.options is not None
             self.answer(200 if known else 405, json.dumps(served.options).encode())
 
         def do_GET(self) -> None:
             nonlocal busy
+            if served.endless == ("extents" if "extents" in self.path else "error"):
+                self.send_endlessly(200 if served.endless == "extents" else 500)
+                return
             if "extents" in self.path:
                 self.answer(200, served.extents.encode())
                 return
@@ -84,6 +93,16 @@ def server() -> Iterator[Server]:
             self.end_headers()
             self.close_connection = len(body) > served.cut
             self.wfile.write(body[: served.cut])
+
+        def send_endlessly(self, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            part = b" " * (1 << 20)
+            while served.sent < 200 << 20:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+                served.sent += len(part)
+            self.wfile.write(b"0\r\n\r\n")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -118,14 +137,15 @@ def read(pool: imageio_data.Pool, offset: int = 0, length: int = len(DATA)) -> b
 
 def test_extents_and_ranges_are_read(server: Server, pool: imageio_data.Pool) -> None:
     pool.connect([server.url])
-    assert pool.extents() == [base.Extent(0, 100_000, zero=False), base.Extent(100_000, 200_000, zero=True)]
+    found = [base.Extent(0, 100_000, zero=False), base.Extent(100_000, 200_000, zero=True)]
+    assert list(pool.extents()) == found
     assert read(pool, 1234, 5678) == DATA[1234 : 1234 + 5678]
 
 
 def test_old_server_is_read_without_extents(server: Server, pool: imageio_data.Pool) -> None:
     server.options = None
     pool.connect([server.url])
-    assert pool.extents() == [base.Extent(0, len(DATA), zero=False)]
+    assert list(pool.extents()) == [base.Extent(0, len(DATA), zero=False)]
     assert read(pool) == DATA
 
 
@@ -181,6 +201,7 @@ def test_response_that_is_not_the_range_is_refused(
         ("[{}]", "invalid response"),
         ('[{"start": 0, "length": 10, "zero": true}, {"start": 11, "length": 1, "zero": true}]', "gap"),
         ('[{"start": 0, "length": -1, "zero": true}]', "gap"),
+        ('[{"start": 0, "length": 100000000000000000000, "zero": true}]', "gap"),
         ('[{"start": 0, "length": "1", "zero": true}]', "invalid response"),
         ('[{"start": 0.0, "length": 10, "zero": true}]', "invalid response"),
         ('[{"start": 0, "length": 10.5, "zero": true}]', "invalid response"),
@@ -193,6 +214,29 @@ def test_malformed_extents_are_refused(
     pool.connect([server.url])
     with pytest.raises(errors.SourceError, match=words):
         pool.extents()
+
+
+@pytest.mark.parametrize("path", ["extents", "options", "error"])
+def test_endless_responses_are_refused(server: Server, pool: imageio_data.Pool, path: str) -> None:
+    """The library keeps them whole; with or without a length in their header."""
+    server.endless = path
+    with pytest.raises(
+        errors.SourceError, match=r"more than 40 MiB.*; if the disk is very fragmented"
+    ) as caught:
+        pool.connect([server.url])
+        if path == "error":
+            read(pool, 0, 1000)
+        pool.extents()
+    assert not isinstance(caught.value, errors.Transient)
+    assert server.sent < 64 << 20
+
+
+def test_lists_of_extents_are_not_kept_by_each_connection(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    pool.extents()
+    with pool._lent() as first, pool._lent() as second:
+        assert not first._backend._extents
+        assert not second._backend._extents
 
 
 def test_second_url_is_used_if_the_first_does_not_respond(server: Server, pool: imageio_data.Pool) -> None:
