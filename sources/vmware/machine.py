@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 ALLOCATED = "*"
 #: In bytes. VDDK reads whole sectors.
 SECTOR = 512
+#: Requests of a list of changed areas: so many, and one more for each so many bytes that are covered. The
+#: 2000 areas of one answer cover 250 MiB, if every other 64 KiB have changed.
+FREE_REQUESTS, COVERED = 1024, 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,9 +72,14 @@ class Machine:
         """
         snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
         areas = extents.Kept()
-        start = last = 0
+        start = last = requests = 0
         # vCenter returns about 2000 areas at most, and the range that they cover.
         while start < disk.size:
+            requests += 1
+            if requests > FREE_REQUESTS + start // COVERED:
+                raise self._malformed(
+                    f"reaches only byte {start} of {disk.size} after {requests - 1} requests"
+                )
             answer = self._session.call(
                 f"list the areas changed since {change_id!r}",
                 lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]  # mypy cannot infer it with a default

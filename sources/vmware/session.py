@@ -12,9 +12,10 @@ import socket
 import ssl
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from cdi_worker import errors
+from cdi_worker.images.engine import responses
 from cdi_worker.sources import wire
 from cdi_worker.sources.vmware import locations
 
@@ -26,6 +27,8 @@ T = TypeVar("T")
 TIMEOUT = 120.0
 #: API version of ESXi and vCenter 5.5. Newer fields are not needed.
 VERSION = "vim.version.version9"
+#: Bytes of the longest response, of which pyvmomi makes objects. 2000 changed areas have 200 KB.
+LONGEST: Final = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,8 +56,16 @@ class Session:
         with self._translated("connect"):
             self.server = Server(host, port, _thumbprint(host, port, context))
         self._stub = pyvmomi().SoapStubAdapter(
-            host, port, version=VERSION, sslContext=context, httpConnectionTimeout=TIMEOUT
+            host,
+            port,
+            version=VERSION,
+            sslContext=context,
+            httpConnectionTimeout=TIMEOUT,
+            # What a compressed response expands to could not be limited.
+            acceptCompressedResponses=False,
         )
+        # pyvmomi's name for the class of its connections.
+        self._stub.scheme = _Connection
         self._instance = pyvmomi().vim.ServiceInstance("ServiceInstance", self._stub)
 
     def __enter__(self) -> Self:
@@ -116,6 +127,8 @@ class Session:
             why = getattr(err, "verify_message", "")
             reason = f"certificate not trusted: {why}; add its CA or set the thumbprint" if why else err
             raise errors.Unreachable(url=self.name, reason=reason) from err
+        except responses.TooLong as err:
+            raise errors.Unreachable(url=self.name, reason=f"{doing}: {err}; check the server") from err
         except (OSError, http.client.HTTPException) as err:
             raise errors.Transient(url=self.name, reason=f"{doing}: {err or type(err).__name__}") from err
         except vmodl.MethodFault as err:
@@ -158,6 +171,19 @@ _PASSING = {"HostCommunication", "HostConnectFault", "RequestCanceled", "Timedou
 
 def _message(fault: Any) -> str:
     return f"{fault.msg or 'no reason given'} ({type(fault).__name__.rpartition('.')[2]})"
+
+
+class _Response(responses.Bounded):
+    most = LONGEST
+
+    def begin(self) -> None:
+        super().begin()
+        if self.getheader("Content-Encoding", "identity").lower() != "identity":
+            raise responses.TooLong("the response is compressed, which was not requested")
+
+
+class _Connection(http.client.HTTPSConnection):
+    response_class = _Response
 
 
 class _PinnedContext(ssl.SSLContext):

@@ -129,10 +129,11 @@ def with_bearer_token(emulator: Emulator, token: str) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def post_service(
-    text: str,
+    text: str | bytes,
     content_type: str,
     *,
     status: int = 200,
+    headers: dict[str, str] | None = None,
     behind: tuple[int, str] = (0, ""),
     pair: tls.KeyPair | None = None,
 ) -> Iterator[Service]:
@@ -143,7 +144,8 @@ def post_service(
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.answer(status, {"Content-Type": content_type}, text.encode())
+            body = text.encode() if isinstance(text, str) else text
+            self.answer(status, {"Content-Type": content_type, **(headers or {})}, body)
 
         def do_GET(self) -> None:
             if self.headers["Authorization"] != authorization:

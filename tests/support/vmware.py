@@ -82,6 +82,8 @@ class Vcsim:
         self.settings: dict[str, object] = {"root": directory / "datastores", "log": directory / "vddk.log"}
         self.settings |= {"user": USER, "password": PASSWORD}
         self.answers = 0
+        #: The bytes that one list of changed areas covers; 0: all.
+        self.covers = 0
         self.disk_object_id = "52-2000"
         self.libdir = directory / "vddk"
         (self.libdir / "lib64").mkdir(parents=True)
@@ -223,6 +225,7 @@ class Vcsim:
             "Snapshots": snapshots,
             "Changes": changes,
             "Answers": self.answers,
+            "Covers": self.covers,
         }
 
     def _disk(self, number: int) -> dict[str, Any]:

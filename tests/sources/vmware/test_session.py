@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from cdi_worker.sources.vmware import machine as vsphere_machine
 from tests.support import objectservers, processes, tls, vmware
 
 MiB = 1 << 20
+#: Of a response.
+LONGEST = 8 * MiB
 
 
 def vcsim_with_snapshots(directory: Path, *, stages: int = 3) -> vmware.Vcsim:
@@ -126,6 +129,27 @@ def test_another_server_is_recognised(tmp_path: Path, status: int) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("text", "headers"),
+    [
+        (f"<a>{' ' * LONGEST}</a>", {}),
+        # 16 KiB of it expand to 16 MiB.
+        (gzip.compress(f"<a>{' ' * (2 * LONGEST)}</a>".encode()), {"Content-Encoding": "gzip"}),
+    ],
+)
+def test_long_response_is_refused(tmp_path: Path, text: str | bytes, headers: dict[str, str]) -> None:
+    pair = tls.Authority(tmp_path).issue()
+    access = base.Access(vmware.USER, vmware.PASSWORD, insecure=True)
+    with (
+        objectservers.post_service(text, "text/xml", headers=headers, pair=pair) as service,
+        pytest.raises(
+            errors.Unreachable, match=r"response (has more than 8 MiB|is compressed).*check the server"
+        ),
+        session.Session(locations.Vddk(service.url, access)),
+    ):
+        pass
+
+
 def test_esxi_host_is_recognised(tmp_path: Path) -> None:
     vcsim = vcsim_with_snapshots(tmp_path)
     with vcsim.running("-esx"), session.Session(vcsim.location()) as opened:
@@ -172,6 +196,31 @@ def test_malformed_list_of_areas_is_refused(tmp_path: Path, areas: list[tuple[in
         disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
         with pytest.raises(errors.SourceError, match=r"list of changed areas .*; start again"):
             machine.changed(disk, vcsim.change_id(0))
+
+
+@pytest.mark.parametrize(("size", "covers"), [(1 << 20, 1), (1 << 20, 1023), (1 << 40, 32 << 20)])
+def test_list_of_areas_in_too_many_parts_is_refused(tmp_path: Path, size: int, covers: int) -> None:
+    """For example one byte each: that would be requests for years."""
+    vcsim = vmware.Vcsim(tmp_path, size)
+    vcsim.take_snapshot()
+    vcsim.take_snapshot()
+    vcsim.covers = covers
+    with vcsim.running(), session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        with pytest.raises(errors.SourceError, match=r"reaches only byte \d+ of .* requests; start again"):
+            machine.changed(disk, vcsim.change_id(0))
+
+
+def test_list_of_areas_in_many_parts_is_read(tmp_path: Path) -> None:
+    vcsim = vmware.Vcsim(tmp_path, 1 << 20)
+    vcsim.take_snapshot()
+    vcsim.take_snapshot()
+    vcsim.covers = 1024
+    with vcsim.running(), session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        assert not len(machine.changed(disk, vcsim.change_id(0)))
 
 
 def test_missing_change_tracking_is_reported(vcsim: vmware.Vcsim) -> None:

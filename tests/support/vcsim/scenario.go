@@ -40,6 +40,8 @@ type Scenario struct {
 	Changes map[string]map[string][][2]int64
 	// After so many answers of a session it is gone; 0: never.
 	Answers int
+	// The bytes of the disk that one list of changed areas covers; 0: all.
+	Covers int64
 }
 
 var (
@@ -156,6 +158,10 @@ func (vm *VirtualMachine) QueryChangedDiskAreas(
 		return body
 	}
 	info := types.DiskChangeInfo{StartOffset: req.StartOffset, Length: s.Capacity - req.StartOffset}
+	if s.Covers > 0 && s.Covers < info.Length {
+		info.Length = s.Covers
+		areas = nil
+	}
 	for _, area := range areas {
 		if area[0] >= 0 && area[1] >= 0 && area[0]+area[1] <= req.StartOffset && req.StartOffset > 0 {
 			continue
