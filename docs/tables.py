@@ -16,7 +16,7 @@ import click
 
 import cdi_worker
 from cdi_worker import plan, request, sources, variables
-from cdi_worker.commands import group, late
+from cdi_worker.commands import command, group, parameters
 from cdi_worker.formats import detect
 from cdi_worker.kubernetes import populators
 
@@ -39,23 +39,23 @@ def commands(_argument: str = "") -> Iterator[str]:
     """Yield each command with its synopsis, its text and its options."""
     top = click.Context(group.cli, info_name="cdi-worker")
     for name in group.cli.list_commands(top):
-        command = group.cli.get_command(top, name)
-        if command is not None and not command.hidden:
-            yield from _command(command, click.Context(command, parent=top, info_name=name), f"## {name}")
+        made = group.cli.get_command(top, name)
+        if made is not None and not made.hidden:
+            yield from _command(made, click.Context(made, parent=top, info_name=name), f"## {name}")
     yield from _command(group.cli, top, "## Without a command: a pod's role")
 
 
-def _command(command: click.Command, context: click.Context, heading: str) -> Iterator[str]:
+def _command(made: click.Command, context: click.Context, heading: str) -> Iterator[str]:
     # Options of sources are added when help is printed.
-    command.get_help(context)
-    yield from ("", heading, "", "```text", command.get_usage(context).removeprefix("Usage: "), "```", "")
-    yield from inspect.cleandoc(command.help or "").partition("\f")[0].splitlines()
+    made.get_help(context)
+    yield from ("", heading, "", "```text", made.get_usage(context).removeprefix("Usage: "), "```", "")
+    yield from inspect.cleandoc(made.help or "").partition("\f")[0].splitlines()
     yield ""
-    if not isinstance(command, late.Command):
+    if not isinstance(made, command.Command):
         return
-    if command.example:
-        yield from ("```sh", *command.example.strip().splitlines(), "```", "")
-    for title, example, options in command.sections(context):
+    if made.example:
+        yield from ("```sh", *made.example.strip().splitlines(), "```", "")
+    for title, example, options in made.sections(context):
         cells = ((f"`{option}`", text.replace("<", "&lt;")) for option, text in options)
         yield from table((title, "meaning"), cells)
         if example:
@@ -70,14 +70,14 @@ def settings(_argument: str = "") -> list[str]:
     top = click.Context(group.cli, info_name="cdi-worker")
     found: dict[str, tuple[str, list[str]]] = {}
     for name in ("", *group.cli.list_commands(top)):
-        command = group.cli.get_command(top, name) if name else group.cli
-        if not isinstance(command, late.Command) or command.hidden:
+        made = group.cli.get_command(top, name) if name else group.cli
+        if not isinstance(made, command.Command) or made.hidden:
             continue
         # Options of sources are added when help is printed.
-        context = click.Context(command, parent=top, info_name=name) if name else top
-        command.get_help(context)
-        for param in command.get_params(context):
-            if isinstance(param, late.Option) and not param.here and not param.hidden:
+        context = click.Context(made, parent=top, info_name=name) if name else top
+        made.get_help(context)
+        for param in made.get_params(context):
+            if isinstance(param, parameters.Option) and not param.here and not param.hidden:
                 found.setdefault(param.variable, (f"--{param.key}", []))[1].append(name or "a pod's role")
     everywhere = max(len(names) for _, names in found.values())
     rows = (

@@ -1,75 +1,118 @@
-"""The configuration file: TOML, with the names of the options.
-
-A key is an option without its dashes (``stall-timeout = 60``). A table with the name of a command holds
-values for this command only.
-"""
+"""The command ``config``: the options in force, and where each comes from."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
 
 from cdi_worker import errors
+from cdi_worker.commands import command, output, parameters
+from cdi_worker.commands import context as shared
 
-NAME = "cdi-worker/config.toml"
+#: The name of the options of a pod's role, which belong to no command.
+ROLE = "(role)"
+#: Options whose values may be secret.
+SECRET = frozenset({"header"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Config:
-    """The content of a configuration file. ``path`` empty: there is none."""
+class Row(NamedTuple):
+    """An option in force. ``origin``: a variable, a file, or ``default``."""
 
-    path: str = ""
-    table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    command: str
+    option: str
+    value: Any
+    origin: str
 
-    def values(self, command: str) -> dict[str, Any]:
-        """Return the values for ``command``, by key."""
-        common = {key: value for key, value in self.table.items() if not isinstance(value, dict)}
-        own = self.table.get(command, {})
-        return {key.replace("_", "-"): _plain(value) for key, value in {**common, **own}.items()}
 
-    @property
-    def sections(self) -> Mapping[str, Mapping[str, Any]]:
-        """The keys of each command; those for all commands under the empty name."""
-        found = {name: value for name, value in self.table.items() if isinstance(value, dict)}
-        return {"": {name: value for name, value in self.table.items() if name not in found}, **found}
+@click.command(
+    cls=command.Command,
+    example="CDI_WORKER_CONNECTIONS=8 cdi-worker config import",
+    short_help="Show the options in force, and where they come from.",
+)
+@click.argument("wanted", metavar="[COMMAND]", required=False)
+@click.pass_context
+def config(ctx: click.Context, /, wanted: str | None) -> None:
+    """Show the options in force for COMMAND, or for all commands, and where each comes from.
+
+    An option on the command line is used first, then its variable, the configuration file, and its default.
+    """
+    obj = ctx.find_object(shared.Context)
+    root = ctx.find_root()
+    group = root.command
+    if obj is None or obj.config is None or not isinstance(group, command.PodGroup):
+        raise AssertionError(wanted)
+    group.check_keys(obj.config)
+    names = [name for name in group.list_commands(root) if name != "config"]
+    if wanted is not None and wanted not in names:
+        raise errors.RequestError(f"{wanted!r} is not a command; commands: {', '.join(names)}")
+    found = [row for name in names if wanted in {None, name} for row in rows(root, name)]
+    if wanted is None:
+        found = [*_rows(root, group, ROLE), *found]
+    _print(obj, found)
+
+
+def rows(root: click.Context, name: str) -> Iterator[Row]:
+    """Yield the options of a command, with those of sources."""
+    group = root.command
+    made = group.get_command(root, name) if isinstance(group, click.Group) else None
+    if isinstance(made, command.Command) and not made.hidden:
+        made.complete()
+        with click.Context(made, info_name=name, parent=root, **made.context_settings) as context:
+            yield from _rows(context, made, name)
+
+
+def _rows(context: click.Context, made: command.Command, name: str) -> Iterator[Row]:
+    obj = context.find_object(shared.Context)
+    made.complete()
+    if obj is not None and obj.config is not None:
+        context.default_map, _ = made.configured(obj.config)
+    for option in made.options:
+        if option.here or option.hidden:
+            continue
+        value, source = option.consume_value(context, {})
+        context.set_parameter_source(option.name or "", source)
+        if source is click.core.ParameterSource.DEFAULT:
+            value = option.get_default(context)
+        shown = _plain(value)
+        if option.key in SECRET and shown:
+            shown = "***"
+        yield Row(name, option.key, shown, parameters.origin(context, option) or "default")
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as it would be given on the command line: options parse text."""
+    """Return a value as JSON has it; None for an option that is not set."""
+    if isinstance(value, tuple | list):
+        return [str(each) for each in value]
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _print(obj: shared.Context, found: list[Row]) -> None:
+    path = obj.config.path if obj.config is not None else ""
+    if obj.as_json:
+        commands: dict[str, dict[str, Any]] = {}
+        for row in found:
+            commands.setdefault(row.command, {})[row.option] = {"value": row.value, "from": row.origin}
+        output.say(json.dumps({"file": path or None, "options": commands}))
+        return
+    output.say(f"configuration file: {path or 'none'}")
+    widths = [
+        max((len(text(row)) for row in found), default=0)
+        for text in (lambda row: row.option, lambda row: _shown(row.value))
+    ]
+    last = ""
+    for row in found:
+        if row.command != last:
+            output.say(f"\n{row.command}")
+            last = row.command
+        shown = _shown(row.value)
+        output.say(f"  {row.option:<{widths[0]}}  {shown:<{min(widths[1], 40)}}  {row.origin}".rstrip())
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it would be written in the file or in a variable."""
     if isinstance(value, bool):
-        return value
-    if isinstance(value, list):
-        return tuple(str(each) for each in value)
-    return str(value)
-
-
-def places(env: Mapping[str, str]) -> Iterable[Path]:
-    """Yield where the file may be, the first first (XDG Base Directory Specification)."""
-    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
-    for folder in (home, *(env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")):
-        if folder.startswith("/"):
-            yield Path(folder, NAME)
-
-
-def read(path: str, env: Mapping[str, str]) -> Config:
-    """Return the configuration in ``path``; if that is empty, in the first file that exists.
-
-    Raises ``errors.RequestError``.
-    """
-    for place in (Path(path),) if path else places(env):
-        try:
-            data = place.read_bytes()
-        except OSError as err:
-            if path or not isinstance(err, FileNotFoundError | NotADirectoryError):
-                raise errors.RequestError(f"{place}: {errors.words(err)}") from err
-            continue
-        # Imported when used: most machines have no such file (start-up time).
-        import tomllib
-
-        try:
-            return Config(str(place), tomllib.loads(data.decode()))
-        except ValueError as err:
-            raise errors.RequestError(f"{place}: {err}") from err
-    return Config()
+        return str(value).lower()
+    return "" if value in (None, "", []) else str(value)

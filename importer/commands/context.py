@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from cdi_worker import contract, errors
-from cdi_worker.commands import config
+from cdi_worker.commands import config_file
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 
@@ -29,7 +29,7 @@ class Context:
     quiet: bool = False
     as_json: bool = False
     to_stdout: bool = False
-    config: config.Config | None = None
+    config: config_file.Config | None = None
     unreadable: errors.RequestError | None = None
     faults: list[str] = dataclasses.field(default_factory=list)
     demand: signature.Demand = signature.NOTHING

@@ -10,26 +10,26 @@ from typing import Any
 import click
 from click import core
 
-from cdi_worker.commands import late
+from cdi_worker.commands import parameters
 from cdi_worker.formats import signature
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 SIGNATURE = "Signature"
-ANNOTATION = late.TypedLines("annotation", signature.parse_annotation)
+ANNOTATION = parameters.TypedLines("annotation", signature.parse_annotation)
 
 
 def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
     """Return the options in the section ``group`` of the help. ``policy``: its default path."""
     return (
-        late.option(
+        parameters.option(
             group,
             "--checksum-file",
             default="",
             metavar="URL",
             help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
         ),
-        late.option(
+        parameters.option(
             group,
             "--signed-by",
             default="",
@@ -39,7 +39,7 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
                 "in a registry; OpenPGP, minisign or SSH for --checksum-file."
             ),
         ),
-        late.option(
+        parameters.option(
             group,
             "--certificate-identity",
             "identity",
@@ -47,7 +47,7 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             metavar="TEXT",
             help="Signer in the certificate of a signature without a key: mail address or URL.",
         ),
-        late.option(
+        parameters.option(
             group,
             "--certificate-oidc-issuer",
             "issuer",
@@ -55,14 +55,14 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             metavar="URL",
             help="Who has identified the signer of --certificate-identity.",
         ),
-        late.option(
+        parameters.option(
             group,
             "--trusted-root",
             default="",
             metavar="FILE",
             help="Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
         ),
-        late.option(
+        parameters.option(
             group,
             "--signature-annotation",
             "annotations",
@@ -71,7 +71,7 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             metavar="KEY=VALUE",
             help="Annotation that must have been signed, too; may be repeated.",
         ),
-        late.option(
+        parameters.option(
             group,
             "--signature-policy",
             "policy",

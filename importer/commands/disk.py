@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import contract, errors, execute, request
-from cdi_worker.commands import late, options, output
+from cdi_worker.commands import command, options, output
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base
@@ -40,7 +40,7 @@ DEFAULT_OVERHEAD = Fraction("0.06")
 
 @click.command(
     "import",
-    cls=late.SourceCommand,
+    cls=command.SourceCommand,
     example=IMPORT_EXAMPLES,
     short_help="Write the disk at a URL or path to a file or device.",
 )
@@ -125,7 +125,7 @@ def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[st
 
 
 @click.command(
-    cls=late.SourceCommand,
+    cls=command.SourceCommand,
     example="cdi-worker inspect https://example.org/disk.qcow2",
     short_help="Show format, sizes and route of a disk.",
 )
@@ -141,7 +141,7 @@ def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
 
 
 @click.command(
-    cls=late.DigestCommand,
+    cls=command.DigestCommand,
     example="cdi-worker digest docker://quay.io/containerdisks/fedora:latest",
     short_help="Print a digest that changes with the disk.",
 )
@@ -168,7 +168,7 @@ def digest(obj: context.Context, /, source: str, **given: Any) -> int:
 
 
 @click.command(
-    cls=late.Command,
+    cls=command.Command,
     example="cdi-worker blank disk.img 10Gi",
     short_help="Create an empty disk.",
 )
@@ -198,7 +198,7 @@ def blank(obj: context.Context, /, target: str, size: int, *, preallocate: bool,
 
 
 @click.command(
-    cls=late.Command,
+    cls=command.Command,
     example=UPLOAD_EXAMPLES,
     short_help="Send an image to an upload server.",
 )

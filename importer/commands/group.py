@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cdi_worker import contract, errors, lazy
-from cdi_worker.commands import context, demands, late
+from cdi_worker.commands import command, context, demands, parameters
 from cdi_worker.roles import run
 
 POD = contract.Paths()
@@ -26,7 +26,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "digest": "cdi_worker.commands.disk:digest",
         "blank": "cdi_worker.commands.disk:blank",
         "upload": "cdi_worker.commands.disk:upload",
-        "config": "cdi_worker.commands.inforce:config",
+        "config": "cdi_worker.commands.config:config",
         "manifest": "cdi_worker.kubernetes.commands:manifest",
         "run": "cdi_worker.kubernetes.commands:run",
         "cdi-source-update-poller": "cdi_worker.kubernetes.cron:poll",
@@ -40,7 +40,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
 Context = context.Context
 
 
-class _Group(late.PodGroup):
+class _Group(command.PodGroup):
     """The sub-commands, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -81,7 +81,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     if obj is None or obj.config is None:
         return ()
     found = [*(obj.unreadable.faults if obj.unreadable else ()), *obj.faults]
-    if obj.config.path and isinstance(ctx.command, late.PodGroup):
+    if obj.config.path and isinstance(ctx.command, command.PodGroup):
         try:
             ctx.command.check_keys(obj.config)
         except errors.RequestError as err:
@@ -90,8 +90,8 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 
 
 @click.group(cls=_Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...", epilog=EPILOG)
-@late.option(
-    late.GENERAL,
+@parameters.option(
+    parameters.GENERAL,
     "--version",
     here=True,
     is_flag=True,
@@ -102,7 +102,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 )
 @click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
 @click.option("--stderrthreshold", hidden=True)
-@late.option(
+@parameters.option(
     ROLE,
     "--data-dir",
     default=POD.data,
@@ -110,7 +110,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="DIRECTORY",
     help="File-system volume of the pod.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--block-device",
     default=POD.block,
@@ -118,7 +118,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="DEVICE",
     help="Block volume of the pod.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--scratch-dir",
     default=POD.scratch,
@@ -126,7 +126,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="DIRECTORY",
     help="Scratch volume of the pod.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--termination-log",
     default=POD.termination_log,
@@ -134,7 +134,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="FILE",
     help="File for the termination message.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--extra-headers-dir",
     default=POD.extra_headers,
@@ -142,7 +142,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="DIRECTORY",
     help="Folder of secret HTTP headers.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--metrics-port",
     type=click.IntRange(0, 65535),
@@ -151,13 +151,13 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="PORT",
     help="Port of /metrics in a pod's role; 0: no metrics.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--strict-exit-status",
     is_flag=True,
     help="Give a pod's role the exit statuses of commands, for Jobs, which do not read the message.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--retries",
     type=click.IntRange(0),
@@ -166,7 +166,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="NUMBER",
     help="How often a pod's role repeats a failed import before it exits, for Jobs.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--connections",
     type=click.IntRange(1, 64),
@@ -175,7 +175,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="NUMBER",
     help="Parallel connections of the importer.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--stall-timeout",
     "stall",
@@ -185,30 +185,32 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="SECONDS",
     help="Fail after so long without data from the source.",
 )
-@late.option(ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE.")
-@late.option(
+@parameters.option(
+    ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE."
+)
+@parameters.option(
     ROLE,
     "--sha256",
     "read_back",
     is_flag=True,
     help="Read an imported disk back from storage and log its SHA-256.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--update",
     is_flag=True,
     help="Change a disk on the volume in place: compare all of it, and write only what differs.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--layer",
     "layers",
-    type=late.TypedLines("text", str),
+    type=parameters.TypedLines("text", str),
     multiple=True,
     metavar="URL",
     help="qcow2 file with what changed since IMPORTER_ENDPOINT, or since the layer before; repeated.",
 )
-@late.option(
+@parameters.option(
     ROLE,
     "--report",
     default="",
@@ -250,7 +252,7 @@ def cli(
         termination_log=more["termination_log"],
         extra_headers=more["extra_headers_dir"],
         metrics_port=metrics_port,
-        mounts=late.given(ctx),
+        mounts=parameters.given(ctx),
         tuning=tuning,
         demand=demand,
     )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from cdi_worker import contract, errors, request, sources, units
-from cdi_worker.commands import demands, late, output
+from cdi_worker.commands import demands, output, parameters
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base, fields
@@ -20,10 +20,10 @@ from cdi_worker.sources import base, fields
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-SIZE = late.Typed("size", units.parse_quantity)
-FRACTION = late.Typed("fraction", contract.parse_overhead)
-HEADER = late.TypedLines("header", contract.parse_header)
-LAYER = late.TypedLines("text", str)
+SIZE = parameters.Typed("size", units.parse_quantity)
+FRACTION = parameters.Typed("fraction", contract.parse_overhead)
+HEADER = parameters.TypedLines("header", contract.parse_header)
+LAYER = parameters.TypedLines("text", str)
 #: Whether it can be written is found out when it is opened (exit status 6).
 TARGET = click.Path(readable=False)
 FOLDER = click.Path(exists=True, file_okay=False)
@@ -35,7 +35,7 @@ DISK, WRITING, OUTPUT = "Disk", "Writing", "Output"
 
 def stall_option(what: str) -> Decorator:
     """Return the option for the seconds to wait without ``what``."""
-    return late.option(
+    return parameters.option(
         TRANSFER,
         "--stall-timeout",
         "stall",
@@ -47,20 +47,20 @@ def stall_option(what: str) -> Decorator:
     )
 
 
-direct_option = late.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
-force_option = late.option(
+direct_option = parameters.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
+force_option = parameters.option(
     WRITING,
     "--force",
     is_flag=True,
     help="Replace an existing file, or what a device holds, with the complete disk.",
 )
-update_option = late.option(
+update_option = parameters.option(
     WRITING,
     "--update",
     is_flag=True,
     help="Change an existing disk in place: compare all of it, and write only what differs.",
 )
-wait_option = late.option(
+wait_option = parameters.option(
     WRITING,
     "--wait",
     type=click.FloatRange(min=0),
@@ -68,10 +68,10 @@ wait_option = late.option(
     metavar="SECONDS",
     help="Wait so long for another run that writes to TARGET.",
 )
-scratch_option = late.option(
+scratch_option = parameters.option(
     WRITING, "--scratch", type=FOLDER, help="Folder for images that cannot be streamed."
 )
-connections_option = late.option(
+connections_option = parameters.option(
     TRANSFER,
     "--connections",
     type=click.IntRange(1, 64),
@@ -80,8 +80,10 @@ connections_option = late.option(
     metavar="NUMBER",
     help="Parallel connections.",
 )
-insecure_option = late.option(ACCESS, "--insecure", is_flag=True, help="Do not verify TLS certificates.")
-progress_option = late.option(
+insecure_option = parameters.option(
+    ACCESS, "--insecure", is_flag=True, help="Do not verify TLS certificates."
+)
+progress_option = parameters.option(
     OUTPUT,
     "--progress",
     "style",
@@ -98,24 +100,24 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 
 
 _LOGIN: tuple[Decorator, ...] = (
-    late.option(ACCESS, "--user", default="", help="User or access key."),
-    late.option(
+    parameters.option(ACCESS, "--user", default="", help="User or access key."),
+    parameters.option(
         ACCESS,
         "--password-file",
-        type=late.FILE,
+        type=parameters.FILE,
         help="File with the password or secret key [default: IMPORTER_SECRET_KEY].",
     ),
 )
 _TRUST: tuple[Decorator, ...] = (
-    late.option(
+    parameters.option(
         ACCESS,
         "--ca-file",
         "ca_files",
-        type=late.FILE,
+        type=parameters.FILE,
         multiple=True,
         help="PEM file with more CA certificates to trust; may be repeated.",
     ),
-    late.option(
+    parameters.option(
         ACCESS,
         "--ca-dir",
         metavar="DIRECTORY",
@@ -124,7 +126,7 @@ _TRUST: tuple[Decorator, ...] = (
     insecure_option,
 )
 _KIND: tuple[Decorator, ...] = (
-    late.option(
+    parameters.option(
         SOURCE,
         "--source",
         "kind",
@@ -133,13 +135,13 @@ _KIND: tuple[Decorator, ...] = (
     ),
 )
 _SECRETS: tuple[Decorator, ...] = (
-    late.option(
+    parameters.option(
         ACCESS,
         "--session-token-file",
-        type=late.FILE,
+        type=parameters.FILE,
         help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
     ),
-    late.option(
+    parameters.option(
         ACCESS,
         "--header",
         "headers",
@@ -147,13 +149,13 @@ _SECRETS: tuple[Decorator, ...] = (
         multiple=True,
         help="HTTP header 'Name: value'; may be repeated.",
     ),
-    late.option(
+    parameters.option(
         ACCESS, "--header-dir", metavar="DIRECTORY", help="Folder of secret HTTP headers, one per file."
     ),
 )
 _SOURCE: tuple[Decorator, ...] = (
     *_KIND,
-    late.option(
+    parameters.option(
         SOURCE,
         "--content-type",
         type=click.Choice(request.CONTENT_TYPES),
@@ -161,7 +163,7 @@ _SOURCE: tuple[Decorator, ...] = (
         show_default=True,
         help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",
     ),
-    late.option(
+    parameters.option(
         SOURCE,
         "--layer",
         "layers",
@@ -170,12 +172,12 @@ _SOURCE: tuple[Decorator, ...] = (
         metavar="URL",
         help="qcow2 file with what changed since SOURCE, or since the layer before; repeated, oldest first.",
     ),
-    late.option(
+    parameters.option(
         SOURCE,
         "--checksum",
         help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512).",
     ),
-    late.option(
+    parameters.option(
         SOURCE,
         "--disk",
         default="",
@@ -188,7 +190,7 @@ _SOURCE: tuple[Decorator, ...] = (
     stall_option("data"),
 )
 _OVERHEAD: tuple[Decorator, ...] = (
-    late.option(
+    parameters.option(
         DISK,
         "--overhead",
         type=FRACTION,
@@ -196,13 +198,15 @@ _OVERHEAD: tuple[Decorator, ...] = (
     ),
 )
 _WRITING: tuple[Decorator, ...] = (
-    late.option(WRITING, "--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."),
+    parameters.option(
+        WRITING, "--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."
+    ),
     direct_option,
     force_option,
     wait_option,
 )
 NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
-report_option = late.option(
+report_option = parameters.option(
     OUTPUT,
     "--report",
     default="",
@@ -210,7 +214,7 @@ report_option = late.option(
     help="Write what an auditor keeps: an in-toto statement; - is standard output.",
 )
 _IMPORT: tuple[Decorator, ...] = (
-    late.option(
+    parameters.option(
         SOURCE,
         "--all",
         "every",
@@ -218,7 +222,7 @@ _IMPORT: tuple[Decorator, ...] = (
         here=True,
         help="Import all disks of an OVA to files in the folder TARGET, in one pass.",
     ),
-    late.option(
+    parameters.option(
         DISK,
         "--size",
         type=SIZE,
@@ -228,14 +232,14 @@ _IMPORT: tuple[Decorator, ...] = (
     scratch_option,
     *_WRITING,
     update_option,
-    late.option(
+    parameters.option(
         OUTPUT,
         "--dry-run",
         is_flag=True,
         here=True,
         help="Contact the source and print the plan; write nothing.",
     ),
-    late.option(
+    parameters.option(
         OUTPUT,
         "--sha256",
         "digest",
@@ -247,7 +251,7 @@ _IMPORT: tuple[Decorator, ...] = (
 )
 _DIGEST: tuple[Decorator, ...] = (
     *_KIND,
-    late.option(
+    parameters.option(
         SOURCE,
         "--checksum-file",
         metavar="URL",
@@ -258,16 +262,24 @@ _DIGEST: tuple[Decorator, ...] = (
     *_TRUST,
 )
 _UPLOAD: tuple[Decorator, ...] = (
-    late.option(SOURCE, "--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."),
-    late.option(ACCESS, "--token-file", type=late.FILE, help="File with a token for CDI's upload proxy."),
-    late.option(ACCESS, "--cert", "certificate", type=late.FILE, help="Client certificate (PEM)."),
-    late.option(
+    parameters.option(
+        SOURCE, "--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."
+    ),
+    parameters.option(
+        ACCESS, "--token-file", type=parameters.FILE, help="File with a token for CDI's upload proxy."
+    ),
+    parameters.option(
+        ACCESS, "--cert", "certificate", type=parameters.FILE, help="Client certificate (PEM)."
+    ),
+    parameters.option(
         ACCESS,
         "--key",
-        type=late.FILE,
+        type=parameters.FILE,
         help="Key of the client certificate (PEM), if it is not in the file of --cert.",
     ),
-    late.option(ACCESS, "--ca-file", type=late.FILE, help="PEM file with the CA certificates to trust."),
+    parameters.option(
+        ACCESS, "--ca-file", type=parameters.FILE, help="PEM file with the CA certificates to trust."
+    ),
     insecure_option,
     stall_option("progress"),
     progress_option,
@@ -369,7 +381,7 @@ def make_location(
 ) -> base.Location:
     """Return the location of the source from the options of the current command and the environment."""
     reading = contract.Reading(env)
-    values = late.given(click.get_current_context())
+    values = parameters.given(click.get_current_context())
     # As the tools of this kind of source do, such as AWS_CA_BUNDLE.
     own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
     tuning = contract.DEFAULT

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import contract, errors, execute
-from cdi_worker.commands import demands, late, options, output
+from cdi_worker.commands import command, demands, options, output, parameters
 from cdi_worker.images.tools import process
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _parse_queue(text: str) -> str:
     return text
 
 
-_overhead = late.option(
+_overhead = parameters.option(
     options.DISK,
     "--overhead",
     type=options.FRACTION,
@@ -52,26 +52,26 @@ _overhead = late.option(
     show_default=True,
     help="Fraction of a file system to leave free.",
 )
-_secrets = late.option(
+_secrets = parameters.option(
     options.SOURCE,
     "--secrets",
     type=options.FOLDER,
     help="Folder of Secrets and ConfigMaps: a sub-folder for each, a file for each key.",
 )
-_after = late.option(
+_after = parameters.option(
     options.SOURCE, "--after", default="", help="Checkpoint that an earlier run has copied to the volume."
 )
 
 
 @click.command(
-    cls=late.Command,
+    cls=command.Command,
     example="cdi-worker manifest dv.yaml | kubectl apply -f -",
     short_help="Print DataVolumes as Kubernetes objects.",
 )
 @click.argument("manifest")
-@late.option(JOB, "--image", help="Container image of the worker [default: that of this release].")
+@parameters.option(JOB, "--image", help="Container image of the worker [default: that of this release].")
 @_overhead
-@late.option(
+@parameters.option(
     JOB,
     "--scratch/--no-scratch",
     "scratch",
@@ -79,18 +79,18 @@ _after = late.option(
     default=None,
     help="Whether the pod gets scratch space [default: if it may be needed].",
 )
-@late.option(JOB, "--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
-@late.option(
+@parameters.option(JOB, "--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
+@parameters.option(
     JOB, "--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch."
 )
-@late.option(
+@parameters.option(
     JOB,
     "--queue",
-    type=late.Typed("name", _parse_queue),
+    type=parameters.Typed("name", _parse_queue),
     help="Kueue's LocalQueue, which starts the Jobs [default: the DataVolume's label "
     "kueue.x-k8s.io/queue-name].",
 )
-@late.option(
+@parameters.option(
     JOB,
     "--ttl",
     type=click.IntRange(0),
@@ -98,7 +98,7 @@ _after = late.option(
     help="Delete a finished Job so long after its end, with its pods and their scratch [default: never].",
 )
 @_after
-@late.option(
+@parameters.option(
     JOB, "--contact", is_flag=True, help="Contact the source to find out whether it needs scratch space."
 )
 @_secrets
@@ -168,19 +168,19 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 
 
 @click.command(
-    cls=late.MountCommand,
+    cls=command.MountCommand,
     example="cdi-worker run dv.yaml --target disk.img",
     short_help="Import a DataVolume on this machine.",
 )
 @click.argument("manifest")
-@late.option(
+@parameters.option(
     options.WRITING,
     "--target",
     default="",
     type=options.TARGET,
     help="File, directory or block device to write.",
 )
-@late.option(options.SOURCE, "--from", "origin", default="", help="File to upload, or volume to clone.")
+@parameters.option(options.SOURCE, "--from", "origin", default="", help="File to upload, or volume to clone.")
 @_secrets
 @_after
 @_overhead
@@ -192,7 +192,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @options.connections_option
 @options.stall_option("a byte")
 @demands.added(demands.SIGNATURE)
-@late.option(
+@parameters.option(
     options.OUTPUT,
     "--dry-run",
     is_flag=True,
@@ -214,7 +214,7 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
     if not dry and not given["target"]:
         raise errors.RequestError("no target given: name a file, directory or device with --target")
     given["existing"] = options.existing({name: given.pop(name) for name in ("force", "update")})
-    given["mounts"] = late.given(click.get_current_context())
+    given["mounts"] = parameters.given(click.get_current_context())
     given["demand"] = demands.take(given)
     report = given.pop("report")
     if report == "-":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.commands import group, late
+from cdi_worker.commands import command, group
 from tests.support import disks as disks_module
 from tests.support import misbehave, worker
 
@@ -25,11 +25,11 @@ def in_force(*arguments: str, env: dict[str, str] | None = None) -> dict[str, tu
 
 def test_every_option_has_a_variable_with_its_name() -> None:
     for name in group.COMMANDS:
-        command = group.COMMANDS[name]
-        if not isinstance(command, late.Command):
+        made = group.COMMANDS[name]
+        if not isinstance(made, command.Command):
             continue
-        command.complete()
-        for option in command.options:
+        made.complete()
+        for option in made.options:
             assert option.variable == f"CDI_WORKER_{option.key.upper().replace('-', '_')}"
     assert {"connections", "stall-timeout"} <= {*in_force()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cdi_worker.commands import group, late
+from cdi_worker.commands import command, group
 from tests.support import repository, worker
 
 SHARE = repository.ROOT / "share"
@@ -98,14 +98,14 @@ def pages() -> dict[str, click.Command]:
 
 def test_every_command_has_a_page_with_its_options() -> None:
     assert {path.stem for path in (SHARE / "man/man1").iterdir()} == set(pages())
-    for name, command in pages().items():
+    for name, made in pages().items():
         text = (SHARE / f"man/man1/{name}.1").read_text()
-        assert isinstance(command, late.Command)
-        command.complete()
+        assert isinstance(made, command.Command)
+        made.complete()
         listed = re.findall(r"^\\fB\\-\\-((?:[a-z0-9]|\\-)+)\\fP", text, re.MULTILINE)
-        known = {each.lstrip("-") for option in command.options for each in option.opts}
+        known = {each.lstrip("-") for option in made.options for each in option.opts}
         assert {each.replace("\\", "") for each in listed} <= known, f"{name}: run make share"
-        for option in command.options:
+        for option in made.options:
             shown = max(option.opts, key=len).replace("-", r"\-")
             assert option.hidden or shown in text, f"{name}: {shown}; run make share"
             assert option.hidden or (option.help or "") in text, f"{name}: {option.help}; run make share"

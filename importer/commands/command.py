@@ -1,7 +1,4 @@
-"""Commands whose options also come from the environment and a file, and from the sources.
-
-An option is taken from the command line, else from ``CDI_WORKER_`` and its name, else from the configuration
-file (``commands.config``), else it has its default.
+"""Commands: their options are also read from the environment and a file, and declared by sources.
 
 Options that sources declare (``sources.fields``) are created when one of them is given or help is printed:
 start-up time is part of every import, and most command lines have none of them.
@@ -10,13 +7,13 @@ start-up time is part of every import, and most command lines have none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from cdi_worker import contract, errors
-from cdi_worker.commands import config
+from cdi_worker.commands import config_file, parameters
 from cdi_worker.commands import context as shared
 
 if TYPE_CHECKING:
@@ -24,111 +21,8 @@ if TYPE_CHECKING:
 
     from cdi_worker.sources import fields, kind
 
-    _ParamType = click.ParamType[Any]
-else:
-    # Not generic in older versions of click.
-    _ParamType = click.ParamType
-
-FILE = click.Path(exists=True, dir_okay=False)
-#: The prefix of the variables that set options.
-PREFIX = "CDI_WORKER"
 #: Set by Kubernetes in every pod beside a Service with the name ``cdi-worker``.
-_OF_SERVICE = re.compile(rf"{PREFIX}_(SERVICE|PORT)(_|$)")
-GENERAL = "General options"
-
-
-class Typed(_ParamType):
-    """A type that parses with ``parse``; help shows it as ``name``."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except (errors.RequestError, ValueError) as err:
-            raise click.BadParameter(str(err), ctx, param) from err
-
-
-class TypedLines(Typed):
-    """A type whose values contain blanks: in a variable, each is a line."""
-
-    envvar_list_splitter = "\n"
-
-
-def given(context: click.Context) -> Mapping[str, Any]:
-    """Return the values of the options of sources that were given, by option."""
-    found: Mapping[str, Any] = context.meta.get(_key(context), {})
-    return found
-
-
-class Option(click.Option):
-    """An option. ``group``: its section in the help. ``here``: only on the command line."""
-
-    def __init__(
-        self, declarations: list[str], group: str = GENERAL, *, here: bool = False, **settings: Any
-    ) -> None:
-        super().__init__(declarations, allow_from_autoenv=not here, **settings)
-        self.group = group
-        self.here = here
-        if not here and self.variable != f"{PREFIX}_{(self.name or '').upper()}":
-            self.envvar = self.variable
-
-    @property
-    def key(self) -> str:
-        """The option without its dashes: its key in the configuration file."""
-        return max(self.opts, key=lambda option: option.startswith("--")).lstrip("-")
-
-    @property
-    def variable(self) -> str:
-        """The variable that sets it."""
-        return f"{PREFIX}_{self.key.replace('-', '_').upper()}"
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert the value; a fault names the variable or the file that it comes from."""
-        try:
-            return super().process_value(ctx, value)
-        except click.BadParameter as err:
-            place = origin(ctx, self)
-            if not place:
-                raise
-            fault = click.BadParameter(f"{err.message.rstrip('.')} (from {place})", ctx, self)
-            obj = ctx.find_object(shared.Context)
-            if obj is None or not isinstance(ctx.command, PodGroup):
-                raise fault from err
-            # A command may follow, which does not read this option.
-            obj.faults.append(fault.format_message())
-            return super().process_value(ctx, self.default)
-
-
-def origin(ctx: click.Context, option: Option) -> str:
-    """Return the variable or the file that sets ``option``; empty for the command line and the default."""
-    found = ctx.get_parameter_source(option.name or "")
-    if found is click.core.ParameterSource.ENVIRONMENT:
-        return option.variable
-    obj = ctx.find_object(shared.Context)
-    if found is click.core.ParameterSource.DEFAULT_MAP and obj is not None and obj.config is not None:
-        return obj.config.path
-    return ""
-
-
-def option(
-    group: str, *declarations: str, **settings: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator like ``click.option`` for an option in the section ``group`` of the help."""
-    return click.option(*declarations, cls=Option, group=group, **settings)
-
-
-class LateOption(Option):
-    """An option that sources declare. ``kinds``: these sources, with an example of their use."""
-
-    def __init__(self, option: str, **settings: Any) -> None:
-        super().__init__([option], expose_value=False, callback=_keep, **settings)
-        self.option = option
-        self.kinds: dict[str, str] = {}
+_OF_SERVICE = re.compile(rf"{parameters.PREFIX}_(SERVICE|PORT)(_|$)")
 
 
 class _Unknown(Exception):
@@ -144,10 +38,10 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
         return
     if path or obj.config is None:
         try:
-            obj.config, obj.unreadable = config.read(path or "", obj.env), None
+            obj.config, obj.unreadable = config_file.read(path or "", obj.env), None
         except errors.RequestError as err:
             # A shell that asks for completions must get nothing else. A pod's role reports it.
-            obj.config, obj.unreadable = config.Config(), err
+            obj.config, obj.unreadable = config_file.Config(), err
     if obj.unreadable and not (context.resilient_parsing or isinstance(context.command, PodGroup)):
         raise obj.unreadable
     command = context.command
@@ -183,9 +77,9 @@ def _set_json(context: click.Context, _option: click.Parameter, wanted: bool) ->
         obj.as_json = True
 
 
-def _common() -> list[Option]:
+def _common() -> list[parameters.Option]:
     return [
-        Option(
+        parameters.Option(
             ["--verbosity", "--v", "-v"],
             type=int,
             metavar="[LEVEL]",
@@ -193,14 +87,14 @@ def _common() -> list[Option]:
             callback=_set_verbosity,
             help="Log level: 1 info, 4 debug; -v alone is 1.",
         ),
-        Option(
+        parameters.Option(
             ["--quiet", "-q"],
             is_flag=True,
             expose_value=False,
             callback=_set_quiet,
             help="Print errors only: no progress, no summary, no warnings.",
         ),
-        Option(
+        parameters.Option(
             ["--config"],
             metavar="FILE",
             is_eager=True,
@@ -211,8 +105,8 @@ def _common() -> list[Option]:
     ]
 
 
-def _json() -> Option:
-    return Option(
+def _json() -> parameters.Option:
+    return parameters.Option(
         ["--json", "as_json"],
         is_flag=True,
         is_eager=True,
@@ -229,13 +123,17 @@ class Command(click.Command):
     searches: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *arguments: Any, example: str = "", **settings: Any) -> None:
-        own = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"], "max_content_width": 100}
+        own = {
+            "auto_envvar_prefix": parameters.PREFIX,
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 100,
+        }
         settings["context_settings"] = {**own, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
         self.example = example
         self.params += [*_common(), *([] if isinstance(self, click.Group) else [_json()])]
 
-    def configured(self, found: config.Config) -> tuple[dict[str, Any], set[str]]:
+    def configured(self, found: config_file.Config) -> tuple[dict[str, Any], set[str]]:
         """Return the values of a configuration file by parameter, and the keys without one."""
         values = found.values(self.name or "")
         made = {}
@@ -245,9 +143,9 @@ class Command(click.Command):
         return made, {*values}
 
     @property
-    def options(self) -> list[Option]:
+    def options(self) -> list[parameters.Option]:
         """The options, with those of sources that were added so far."""
-        return [param for param in self.params if isinstance(param, Option)]
+        return [param for param in self.params if isinstance(param, parameters.Option)]
 
     @property
     def is_complete(self) -> bool:
@@ -271,7 +169,7 @@ class Command(click.Command):
         if self.is_complete:
             return False
         known = {each.variable for each in self.options}
-        names = (name for name in contract.environment() if name.startswith(f"{PREFIX}_"))
+        names = (name for name in contract.environment() if name.startswith(f"{parameters.PREFIX}_"))
         return any(name not in known and not _OF_SERVICE.match(name) for name in names)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
@@ -310,8 +208,8 @@ class Command(click.Command):
         for param in order:
             if not isinstance(param, click.Option) or not (record := param.get_help_record(ctx)):
                 continue
-            title, example = getattr(param, "group", GENERAL), ""
-            if isinstance(param, LateOption) and param.kinds:
+            title, example = getattr(param, "group", parameters.GENERAL), ""
+            if isinstance(param, parameters.SourceOption) and param.kinds:
                 title = f"Options of {', '.join(param.kinds)}"
                 example = next(iter(param.kinds.values())) if len(param.kinds) == 1 else ""
             found.setdefault(title, (example, []))[1].append(record)
@@ -320,9 +218,9 @@ class Command(click.Command):
 
 def _place(param: click.Parameter) -> int:
     """Return the place of an option in the help: general options after the command's own, sources last."""
-    if isinstance(param, LateOption):
+    if isinstance(param, parameters.SourceOption):
         return 2
-    return 1 if getattr(param, "group", GENERAL) == GENERAL else 0
+    return 1 if getattr(param, "group", parameters.GENERAL) == parameters.GENERAL else 0
 
 
 class SourceCommand(Command):
@@ -344,18 +242,26 @@ class SourceCommand(Command):
         """Return whether this command has the options of a source."""
         return True
 
-    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
         """Return the option of a field, None if this command has none for it."""
         if not field.option:
             return None
         if field.flag:
-            return LateOption(field.option, is_flag=True, help=field.help)
+            return parameters.SourceOption(field.option, is_flag=True, help=field.help)
         if field.lines:
-            lines = TypedLines("text", field.parse)
-            return LateOption(field.option, type=lines, multiple=True, help=field.help)
-        form = FILE if field.file else field.parse if field.parse is str else Typed("text", field.parse)
+            lines = parameters.TypedLines("text", field.parse)
+            return parameters.SourceOption(field.option, type=lines, multiple=True, help=field.help)
+        form = (
+            parameters.FILE
+            if field.file
+            else field.parse
+            if field.parse is str
+            else parameters.Typed("text", field.parse)
+        )
         shown = default if isinstance(default, str) and default else None
-        return LateOption(field.option, type=form, default=shown, show_default=True, help=field.help)
+        return parameters.SourceOption(
+            field.option, type=form, default=shown, show_default=True, help=field.help
+        )
 
     def extend(self) -> None:
         from cdi_worker import sources
@@ -366,7 +272,7 @@ class SourceCommand(Command):
         for each in filter(self.offers, found):
             for field, default in each.table.values():
                 option = known.get(field.option) or self.offer(field, default)
-                if isinstance(option, LateOption):
+                if isinstance(option, parameters.SourceOption):
                     if field.option not in known:
                         known[field.option] = option
                         self.params.append(option)
@@ -385,7 +291,7 @@ class DigestCommand(SourceCommand):
     def offers(self, kind: kind.Kind) -> bool:
         return bool(kind.digest)
 
-    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
         return None if field.option in self.excluded else super().offer(field, default)
 
 
@@ -398,10 +304,10 @@ class MountCommand(SourceCommand):
         """Return whether a DataVolume can name this kind of source."""
         return any(field.key for field, _ in kind.table.values())
 
-    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
         if not field.mount or field.key:
             return None
-        return LateOption(field.option, default=field.mount, show_default=True, help=field.help)
+        return parameters.SourceOption(field.option, default=field.mount, show_default=True, help=field.help)
 
 
 class PodGroup(SourceCommand, click.Group):
@@ -411,13 +317,15 @@ class PodGroup(SourceCommand, click.Group):
     searches = ("own",)
     has_examples = False
 
-    def offer(self, field: fields.Field, default: Any) -> LateOption | None:
+    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
         if not field.mount:
             return None
         form = "FILE" if field.file else None
-        return LateOption(field.option, default=field.mount, show_default=True, metavar=form, help=field.help)
+        return parameters.SourceOption(
+            field.option, default=field.mount, show_default=True, metavar=form, help=field.help
+        )
 
-    def check_keys(self, found: config.Config) -> None:
+    def check_keys(self, found: config_file.Config) -> None:
         """Raise ``errors.RequestError`` if the configuration file has keys that no command has."""
         known: dict[str, set[str]] = {"": {each.key for each in self.options if not each.here}}
         context = click.Context(self)
@@ -449,16 +357,3 @@ def _stranger(key: str, section: str, known: set[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{key!r} is not an option{f' of {section}' if section else ''}{hint}"
-
-
-def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    if isinstance(option, LateOption) and option.multiple:
-        value = "\n".join(value) or None
-    if isinstance(option, LateOption) and value is not None:
-        context.meta.setdefault(_key(context), {})[option.option] = value
-    return value
-
-
-def _key(context: click.Context) -> str:
-    # Contexts of sub-commands share ``meta`` with their parents.
-    return f"{__name__} {context.command_path}"

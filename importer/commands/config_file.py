@@ -1,0 +1,75 @@
+"""The configuration file: TOML, with the names of the options.
+
+A key is an option without its dashes (``stall-timeout = 60``). A table with the name of a command holds
+values for this command only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cdi_worker import errors
+
+NAME = "cdi-worker/config.toml"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """The content of a configuration file. ``path`` empty: there is none."""
+
+    path: str = ""
+    table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def values(self, command: str) -> dict[str, Any]:
+        """Return the values for ``command``, by key."""
+        common = {key: value for key, value in self.table.items() if not isinstance(value, dict)}
+        own = self.table.get(command, {})
+        return {key.replace("_", "-"): _plain(value) for key, value in {**common, **own}.items()}
+
+    @property
+    def sections(self) -> Mapping[str, Mapping[str, Any]]:
+        """The keys of each command; those for all commands under the empty name."""
+        found = {name: value for name, value in self.table.items() if isinstance(value, dict)}
+        return {"": {name: value for name, value in self.table.items() if name not in found}, **found}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as it would be given on the command line: options parse text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, list):
+        return tuple(str(each) for each in value)
+    return str(value)
+
+
+def places(env: Mapping[str, str]) -> Iterable[Path]:
+    """Yield where the file may be, the first first (XDG Base Directory Specification)."""
+    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    for folder in (home, *(env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")):
+        if folder.startswith("/"):
+            yield Path(folder, NAME)
+
+
+def read(path: str, env: Mapping[str, str]) -> Config:
+    """Return the configuration in ``path``; if that is empty, in the first file that exists.
+
+    Raises ``errors.RequestError``.
+    """
+    for place in (Path(path),) if path else places(env):
+        try:
+            data = place.read_bytes()
+        except OSError as err:
+            if path or not isinstance(err, FileNotFoundError | NotADirectoryError):
+                raise errors.RequestError(f"{place}: {errors.words(err)}") from err
+            continue
+        # Imported when used: most machines have no such file (start-up time).
+        import tomllib
+
+        try:
+            return Config(str(place), tomllib.loads(data.decode()))
+        except ValueError as err:
+            raise errors.RequestError(f"{place}: {err}") from err
+    return Config()

@@ -1,0 +1,133 @@
+"""Types of values, and options whose values also come from the environment and the configuration file.
+
+An option is taken from the command line, else from ``CDI_WORKER_`` and its name, else from the configuration
+file (``commands.config_file``), else it has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdi_worker import errors
+from cdi_worker.commands import context as shared
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    # Not generic in older versions of click.
+    _ParamType = click.ParamType
+
+FILE = click.Path(exists=True, dir_okay=False)
+#: The prefix of the variables that set options.
+PREFIX = "CDI_WORKER"
+GENERAL = "General options"
+
+
+class Typed(_ParamType):
+    """A type that parses with ``parse``; help shows it as ``name``."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except (errors.RequestError, ValueError) as err:
+            raise click.BadParameter(str(err), ctx, param) from err
+
+
+class TypedLines(Typed):
+    """A type whose values contain blanks: in a variable, each is a line."""
+
+    envvar_list_splitter = "\n"
+
+
+class Option(click.Option):
+    """An option. ``group``: its section in the help. ``here``: only on the command line."""
+
+    def __init__(
+        self, declarations: list[str], group: str = GENERAL, *, here: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(declarations, allow_from_autoenv=not here, **settings)
+        self.group = group
+        self.here = here
+        if not here and self.variable != f"{PREFIX}_{(self.name or '').upper()}":
+            self.envvar = self.variable
+
+    @property
+    def key(self) -> str:
+        """The option without its dashes: its key in the configuration file."""
+        return max(self.opts, key=lambda option: option.startswith("--")).lstrip("-")
+
+    @property
+    def variable(self) -> str:
+        """The variable that sets it."""
+        return f"{PREFIX}_{self.key.replace('-', '_').upper()}"
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert the value; a fault names the variable or the file that it comes from."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as err:
+            place = origin(ctx, self)
+            if not place:
+                raise
+            fault = click.BadParameter(f"{err.message.rstrip('.')} (from {place})", ctx, self)
+            obj = ctx.find_object(shared.Context)
+            if obj is None or not isinstance(ctx.command, click.Group):
+                raise fault from err
+            # A command may follow, which does not read this option.
+            obj.faults.append(fault.format_message())
+            return super().process_value(ctx, self.default)
+
+
+def origin(ctx: click.Context, option: Option) -> str:
+    """Return the variable or the file that sets ``option``; empty for the command line and the default."""
+    found = ctx.get_parameter_source(option.name or "")
+    if found is click.core.ParameterSource.ENVIRONMENT:
+        return option.variable
+    obj = ctx.find_object(shared.Context)
+    if found is click.core.ParameterSource.DEFAULT_MAP and obj is not None and obj.config is not None:
+        return obj.config.path
+    return ""
+
+
+def option(
+    group: str, *declarations: str, **settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator like ``click.option`` for an option in the section ``group`` of the help."""
+    return click.option(*declarations, cls=Option, group=group, **settings)
+
+
+class SourceOption(Option):
+    """An option that sources declare. ``kinds``: these sources, with an example of their use."""
+
+    def __init__(self, option: str, **settings: Any) -> None:
+        super().__init__([option], expose_value=False, callback=_keep, **settings)
+        self.option = option
+        self.kinds: dict[str, str] = {}
+
+
+def given(context: click.Context) -> Mapping[str, Any]:
+    """Return the values of the options of sources that were given, by option."""
+    found: Mapping[str, Any] = context.meta.get(_key(context), {})
+    return found
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    if isinstance(option, SourceOption) and option.multiple:
+        value = "\n".join(value) or None
+    if isinstance(option, SourceOption) and value is not None:
+        context.meta.setdefault(_key(context), {})[option.option] = value
+    return value
+
+
+def _key(context: click.Context) -> str:
+    # Contexts of sub-commands share ``meta`` with their parents.
+    return f"{__name__} {context.command_path}"
