@@ -10,13 +10,11 @@ import threading
 import time
 from typing import Self
 
-import requests
-
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
 from cdi_worker.images.engine import seams
 from cdi_worker.sources import base
-from cdi_worker.sources.web import connections, pinned, session
+from cdi_worker.sources.web import client, connections, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +173,7 @@ class HttpSource(base.Source):
 
     # -- the first answer ---------------------------------------------------------------------
 
-    def _open_ranges(self, response: requests.Response) -> None:
+    def _open_ranges(self, response: client.Response) -> None:
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found or int(found[1]) != 0 or found[3] == "*":
             self._resource.drop(response)
@@ -189,7 +187,7 @@ class HttpSource(base.Source):
             begun = time.monotonic()
             filled = answer.fill(memoryview(head))
             self.pace.received(filled, time.monotonic() - begun)
-        self.pace.answered(response.elapsed.total_seconds())
+        self.pace.answered(response.seconds)
         try:
             self._read_on(head, filled)
         except errors.NoRanges as err:
@@ -206,7 +204,7 @@ class HttpSource(base.Source):
         while filled < len(head):
             filled += rest.read_range(filled, memoryview(head)[filled:])
 
-    def _open_stream(self, response: requests.Response) -> None:
+    def _open_stream(self, response: client.Response) -> None:
         if response.status_code != 200:
             raise self._resource.failure(response)
         self._has_ranges = False
@@ -237,7 +235,7 @@ class HttpSource(base.Source):
 
     # -- requests -------------------------------------------------------------------------------
 
-    def _raise_status(self, response: requests.Response) -> None:
+    def _raise_status(self, response: client.Response) -> None:
         """Raise the error for a response that is not the requested range."""
         if response.status_code == 200:
             self._resource.drop(response)
@@ -254,7 +252,7 @@ class HttpSource(base.Source):
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
         raise failure
 
-    def _check_range(self, response: requests.Response, offset: int) -> int:
+    def _check_range(self, response: client.Response, offset: int) -> int:
         """Check the Content-Range of a 206 response; return its length in bytes."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found:
@@ -269,7 +267,7 @@ class HttpSource(base.Source):
             )
         return end - start + 1
 
-    def _check_version(self, response: requests.Response, size: int | None) -> None:
+    def _check_version(self, response: client.Response, size: int | None) -> None:
         now = _version(response, size)
         if self._version and response.status_code < 300 and self._version.encoding != now.encoding:
             self._resource.drop(response)
@@ -286,7 +284,7 @@ class HttpSource(base.Source):
 class _HttpStream:
     """The body of one response as a reader."""
 
-    def __init__(self, resource: pinned.Resource, response: requests.Response) -> None:
+    def __init__(self, resource: pinned.Resource, response: client.Response) -> None:
         self._resource = resource
         self._response = response
         #: Bytes already read from the body; returned first.
@@ -311,9 +309,7 @@ class _HttpStream:
 class _Range(_HttpStream):
     """The body of a range response, with ``left`` bytes from ``offset``."""
 
-    def __init__(
-        self, resource: pinned.Resource, response: requests.Response, offset: int, left: int
-    ) -> None:
+    def __init__(self, resource: pinned.Resource, response: client.Response, offset: int, left: int) -> None:
         super().__init__(resource, response)
         self._offset = offset
         self.left = left
@@ -370,12 +366,12 @@ def _word(text: str) -> str:
     return "".join(text.split())
 
 
-def _length(response: requests.Response) -> int | None:
+def _length(response: client.Response) -> int | None:
     value = response.headers.get("Content-Length", "")
     return int(value) if LENGTH.fullmatch(value) else None
 
 
-def _version(response: requests.Response, size: int | None) -> Version:
+def _version(response: client.Response, size: int | None) -> Version:
     headers = response.headers
     found = (headers.get(name) for name in VERSION_HEADERS)
     # Amazon's version id of objects in buckets without versions is "null".
