@@ -15,8 +15,9 @@ KEYS: Final = "PUBLIC KEY BLOCK"
 SIGNATURE: Final = "SIGNATURE"
 _BEGIN: Final = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _BEGIN_SIGNATURE: Final = b"-----BEGIN PGP SIGNATURE-----"
+# At most 32 headers: without a limit, each of many beginnings within headers is tried to the end of the file.
 _ARMOR: Final = re.compile(
-    rb"-----BEGIN PGP ([A-Z ]+)-----\r?\n(?:[A-Za-z]+: [^\n]*\n)*[ \t\r]*\n([A-Za-z0-9+/=\s]*?)"
+    rb"-----BEGIN PGP ([A-Z ]+)-----\r?\n(?:[A-Za-z]+: [^\n]*\n){0,32}[ \t\r]*\n([A-Za-z0-9+/=\s]*?)"
     rb"(?:\n=[A-Za-z0-9+/]{4}\s*)?-----END PGP \1-----"
 )
 #: Packets of one signature file: one for each signer.
@@ -126,11 +127,18 @@ def signer(status: str, name: str) -> str:
 
     One valid signature of several is enough: in a change of keys, both sign for a while.
     """
+    said: list[dict[str, list[str]]] = []
+    for line in status.split("\n"):
+        # Only at the beginning of a line: names of keys are repeated as they are.
+        mark, keyword, *words = [*line.split(" "), ""]
+        if mark == "[GNUPG:]" and keyword == "NEWSIG":
+            said.append({})
+        elif mark == "[GNUPG:]" and said:
+            said[-1][keyword] = words[:-1]
     failed = []
-    for one in status.split("[GNUPG:] NEWSIG")[1:]:
-        lines = [line.split(" ") for line in one.split("\n") if line.startswith("[GNUPG:] ")]
+    for each in said:
         try:
-            return _signer({words[1]: words[2:] for words in lines}, name)
+            return _signer(each, name)
         except errors.Untrusted as err:
             failed.append(err)
     raise signature.worst(failed) or _malformed(name, "no OpenPGP signature in it")

@@ -24,7 +24,7 @@ BEGIN: Final = b"-----BEGIN SSH SIGNATURE-----"
 #: The namespace of files: a signature made for a login or for git is not one of a file.
 NAMESPACE: Final = "file"
 _MAGIC: Final = b"SSHSIG"
-_ARMOR: Final = re.compile(BEGIN + rb"\s+([A-Za-z0-9+/=\s]+?)-----END SSH SIGNATURE-----")
+_ARMOR: Final = re.compile(BEGIN + rb"([A-Za-z0-9+/=\s]+?)-----END SSH SIGNATURE-----")
 _LINE: Final = re.compile(
     r"(?:(.*?)\s+)?((?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[\w@.-]+)\s+([A-Za-z0-9+/=]+)(?:\s.*)?"
 )
