@@ -26,8 +26,6 @@ LONGEST_STATUS = 1 << 30
 #: A listing that makes so many requests without a mean extent worth one ends: the rest counts as data. A
 #: server may return 512 bytes for each request of a disk of exabytes.
 MOST_REQUESTS = 4096
-#: The most extents of one reply; QEMU returns at most 1/8 of them.
-MOST_EXTENTS = 1 << 20
 #: A listing counts as so many reads, because VDDK does not read meanwhile.
 LISTING = 4
 
@@ -223,6 +221,10 @@ class Client:
     def _check(self, used: connection.Connection, error: int, doing: str) -> None:
         if not error:
             return
+        if error == errno.EMSGSIZE:
+            self._drop(used)
+            reason = f"{self._server.name}: {doing}: the server sends more than was requested"
+            raise errors.SourceError(reason=reason)
         is_lost = error == errno.ENOTCONN
         reason = used.failure if is_lost else os.strerror(error).lower()
         if error == errno.EPROTO:
@@ -297,7 +299,7 @@ class Client:
                 error, found = used.status(begin, length + offset - begin)
             self._check(used, error, f"listing the extents at byte {offset}")
         entries = found.get(context, [])
-        if not entries or len(entries) > MOST_EXTENTS or not all(count for count, _ in entries):
+        if not entries or not all(count for count, _ in entries):
             what = f"returned {len(entries)} extents at byte {offset}, of which some may be empty"
             raise errors.SourceError(reason=f"{self._server.name}: the server {what}")
         first, flags = entries[0]

@@ -19,6 +19,12 @@ from cdi_worker.sources.nbd import handshake
 LONGEST = 32 << 20
 #: Bytes of the largest unit that a server may require; the protocol allows no more.
 LARGEST_UNIT = 64 << 10
+#: The most chunks of a reply: each sector one, and errors.
+MOST_CHUNKS = LONGEST // 512 + 100
+#: The most extents of one reply; QEMU returns at most 1/8 of them.
+MOST_EXTENTS = 1 << 20
+#: Seconds for which libnbd may keep on reading, before its socket is shut down. It reads what there is.
+_NOTICE = 5.0
 #: Size of reads that discard the rest of a connection, in bytes, and seconds for which they last.
 _REST, _PARTING = 256 << 10, 60.0
 
@@ -70,7 +76,7 @@ class Connection:
         pieces = []
         for start in range(0, len(into), self._longest):
             piece = into[start : start + self._longest]
-            pending = _Pending(len(piece))
+            pending = _Pending(len(piece), self._socket)
             self._send(
                 pending,
                 functools.partial(
@@ -88,11 +94,15 @@ class Connection:
         """Return 0 or an errno, and the extents of each context from ``offset``."""
         found: dict[str, Entries] = {}
 
+        pending = _Pending(0, self._socket)
+
         def take(context: str, _offset: int, entries: list[int], _error: object) -> int:
-            found[context] = list(zip(entries[::2], entries[1::2], strict=True))
+            if context in found or len(entries) > 2 * MOST_EXTENTS:
+                pending.refuse()
+            else:
+                found[context] = list(zip(entries[::2], entries[1::2], strict=True))
             return 0
 
-        pending = _Pending(0)
         request = self._handle.aio_block_status
         self._send(pending, functools.partial(request, length, offset, take, pending.complete))
         return self._await(pending), found
@@ -103,7 +113,10 @@ class Connection:
             if not self.dead:
                 self._leaving = True
                 os.eventfd_write(self._wake, 1)
-        self._left.wait()
+        if not self._left.wait(_NOTICE):
+            # libnbd does not return while bytes arrive.
+            _shut(self._socket)
+            self._left.wait()
 
     def _send(self, pending: _Pending, request: Callable[[], object]) -> None:
         nbd = handshake.library()
@@ -121,11 +134,14 @@ class Connection:
             os.eventfd_write(self._wake, 1)
 
     def _await(self, pending: _Pending) -> int:
-        pending.done.wait()
+        while not pending.done.wait(self._stall):
+            # libnbd does not return to ``_turn`` within a reply that never ends.
+            if time.monotonic() - self._heard > self._stall + _NOTICE:
+                _shut(self._socket)
         with self._lock:
             # Under the lock: ``_run`` iterates over the set at the end.
             self._pending.discard(pending)
-        return pending.error
+        return errno.EMSGSIZE if pending.is_refused else pending.error
 
     def _run(self) -> None:
         nbd = handshake.library()
@@ -183,15 +199,30 @@ class Connection:
 
 
 class _Pending:
-    """A request in progress. ``chunk`` and ``complete`` are libnbd's callbacks."""
+    """A request in progress. ``chunk`` and ``complete`` are libnbd's callbacks.
 
-    def __init__(self, length: int) -> None:
+    libnbd keeps them: a reference to the connection would keep that open.
+    """
+
+    def __init__(self, length: int, connected: socket.socket) -> None:
         self.done = threading.Event()
         self.error = 0
         self._missing = length
+        self._chunks = MOST_CHUNKS
+        self._socket = connected
+        #: The server has sent more than was requested.
+        self.is_refused = False
+
+    def refuse(self) -> None:
+        """End the connection within a callback: an endless reply keeps libnbd from returning."""
+        self.is_refused = True
+        _shut(self._socket)
 
     def chunk(self, data: memoryview, _offset: int, _status: int, _error: object) -> int:
         self._missing -= len(data)
+        self._chunks -= 1
+        if min(self._missing, self._chunks) < 0:
+            self.refuse()
         return 0
 
     def complete(self, error: Any) -> int:
@@ -204,3 +235,8 @@ class _Pending:
         if not self.done.is_set():
             self.error = error
             self.done.set()
+
+
+def _shut(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

@@ -16,12 +16,16 @@ SIZE = 1 << 20
 
 _OPTION = struct.Struct(">8sII")
 _REQUEST = struct.Struct(">IHHQQI")
-_GO, _STRUCTURED, _LIST_CONTEXTS, _SET_CONTEXTS = 7, 8, 9, 10
-_ACK, _INFO, _CONTEXT, _UNKNOWN = 1, 3, 4, (1 << 31) + 1
+_LIST, _GO, _STRUCTURED, _LIST_CONTEXTS, _SET_CONTEXTS = 3, 7, 8, 9, 10
+_ACK, _SERVER, _INFO, _CONTEXT = 1, 2, 3, 4
+_UNKNOWN, _UNKNOWN_EXPORT = (1 << 31) + 1, (1 << 31) + 6
 _READ, _STATUS = 0, 7
-_DATA, _EXTENTS, _DONE = 1, 5, 1
+_NONE, _DATA, _HOLE, _EXTENTS, _DONE = 0, 1, 2, 5, 1
 #: NBD_FLAG_HAS_FLAGS and NBD_FLAG_CAN_MULTI_CONN.
 FLAGS, MULTI = 1, 1 << 8
+#: An NBD reply type: an error at an offset.
+_ERROR = (1 << 15) + 2
+_CHUNKS = frozenset({"empty", "data", "holes", "void", "faults"})
 
 BITMAP = "monday"
 #: Extents for a request: pairs of length and flags.
@@ -40,7 +44,8 @@ class Disk:
     ``sizes``: of the first, second, … connection; the last one counts for all others. ``cut``: each
     connection ends within the reply after so many. ``silent``: no reply after so many. ``part``: a read gets
     one of so many parts. ``status``: the extents for an offset and a length. ``dirty``: those of the bitmap
-    ``BITMAP``, if the disk has one.
+    ``BITMAP``, if the disk has one. ``endless``: what never ends: chunks of a read, of a kind in
+    ``_CHUNKS``; ``status``, or the list of ``contexts`` or of ``exports``.
     """
 
     sizes: tuple[int, ...] = (SIZE,)
@@ -50,6 +55,7 @@ class Disk:
     part: int = 1
     status: Callable[[int, int], Extents] = one_extent
     dirty: Callable[[int, int], Extents] | None = None
+    endless: str = ""
     connections: int = 0
     requests: int = 0
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -87,6 +93,11 @@ class _Handler(socketserver.StreamRequestHandler):
         if disk.silent is not None and count >= disk.silent:
             disk.released.wait(60)
             return False
+        if disk.endless in _CHUNKS and kind == _READ:
+            self._flood(_endless(disk.endless, cookie, offset))
+        if disk.endless == "status" and kind == _STATUS:
+            data = _packed(1, [(length, 0)])
+            self._flood(struct.pack(">IHHQI", 0x668E33EF, 0, _EXTENTS, cookie, len(data)) + data)
         if kind == _READ:
             data = struct.pack(">Q", offset) + b"A" * (length // disk.part)
             chunk = _DATA
@@ -110,6 +121,13 @@ class _Handler(socketserver.StreamRequestHandler):
         while True:
             _, option, length = _OPTION.unpack(self.rfile.read(_OPTION.size))
             asked = self.rfile.read(length)
+            if option == _LIST_CONTEXTS and self.served.endless == "contexts":
+                self._flood(_answered(option, _CONTEXT, struct.pack(">I", 0) + b"qemu:dirty-bitmap:day"))
+            if option == _LIST and self.served.endless == "exports":
+                self._flood(_answered(option, _SERVER, struct.pack(">I", 3) + b"day"))
+            if option == _GO and self.served.endless == "exports":
+                self._answer(option, _UNKNOWN_EXPORT)
+                continue
             if option == _GO:
                 self._answer(option, _INFO, struct.pack(">HQH", 0, size, self.served.flags))
                 self._answer(option, _ACK)
@@ -122,7 +140,28 @@ class _Handler(socketserver.StreamRequestHandler):
             self._answer(option, _ACK if known else _UNKNOWN)
 
     def _answer(self, option: int, kind: int, data: bytes = b"") -> None:
-        self.wfile.write(struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data)
+        self.wfile.write(_answered(option, kind, data))
+
+    def _flood(self, part: bytes) -> None:
+        many = part * (1 + (1 << 20) // len(part))
+        while not self.served.released.is_set():
+            self.wfile.write(many)
+
+
+def _answered(option: int, kind: int, data: bytes) -> bytes:
+    return struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data
+
+
+def _endless(what: str, cookie: int, offset: int) -> bytes:
+    """Return a chunk of a read that is not the last."""
+    kind, data = {
+        "empty": (_NONE, b""),
+        "data": (_DATA, struct.pack(">Q", offset) + b"A" * 4096),
+        "holes": (_HOLE, struct.pack(">QI", offset, 4096)),
+        "void": (_HOLE, struct.pack(">QI", offset, 0)),
+        "faults": (_ERROR, struct.pack(">IHQ", 5, 0, offset)),
+    }[what]
+    return struct.pack(">IHHQI", 0x668E33EF, 0, kind, cookie, len(data)) + data
 
 
 def _packed(context: int, found: Extents) -> bytes:
