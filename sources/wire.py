@@ -105,6 +105,37 @@ def authorities(access: Access) -> Iterator[str]:
         os.close(memory)
 
 
+#: What servers answer to plain http at a TLS port: nginx, Go's net/http, Apache, Tomcat, Python's cheroot.
+_EXPECTS_TLS = re.compile(
+    "plain HTTP request was sent to HTTPS port|sent an HTTP request to an HTTPS server"
+    "|speaking plain HTTP to an SSL-enabled|host and port requires TLS|server only speaks HTTPS",
+    re.IGNORECASE,
+)
+#: OpenSSL's reasons for bytes that are not TLS; since OpenSSL 3.2 it is mostly the second one.
+_NOT_TLS = re.compile(r"\[SSL(: (WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST))?\]")
+
+
+def advice(url: str, answer: str) -> str:
+    """Return what to do if ``answer``, to plain http, says that the port expects TLS; else empty."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http" or not _EXPECTS_TLS.search(answer):
+        return ""
+    return f"; the port expects TLS: use https://{printable(parts.netloc.rpartition('@')[2])}"
+
+
+def not_tls(url: str, err: BaseException) -> str:
+    """Return the message for a TLS handshake that a server without TLS answered; else empty."""
+    if not any(isinstance(link, ssl.SSLError) and _NOT_TLS.search(str(link)) for link in _chain(err)):
+        return ""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https":
+        return "the port does not speak TLS"
+    host = printable(parts.netloc.rpartition("@")[2])
+    # The API of a registry, whose name has no http or https.
+    remedy = "allow plain http (INSECURE_TLS)" if parts.path.startswith("/v2/") else f"use http://{host}"
+    return f"the port does not speak TLS: {remedy}"
+
+
 @contextmanager
 def translated(url: str, *, first: bool) -> Iterator[None]:
     """Translate exceptions of the operating system and of TLS; see ``failure``."""
@@ -120,7 +151,7 @@ def failure(url: str, err: Exception, *, first: bool) -> errors.Error:
     ``first``: on the first request an unknown host, a refused connection or a failed TLS handshake is a
     configuration error (``errors.Unreachable``); later it is an outage (``errors.Transient``).
     """
-    cause, final = _cause(err)
+    cause, final = _cause(url, err)
     kind = errors.Unreachable if first and final else errors.Transient
     return kind(url=url, reason=cause)
 
@@ -139,7 +170,7 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
 )
 
 
-def _cause(err: BaseException) -> tuple[str, bool]:
+def _cause(url: str, err: BaseException) -> tuple[str, bool]:
     """Return the message, and whether the failure is fatal on the first request."""
     text = " ".join(str(link) for link in _chain(err))
     kinds = {type(link).__name__ for link in _chain(err)}
@@ -153,7 +184,9 @@ def _cause(err: BaseException) -> tuple[str, bool]:
                 ),
                 True,
             )
-        return "TLS handshake failed; is this an https server?", True
+        if "ProxyError" in kinds and not_tls(url, err):
+            return "the proxy does not speak TLS: write http:// in its URL", True
+        return not_tls(url, err) or "TLS handshake failed; is this an https server?", True
     for names, pattern, sentence, final in _CAUSES:
         if kinds & names or (pattern and re.search(pattern, text)):
             return sentence, final

@@ -107,6 +107,12 @@ class Client:
         # The server may repeat the token.
         for secret in headers.get("Authorization", "").split()[1:]:
             text = text.replace(secret, "***")
+        if response.status == 400 and self._tls is None:
+            # Imported when used (start-up time).
+            from cdi_worker.sources import wire
+
+            if advice := wire.advice(self.url, text):
+                raise errors.Unreachable(url=self.url, reason=f"400 Bad Request{advice}")
         return Answer(response.status, dict(response.headers), text)
 
     def _send(self, connection: http.client.HTTPConnection, body: Body) -> None:
@@ -156,6 +162,12 @@ class Client:
         except (OSError, http.client.HTTPException) as err:
             if self._cancel.is_set():
                 raise errors.Cancelled from err
+            if isinstance(err, ssl.SSLError):
+                # Imported when used (start-up time).
+                from cdi_worker.sources import wire
+
+                if reason := wire.not_tls(self.url, err):
+                    raise errors.Unreachable(url=self.url, reason=reason) from err
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
 
     def _connect(self) -> http.client.HTTPConnection:

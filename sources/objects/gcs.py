@@ -187,8 +187,10 @@ class _Object(pinned.Resource):
 
     def failure(self, response: client.Response) -> errors.Error:
         """Return the error for a failed response, with its cause."""
-        message, reasons = _error_details(session.error_text(response))
-        plain = super().failure(response)
+        text = session.error_text(response)
+        self.drop(response)
+        message, reasons = _error_details(text)
+        plain = session.status_error(self.name, response, text)
         if isinstance(plain, errors.Transient):
             return plain
         if reasons & TRANSIENT:

@@ -143,8 +143,10 @@ class _Object(pinned.Resource):
 
     def failure(self, response: client.Response) -> errors.Error:
         """Return the error for a failed response, with its cause."""
-        details = _error_details(session.error_text(response))
-        plain = super().failure(response)
+        text = session.error_text(response)
+        self.drop(response)
+        details = _error_details(text)
+        plain = session.status_error(self.name, response, text)
         code = details.get("Code", "")
         if code in TRANSIENT and not isinstance(plain, errors.Transient):
             return errors.Transient(url=self.name, reason=code)

@@ -129,8 +129,10 @@ class Resource:
 
     def failure(self, response: client.Response) -> errors.Error:
         """Release a failed response; return the error for it."""
-        self.drop(response)
-        return session.status_error(self.name, response)
+        try:
+            return session.status_error(self.name, response)
+        finally:
+            self.drop(response)
 
     def unpin(self) -> None:
         """Forget the target of the redirects: the next request follows them again."""

@@ -118,14 +118,16 @@ def _basic(header: str) -> set[str]:
     return {password for text in texts for password in (text, text.partition(":")[2])}
 
 
-def status_error(url: str, response: client.Response) -> errors.Error:
-    """Return the error for the status of a failed response."""
+def status_error(url: str, response: client.Response, text: str = "") -> errors.Error:
+    """Return the error for the status of a failed response. ``text``: its body, if it was read already."""
     status, reason = response.status_code, wire.printable(hide(response, response.reason or ""))
     message = f"server answers {status} {reason}".rstrip()
     if status in wire.TRANSIENT_STATUS:
         return errors.Transient(
             url=url, reason=message, retry_after=retry_after(response.headers.get("Retry-After"))
         )
+    if status == 400 and response.request.url.startswith("http:"):
+        message += wire.advice(response.request.url, text or error_text(response))
     advice = {
         401: "; check user and password",
         403: "; check the credentials and the permissions of the object",

@@ -1,0 +1,119 @@
+"""http:// to a TLS port, and https:// to a port without TLS: the error names the scheme to use."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors, sources
+from cdi_worker.images.engine import cancelling
+from cdi_worker.send import client
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.objects import locations, s3
+from tests.support import http_disk, misbehave, proxy, registries, servers, tls
+
+GO = b"Client sent an HTTP request to an HTTPS server.\n"
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[servers.Web]:
+    """An nginx with TLS."""
+    (tmp_path / "root").mkdir()
+    pair = tls.Authority(tmp_path).issue()
+    with servers.nginx(tmp_path, tmp_path / "root", servers.Settings(pair=pair)) as server:
+        yield server
+
+
+def test_plain_http_to_nginx_with_tls_advises_https(web: servers.Web) -> None:
+    with pytest.raises(errors.Unreachable, match=f"400 Bad Request; .* use https://127.0.0.1:{web.port}$"):
+        http_disk.refused(f"http://127.0.0.1:{web.port}/disk")
+
+
+def test_plain_http_to_a_go_server_with_tls_advises_https(tmp_path: Path) -> None:
+    with (
+        registries.registry(tmp_path, authority=tls.Authority(tmp_path)) as server,
+        pytest.raises(errors.Unreachable, match=f"; .* use https://127.0.0.1:{server.port}$"),
+    ):
+        http_disk.refused(f"http://127.0.0.1:{server.port}/v2/")
+
+
+def test_plain_http_to_s3_with_tls_advises_https(web: servers.Web) -> None:
+    location = locations.S3(f"http://127.0.0.1:{web.port}/bucket/disk", base.Access(user="u", password="p"))
+    source = s3.S3Source(location, cancelling.NEVER)
+    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"), source:
+        pass
+
+
+def test_redirect_to_a_tls_port_is_named(server: misbehave.Server, web: servers.Web) -> None:
+    there = f"http://localhost:{web.port}/disk"
+    url = server.serve("/disk", misbehave.Page(status=302, to=(there,)))
+    with pytest.raises(errors.Unreachable, match=f"use https://localhost:{web.port}$"):
+        http_disk.refused(url)
+
+
+@pytest.mark.parametrize(
+    ("body", "advises"),
+    [(GO, True), (b"", False), (b"bad \x1b[2J", False), (b" " * 100_000 + GO, False), (GO * 100_000, True)],
+)
+def test_only_the_beginning_of_a_body_counts(server: misbehave.Server, body: bytes, advises: bool) -> None:
+    url = server.serve("/disk", misbehave.Page(body, status=400))
+    with pytest.raises(errors.Unreachable, match="400 Bad Request") as caught:
+        http_disk.refused(url)
+    assert ("use https://" in str(caught.value)) == advises
+    assert "\x1b" not in str(caught.value)
+
+
+def test_endless_body_of_a_refusal_ends(server: misbehave.Server) -> None:
+    url = server.serve("/disk", misbehave.Page(GO, status=400, framing="close", tail=(GO, None)))
+    with pytest.raises(errors.Unreachable, match="use https://"):
+        http_disk.refused(url)
+
+
+def test_https_to_nginx_without_tls_advises_http(web: servers.Web, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    with (
+        servers.nginx(tmp_path / "plain", tmp_path / "root") as plain,
+        pytest.raises(errors.Unreachable, match=f"does not speak TLS: use http://127.0.0.1:{plain.port}$"),
+    ):
+        http_disk.refused(f"https://127.0.0.1:{plain.port}/disk")
+
+
+def test_registry_without_tls_advises_insecure(tmp_path: Path) -> None:
+    with registries.registry(tmp_path) as server:
+        location = base.Location(server.reference("disk"))
+        found = sources.find("registry").open(sources.find("registry").accept(location), cancelling.NEVER)
+        with pytest.raises(errors.Unreachable, match=r"does not speak TLS: allow plain http"), found:
+            pass
+
+
+def test_proxy_without_tls_is_named() -> None:
+    with proxy.Proxy() as found:
+        access = base.Access(https_proxy=f"https://127.0.0.1:{found.port}")
+        with pytest.raises(errors.Unreachable, match="the proxy does not speak TLS: write http://"):
+            http_disk.refused("https://disks.example/disk", access)
+
+
+@pytest.mark.parametrize(
+    "reason", ["WRONG_VERSION_NUMBER] wrong", "RECORD_LAYER_FAILURE] record", "] record"]
+)
+def test_each_openssl_is_understood(reason: str) -> None:
+    text = f"[SSL{reason if reason[0] == ']' else f': {reason}'} layer failure (_ssl.c:1029)"
+    found = wire.failure("https://h/x", ssl.SSLError(1, text), first=True)
+    assert "use http://h" in str(found)
+    other = wire.failure("https://h/x", ssl.SSLError(1, "[SSL: TLSV1_ALERT] no"), first=True)
+    assert "use http://" not in str(other)
+
+
+def test_upload_to_the_other_scheme_advises_it(web: servers.Web, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    context = client.context("")
+    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"):
+        client.Client(f"http://127.0.0.1:{web.port}", context, cancelling.NEVER).ask("POST", "/x")
+    with (
+        servers.nginx(tmp_path / "plain", tmp_path / "root") as plain,
+        pytest.raises(errors.Unreachable, match=f"use http://127.0.0.1:{plain.port}"),
+    ):
+        client.Client(f"https://127.0.0.1:{plain.port}", context, cancelling.NEVER).ask("POST", "/x")
