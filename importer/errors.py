@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 
@@ -55,6 +55,22 @@ def one_line(text: str) -> str:
         return text
     odd = "\N{REPLACEMENT CHARACTER}"
     return "".join(char if char.isprintable() else " " if char.isspace() else odd for char in text)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'NAME'?`` for the name in ``known`` that is like ``given``; empty for none."""
+    # Imported when used: only a failure needs it (start-up time).
+    import difflib
+
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(given[:100].lower(), names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else ""
+
+
+def supported(given: str, known: Iterable[str]) -> str:
+    """Return what to write instead of ``given``: the name that is like it, else all of ``known``."""
+    names = list(known)
+    return did_you_mean(given, names) or f"supported: {', '.join(names)}"
 
 
 def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:

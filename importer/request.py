@@ -104,7 +104,8 @@ def check(made: Request, faults: list[str] | None = None) -> None:
     """Raise ``RequestError`` that lists all faults of an invalid request."""
     faults = list(faults or [])
     if made.content_type not in CONTENT_TYPES:
-        faults.append(f"content type {made.content_type!r} is not one of {', '.join(CONTENT_TYPES)}")
+        hint = errors.supported(made.content_type, CONTENT_TYPES)
+        faults.append(f"unknown content type {made.content_type!r}; {hint}")
     if made.is_archive and target.is_block(made.target):
         faults.append("an archive needs a volume with a file system, not a block device")
     if made.target == target.STDOUT and made.is_archive:

@@ -77,8 +77,9 @@ def find(name: str) -> kind.Kind:
             return each
     for each in installed(name):
         return each
-    known = ", ".join(sorted(each.name for search in (own, installed) for each in search()))
-    raise errors.RequestError(f"unknown source {name!r}; supported: {known}")
+    known = sorted(each.name for search in (own, installed) for each in search())
+    hint = errors.supported(name, known)
+    raise errors.RequestError(f"unknown source {name!r}; {hint}")
 
 
 def find_scheme(scheme: str) -> kind.Kind:
@@ -90,7 +91,7 @@ def find_scheme(scheme: str) -> kind.Kind:
         for each in search():
             if scheme in each.schemes:
                 return each
-    known = (known for search in (own, installed) for each in search() for known in each.schemes if known)
-    raise errors.RequestError(
-        f'unsupported URL scheme "{scheme}"; supported: {", ".join(sorted(known))}; others need --source'
-    )
+    found = (each.schemes for search in (own, installed) for each in search())
+    known = sorted(name for schemes in found for name in schemes if name)
+    hint = errors.did_you_mean(scheme, known) or f"supported: {', '.join(known)}; others need --source"
+    raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}")

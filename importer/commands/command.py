@@ -338,7 +338,8 @@ class PodGroup(SourceCommand, click.Group):
         faults = []
         for section, values in found.sections.items():
             if section not in known:
-                faults.append(f"[{section}] is not a command")
+                hint = errors.did_you_mean(section, known)
+                faults.append(f"[{section}] is not a command{'; ' if hint else ''}{hint}")
                 continue
             keys = {key.replace("_", "-") for key in values}
             faults += [_stranger(key, section, known[section]) for key in sorted(keys - known[section])]
@@ -351,9 +352,5 @@ class PodGroup(SourceCommand, click.Group):
 
 
 def _stranger(key: str, section: str, known: set[str]) -> str:
-    # Imported when used: only a faulty file needs it (start-up time).
-    import difflib
-
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{key!r} is not an option{f' of {section}' if section else ''}{hint}"
+    hint = errors.did_you_mean(key, known)
+    return f"{key!r} is not an option{f' of {section}' if section else ''}{'; ' if hint else ''}{hint}"

@@ -47,7 +47,9 @@ def config(ctx: click.Context, /, wanted: str | None) -> None:
     group.check_keys(obj.config)
     names = [name for name in group.list_commands(root) if name != "config"]
     if wanted is not None and wanted not in names:
-        raise errors.RequestError(f"{wanted!r} is not a command; commands: {', '.join(names)}")
+        shown = [name for name in names if any(rows(root, name))]
+        hint = errors.supported(wanted, shown)
+        raise errors.RequestError(f"{wanted!r} is not a command; {hint}")
     found = [row for name in names if wanted in {None, name} for row in rows(root, name)]
     if wanted is None:
         found = [*_rows(root, group, ROLE), *found]

@@ -54,11 +54,9 @@ class _Group(command.PodGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest the nearest command; click looks only among commands that are imported already."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], set(COMMANDS) - PROGRAMS, 1)
-            if near:
-                ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+            hint = errors.did_you_mean(args[0], set(COMMANDS) - PROGRAMS)
+            if hint:
+                ctx.fail(f"No such command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
 
 

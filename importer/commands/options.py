@@ -87,7 +87,7 @@ progress_option = parameters.option(
     OUTPUT,
     "--progress",
     "style",
-    type=click.Choice(output.STYLES),
+    type=parameters.Choice(output.STYLES),
     default="auto",
     show_default=True,
     help="How to show progress; auto: a bar on a terminal, else lines.",
@@ -158,7 +158,7 @@ _SOURCE: tuple[Decorator, ...] = (
     parameters.option(
         SOURCE,
         "--content-type",
-        type=click.Choice(request.CONTENT_TYPES),
+        type=parameters.Choice(request.CONTENT_TYPES),
         default="kubevirt",
         show_default=True,
         help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",

@@ -15,9 +15,11 @@ from cdi_worker import errors
 from cdi_worker.commands import context as shared
 
 if TYPE_CHECKING:
+    _Choice = click.Choice[str]
     _ParamType = click.ParamType[Any]
 else:
     # Not generic in older versions of click.
+    _Choice = click.Choice
     _ParamType = click.ParamType
 
 FILE = click.Path(exists=True, dir_okay=False)
@@ -40,6 +42,19 @@ class Typed(_ParamType):
             return self._parse(value)
         except (errors.RequestError, ValueError) as err:
             raise click.BadParameter(str(err), ctx, param) from err
+
+
+class Choice(_Choice):
+    """One of some values; a misspelt one is answered with the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as err:
+            hint = errors.did_you_mean(str(value), map(str, self.choices))
+            if not hint:
+                raise
+            raise click.BadParameter(f"{err.message.rstrip('.')}; {hint}", ctx, param) from err
 
 
 class TypedLines(Typed):

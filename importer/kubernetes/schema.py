@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import operator
@@ -90,12 +89,12 @@ def _sentences(error: Any) -> Iterator[tuple[Path, str]]:
         keyword = expected if error.validator == "type" else error.validator
         sentence = SENTENCES.get(keyword, f"{{0}} is not valid: {keyword} is {{1}}")
         listed = ", ".join(expected) if error.validator == "enum" else expected
-        yield path, sentence.format(shown(error.instance), listed)
+        hint = errors.did_you_mean(str(error.instance), expected) if error.validator == "enum" else ""
+        yield path, f"{sentence.format(shown(error.instance), listed)}{'; ' if hint else ''}{hint}"
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}" if known else ""
+    hint = errors.supported(name, known) if known else ""
     return f"unknown field; {hint}".removesuffix("; ")
 
 

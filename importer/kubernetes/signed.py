@@ -54,7 +54,8 @@ def faults(annotations: Mapping[str, str], others: frozenset[str]) -> Iterator[t
     """
     for name in annotations:
         if name.startswith(PREFIX) and name not in ANNOTATIONS and name not in others:
-            yield name, f"unknown; known: {', '.join(sorted(others | set(ANNOTATIONS)))}"
+            known = sorted(others | set(ANNOTATIONS))
+            yield name, f"unknown; {errors.supported(name, known)}"
     for name, meaning, value in given(annotations):
         if not value.strip():
             yield name, "is empty"

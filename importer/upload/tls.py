@@ -84,7 +84,8 @@ def openssl_name(name: str) -> str:
 
 def _restrict(context: ssl.SSLContext, minimum: str, ciphers: str) -> None:
     if minimum not in VERSIONS:
-        raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r} is not one of {', '.join(VERSIONS)[2:]}")
+        hint = errors.supported(minimum, filter(None, VERSIONS))
+        raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r}: unknown; {hint}")
     context.minimum_version = VERSIONS[minimum]
     names = list(_usable(ciphers))
     if not names and ciphers.strip() and not _only_newest(ciphers):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final
 
+from cdi_worker import errors
 from cdi_worker.sources import base, fields
 
 PASSWORD: Final = "password"  # noqa: S105  (the name of a method)
@@ -128,10 +129,12 @@ class Glance(base.Location):
         if not self.image_id:
             yield "the glance source needs the id of an image (IMPORTER_IMAGE_ID)"
         if self.interface not in INTERFACES:
-            yield f"interface {self.interface!r} is not one of {', '.join(INTERFACES)}"
+            hint = errors.supported(self.interface, INTERFACES)
+            yield f"unknown interface {self.interface!r}; {hint}"
         if self.auth_type.lower() not in METHODS:
-            known = f"{PASSWORD}, {TOKEN}, {APPLICATION}"
-            yield f"authentication type {self.auth_type!r} is not supported; supported: {known}"
+            names = (PASSWORD, TOKEN, APPLICATION)
+            hint = errors.supported(self.auth_type, names)
+            yield f"authentication type {self.auth_type!r} is not supported; {hint}"
             return
         has_user = bool(self.user or self.user_id)
         if self.method == PASSWORD and not (has_user and self.password):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Final
 
+from cdi_worker import errors
 from cdi_worker.sources import fields, staged
+
+METHODS: Final = ("pod", "node")
 
 
 def _method(text: str) -> str:
-    if text not in {"pod", "node"}:
-        raise ValueError(f"{text!r}; supported: pod, node")
+    if text not in METHODS:
+        hint = errors.supported(text, METHODS)
+        raise ValueError(f"{text!r}; {hint}")
     return text
 
 

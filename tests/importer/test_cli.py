@@ -239,13 +239,13 @@ def test_help_lists_only_options_as_options() -> None:
     ("arguments", "message"),
     [
         (("destroy", "x"), "No such command 'destroy'"),
-        (("imprt", "http://h/x"), "No such command 'imprt'. Did you mean 'import'?"),
+        (("imprt", "http://h/x"), "No such command 'imprt'; did you mean 'import'?"),
         (("import", "http://h/x"), "Missing argument 'TARGET'"),
         (("import", "http://h/x", "y", "--nonsense"), "No such option '--nonsense'"),
         (("import", "http://h/x", "y", "--connections=0"), "'--connections': 0 is not in the range 1<=x<=64"),
         (("import", "http://h/x", "y", "--content-type=floppy"), "'--content-type': 'floppy' is not one of"),
         (("import", "http://h/x", "y", "--password-file=/missing"), "File '/missing' does not exist"),
-        (("inspect", "gopher://h/x"), 'unsupported URL scheme "gopher"'),
+        (("inspect", "gopher://h/x"), "unsupported URL scheme 'gopher'"),
         (("blank", "y", "-1"), "No such option '-1'"),
         (("digest", "--source=registry", "http://h/x"), "expected docker://host/repository"),
         *(

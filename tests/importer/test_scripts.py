@@ -40,7 +40,7 @@ def run_json(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple
         (("import", "I", "T", "--nonsense"), REQUEST, "RequestError", "No such option"),
         (("import", "I", "T", "--connections=0"), REQUEST, "RequestError", "not in the range"),
         (("import", "I"), REQUEST, "RequestError", "Missing argument 'TARGET'"),
-        (("inspect", "gopher://h/x"), REQUEST, "RequestError", 'unsupported URL scheme "gopher"'),
+        (("inspect", "gopher://h/x"), REQUEST, "RequestError", "unsupported URL scheme 'gopher'"),
         (("digest", "disk.img"), REQUEST, "RequestError", "states nothing"),
         (("blank", "I", "1Mi"), TARGET, "TargetExists", "exists"),
         (("upload", "missing", "https://h/"), SOURCE, "Unreachable", "no such file or directory"),

@@ -88,7 +88,7 @@ def test_unknown_kind_lists_the_known_ones() -> None:
     ):
         sources.find("ftp")
     with pytest.raises(
-        errors.RequestError, match=r'URL scheme "ftp"; supported: docker, file, glance, gs, http'
+        errors.RequestError, match=r"URL scheme 'ftp'; supported: docker, file, glance, gs, http"
     ):
         sources.find_scheme("ftp")
 

@@ -65,7 +65,7 @@ def test_values_are_parsed() -> None:
     [
         (
             {"source": {"ftp": {"url": "ftp://x/y"}}},
-            "spec.source.ftp: unknown field; known: blank, gcs, http, imageio, ",
+            "spec.source.ftp: unknown field; supported: blank, gcs, http, imageio, ",
         ),
         ({"source": {**HTTP, "blank": {}}}, "spec.source: expected one source, found 2: http, blank"),
         ({"source": {}}, "spec.source: missing"),
@@ -81,7 +81,7 @@ def test_values_are_parsed() -> None:
         ({"source": {"http": {"url": "http://[x/y"}}}, "spec.source.http.url: is not a URL"),
         (
             {"source": {"http": {"uri": "x", **HTTP["http"]}}},
-            "spec.source.http.uri: unknown field; did you mean url?",
+            "spec.source.http.uri: unknown field; did you mean 'url'?",
         ),
         (
             {"source": {"http": {**HTTP["http"], "extraHeaders": ["A: 1", "B"]}}},
@@ -178,11 +178,11 @@ def test_values_are_parsed() -> None:
         ({"source": {"upload": {"url": "x"}}}, "spec.source.upload.url: unknown field"),
         (
             {"source": {"http": {**HTTP["http"], "zebra": 1}}},
-            "spec.source.http.zebra: unknown field; known: cert",
+            "spec.source.http.zebra: unknown field; supported: cert",
         ),
         ({"storage": {**STORAGE, "resources": 5}}, "spec.storage.resources: is not a mapping"),
         ({"preallocation": "true"}, "spec.preallocation: 'true' is neither true nor false"),
-        ({"sauce": {}}, "spec.sauce: unknown field; did you mean source?"),
+        ({"sauce": {}}, "spec.sauce: unknown field; did you mean 'source'?"),
     ],
 )
 def test_error_in_spec_names_its_path(spec: dict[str, Any], fault: str) -> None:

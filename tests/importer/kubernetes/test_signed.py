@@ -54,7 +54,7 @@ def test_options_replace_annotations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("annotations", "fault"),
     [
-        ({"signedby": "x"}, "unknown; known: cdi-worker/"),
+        ({"signedby": "x"}, "unknown; did you mean 'cdi-worker/signed-by'"),
         ({"signed_by": " "}, "is empty"),
         ({"signature_annotation": "a"}, "expected KEY=VALUE"),
         ({"signed_by": "missing"}, "no ConfigMap missing"),
