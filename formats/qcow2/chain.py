@@ -21,6 +21,8 @@ from cdi_worker.formats.qcow2 import layout as qcow2_layout
 MOST: Final = 128
 #: Nodes of QEMU's ``json:`` names that are looked through.
 _NESTED: Final = 8
+#: Stands for one of them without a file's name. It is not shown: it may have a password.
+_OTHER: Final = "json:…"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,20 +46,24 @@ class File:
 def _backing_base_name(name: str) -> str:
     """Return the base name that a header's backing file has, also in the ``json:`` form of QEMU."""
     if not name.startswith("json:"):
-        path = name.partition("?")[0] if "://" in name else name.removeprefix("file:")
-        return posixpath.basename(path)
+        return _base_name(name.removeprefix("file:"))
     try:
         found = json.loads(name.removeprefix("json:"))
     except (ValueError, RecursionError):
-        return name
+        return _OTHER
     for _ in range(_NESTED):
         if not isinstance(found, dict):
             break
         opened = found.get("filename", found.get("file.filename", found.get("path")))
         if isinstance(opened, str):
-            return posixpath.basename(opened)
+            return _base_name(opened)
         found = found.get("file")
-    return name
+    return _OTHER
+
+
+def _base_name(name: str) -> str:
+    """Return the last part of a path or URL. The query of a URL may be a signature, and is no part of it."""
+    return posixpath.basename(name.partition("?")[0] if "://" in name else name)
 
 
 def check(files: Sequence[File], previous: str | None = None) -> None:
@@ -94,8 +100,10 @@ def _check_form(file: File, *, is_base: bool) -> None:
         what = "a layer must be qcow2" if not is_base else "the first file of a chain must be qcow2 or raw"
         raise errors.Unsupported(reason=f"{file.name}: {what}, this is {file.facts.format}")
     if is_base and file.facts.backing is not None:
+        # Without the rest, which may be a URL with a password.
+        wanted = _backing_base_name(file.facts.backing)
         reason = (
-            f"{file.name}: needs its backing file {file.facts.backing!r}, which is missing; name that file "
+            f"{file.name}: needs its backing file {wanted!r}, which is missing; name that file "
             "as SOURCE and this one with --layer, or the checkpoint that the target holds with "
             "--previous-checkpoint"
         )

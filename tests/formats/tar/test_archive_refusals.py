@@ -108,6 +108,16 @@ def test_malformed_archive_is_corrupt(data):
         tar_parts.unpacked(data)
 
 
+@pytest.mark.parametrize("at", [0, 99, 124, 148, 156, 400, 511])
+def test_header_with_another_checksum_is_corrupt(at):
+    """A header of which one bit has changed, in storage or on the way: a name, a size, or padding."""
+    whole = bytearray(tarfile.TarInfo("disk.img").tobuf())
+    headers.parse(bytes(whole))
+    whole[at] ^= 1
+    with pytest.raises(errors.Corrupt, match="wrong checksum"):
+        headers.parse(bytes(whole))
+
+
 def test_oversized_extended_header_is_refused():
     for kind in b"LKxg":
         data = tar_parts.resummed(tar_parts.block(size=1 << 40), 156, bytes([kind]))

@@ -200,6 +200,40 @@ def test_malformed_requirement_is_refused(tmp_path: Path, change: dict[str, Any]
         policy.read(write(tmp_path / "p", {**SIGNED, **change}))
 
 
+@pytest.mark.parametrize("kind", ["sigstoreSigned2", "", None, "reject", "insecureAcceptAnything"])
+def test_keys_of_another_type_are_refused(tmp_path: Path, kind: str | None) -> None:
+    """A requirement with keys is none of sigstore because of them."""
+    with pytest.raises(errors.RequestError, match="unknown requirement"):
+        policy.read(write(tmp_path / "p", {**SIGNED, "type": kind}))
+
+
+FULCIO = {"caPath": KEY, "oidcIssuer": "https://i", "subjectEmail": "a@b.c"}
+
+
+@pytest.mark.parametrize(
+    ("fulcio", "log", "words"),
+    [
+        (FULCIO, {}, "fulcio needs one of rekorPublicKeyPath"),
+        ({}, {"rekorPublicKeyPath": KEY}, "fulcio: expected caPath or caData"),
+        ({**FULCIO, "more": 1}, {"rekorPublicKeyPath": KEY}, "fulcio: expected caPath or caData"),
+        ({**FULCIO, "caData": "Zm9v"}, {"rekorPublicKeyPath": KEY}, "fulcio: expected caPath or caData"),
+        ({**FULCIO, "subjectEmail": ""}, {"rekorPublicKeyPath": KEY}, "fulcio: expected caPath or caData"),
+        (
+            {"caPath": KEY, "oidcIssuer": "https://i"},
+            {"rekorPublicKeyPath": KEY},
+            "expected caPath or caData",
+        ),
+    ],
+)
+def test_incomplete_fulcio_is_refused(
+    tmp_path: Path, fulcio: dict[str, Any], log: dict[str, str], words: str
+) -> None:
+    """Without a log nothing says when a certificate was used; without a signer everybody may sign."""
+    fields = {"type": "sigstoreSigned", "fulcio": fulcio, **log}
+    with pytest.raises(errors.RequestError, match=words):
+        policy.read(write(tmp_path / "p", fields))
+
+
 @pytest.mark.parametrize("keys", [{}, {"keyPaths": []}, {"keyDatas": ["%"]}, {"fulcio": {}}])
 def test_malformed_keys_are_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
     with pytest.raises(errors.RequestError, match="sigstoreSigned"):
