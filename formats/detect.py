@@ -6,6 +6,7 @@ one format here and as the other by the next tool, so it is refused.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 
@@ -70,20 +71,29 @@ _MAGICS = (
 _TEXT = rb"(?:\xef\xbb\xbf)?\s*+"
 _LOOSE = re.IGNORECASE | re.DOTALL
 
-#: Signatures without fixed bytes. qemu accepts a text as vmdk descriptor when its first line that is neither
-#: empty nor a comment gives the version. Possessive quantifiers: no backtracking on hostile text.
-_PATTERNS = (
-    ("vmdk", re.compile(rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n")),
-    ("bz2", re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")),
-    ("zst", re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")),  # a skippable frame first
-    ("lfs", re.compile(rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\n")),
-    ("html", re.compile(_TEXT + rb"(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body)\b", _LOOSE)),
-    ("xml", re.compile(_TEXT + rb"<(?:\?xml\s|Error>|ListBucketResult\b)")),
-    ("json", re.compile(_TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z")),
-)
-
 #: Installer images are an ISO and a partitioned disk at once, so that they boot from a USB stick.
 _HYBRIDS = ({"iso", "mbr"}, {"mbr"})
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
+    """Return the signatures without fixed bytes; compiled when used, because every start loads this module.
+
+    qemu accepts a text as vmdk descriptor when its first line that is neither empty nor a comment gives the
+    version. Possessive quantifiers: no backtracking on hostile text.
+    """
+    return (
+        ("vmdk", re.compile(rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n")),
+        ("bz2", re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")),
+        ("zst", re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")),  # a skippable frame first
+        ("lfs", re.compile(rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\n")),
+        (
+            "html",
+            re.compile(_TEXT + rb"(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body)\b", _LOOSE),
+        ),
+        ("xml", re.compile(_TEXT + rb"<(?:\?xml\s|Error>|ListBucketResult\b)")),
+        ("json", re.compile(_TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z")),
+    )
 
 
 def detect(head: bytes) -> str:
@@ -95,7 +105,7 @@ def detect(head: bytes) -> str:
     if not head:
         return "empty"
     found = {name for name, offset, magic in _MAGICS if head.startswith(magic, offset)}
-    found |= {name for name, pattern in _PATTERNS if pattern.match(head)}
+    found |= {name for name, pattern in _patterns() if pattern.match(head)}
     if _is_old_tar(head):
         found.add("tar")
     if found & COMPRESSIONS:

@@ -75,10 +75,10 @@ def _arguments() -> list[str]:
 class _Formatter(logging.Formatter):
     """Hides queries and passwords of URLs in tracebacks: exceptions of urllib3 show them with a signature."""
 
-    _SECRETS = re.compile(r"(?<=\?)[^\s?'\")>]*=[^\s'\")>]*|(?<=//)[^/\s@'\"]+(?=@)")
+    _SECRETS = r"(?<=\?)[^\s?'\")>]*=[^\s'\")>]*|(?<=//)[^/\s@'\"]+(?=@)"
 
     def formatException(self, *args: Any) -> str:  # noqa: N802  (logging's name)
-        return self._SECRETS.sub("…", super().formatException(*args))
+        return re.sub(self._SECRETS, "…", super().formatException(*args))
 
 
 def set_up_logging(verbosity: int) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdi_worker import errors, units
 from cdi_worker.formats import signature
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: The PEM labels that OpenSSL accepts for a certificate (PEM_read_bio_X509_AUX).
-CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
-HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+CERTIFICATE = rb"(?m)^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----"
+HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)"
 
 #: The mode of a disk's file, whatever the umask: the virtual machine has access by its group.
 FILE_MODE = 0o660
@@ -31,8 +31,7 @@ FILE_MODE = 0o660
 WAIT = 60.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(NamedTuple):
     """What an administrator may set for all pods.
 
     ``stall``: seconds without data. ``direct``: O_DIRECT. ``read_back``: read the finished disk once.
@@ -96,7 +95,7 @@ def role(env: Mapping[str, str]) -> str | None:
 
 def parse_header(text: str) -> tuple[str, str]:
     """Return name and value of ``Name: value`` (RFC 9110, 5.1 and 5.5). The text may be secret."""
-    found = HEADER.fullmatch(text.strip())
+    found = re.fullmatch(HEADER, text.strip())
     if not found:
         raise errors.RequestError("malformed extra header; expected 'Name: value' on one line")
     return found[1], found[2].strip()
@@ -114,7 +113,7 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
         for path in sorted(Path(directory).iterdir()):
             if not path.is_file() or path.name.startswith(".") or not path.name.endswith(endings):
                 continue
-            if CERTIFICATE.search(path.read_bytes()):
+            if re.search(CERTIFICATE, path.read_bytes()):
                 found.append(str(path))
             else:
                 log.warning("file ignored: it contains no certificate path=%r", str(path))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TextIO
 
 from cdi_worker import errors, units
 
@@ -80,8 +79,7 @@ class NullProgress:
     def done(self) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(NamedTuple):
     """What all reporters show. Sizes in bytes.
 
     ``done`` of ``total``: of the phase, without holes. ``read``: on the wire. ``speed``: bytes per second on

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
 from cdi_worker import engine, errors, lazy, plan, request, units
 from cdi_worker.formats import detect, facts, readers, safety, signature, views
@@ -29,8 +30,7 @@ POLICY = "cdi_worker.sources.registry.policy:read"
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """The planner's inputs. ``scratch``: free bytes, None without scratch."""
 
     offer: plan.Offer

@@ -15,7 +15,7 @@ MIB = 1 << 20
 SECTOR = 512
 #: Characters of a quantity: Python refuses to parse numbers of thousands of digits.
 LONGEST = 100
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
+_QUANTITY = r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)"
 #: The power of ten, or of two, that a suffix multiplies by.
 _TENS = {"n": -9, "u": -6, "m": -3, "": 0, **{letter: 3 * power for power, letter in enumerate("kMGTPE", 1)}}
 _TWOS = {f"{letter}i": 10 * power for power, letter in enumerate("KMGTPE", 1)}
@@ -26,7 +26,7 @@ def parse_quantity(text: str) -> int:
 
     Raises ``RequestError`` if malformed. Grammar: k8s.io/apimachinery, resource.Quantity.
     """
-    found = _QUANTITY.fullmatch(text)
+    found = re.fullmatch(_QUANTITY, text, re.ASCII)
     if not found or len(text) > LONGEST:
         what = f"{text[:LONGEST]!r} is not a quantity such as 10Gi, 500M or 1e9"
         raise errors.RequestError(what + _meant(text))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import pathlib
 import stat
 from collections.abc import Iterator
-from typing import Self
+from typing import NamedTuple, Self
 
 from cdi_worker import errors
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScratchFacts:
+class ScratchFacts(NamedTuple):
     """``available``: free bytes for unprivileged users, including those of this job's left-overs."""
 
     available: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, readers
@@ -23,8 +22,7 @@ UNKNOWN = "unknown"
 ENOUGH = 64 << 10
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """The content below all ``compressions`` (outermost first): its ``format`` and first bytes, ``head``."""
 
     compressions: tuple[str, ...]

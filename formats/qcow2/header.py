@@ -6,8 +6,8 @@ block/qcow2.c, so that QEMU accepts every value accepted here.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
+from typing import NamedTuple
 
 from cdi_worker import errors
 
@@ -36,8 +36,7 @@ _MAX_REFCOUNT_TABLE_BYTES = 8 << 20
 _MAX_SNAPSHOTS = 65536
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The header of an image that passed every check. Sizes and offsets in bytes."""
 
     version: int

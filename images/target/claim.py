@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.images import directio, kernel
@@ -46,8 +46,7 @@ _NOT_OURS: Final = (
 _LOCKED: Final = 4096
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """How to take a claim. ``wait``: seconds to wait for another run, until ``cancel`` is set.
 
     ``permissions`` of a lock file, as in ``base.Options``.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import stat
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.images import directio
@@ -26,8 +25,7 @@ STDOUT: Final = "-"
 _TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TargetFacts:
+class TargetFacts(NamedTuple):
     """The facts of a target. Sizes in bytes.
 
     ``missing``: not a block device, and its directory does not exist. ``stream``: standard output. ``size``:

@@ -6,7 +6,6 @@ start-up time is part of every import, and most command lines have none of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from cdi_worker.sources import fields, kind
 
 #: Set by Kubernetes in every pod beside a Service with the name ``cdi-worker``.
-_OF_SERVICE = re.compile(rf"{parameters.PREFIX}_(SERVICE|PORT)(_|$)")
+_OF_SERVICE = (f"{parameters.PREFIX}_SERVICE_", f"{parameters.PREFIX}_PORT_")
 
 
 class _Unknown(Exception):
@@ -170,7 +169,7 @@ class Command(click.Command):
             return False
         known = {each.variable for each in self.options}
         names = (name for name in contract.environment() if name.startswith(f"{parameters.PREFIX}_"))
-        return any(name not in known and not _OF_SERVICE.match(name) for name in names)
+        return any(name not in known and not f"{name}_".startswith(_OF_SERVICE) for name in names)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
         """Return completions, also of the options of sources."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from cdi_worker import contract, errors, lazy, report
 from cdi_worker.images.engine import cancelling
@@ -26,8 +27,7 @@ ROLES: lazy.Table[str, Role] = lazy.Table(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """How to run a role.
 
     ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import re
 import threading
 import time
-from typing import Self
+from typing import NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
@@ -30,8 +29,7 @@ LENGTH = re.compile(r"[0-9]{1,19}")
 VERSION_HEADERS = ("x-amz-version-id", "x-goog-generation", "x-ms-version-id")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Version:
+class Version(NamedTuple):
     """ETag, version id, modification time and size in a response.
 
     ``etag``: strong or weak (RFC 9110, 8.8.1). ``encoding``: the content coding, without which the bytes of
