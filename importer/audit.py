@@ -1,10 +1,10 @@
-"""What an administrator asks of every finished import of a pod: to read the disk back, and a report."""
+"""What may follow a finished import: the disk is read back, and a report is written."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import contract, execute, plan, request
@@ -32,15 +32,27 @@ def run(
     """
     report = _report(wanted, tuning)
     result = work()
-    if tuning.read_back and result.plan.route in WRITTEN:
-        # Imported when used (start-up time).
-        from cdi_worker.images import stored
+    read_back = tuning.read_back and result.plan.route in WRITTEN
+    return finish([result], report, read_back=read_back)[0]
 
-        result = dataclasses.replace(result, sha256=stored.sha256(result.target, result.size))
-        log.info("read back sha256=%s", result.sha256)
+
+def finish(
+    results: Sequence[execute.Result], report: provenance.Report | None, *, read_back: bool
+) -> list[execute.Result]:
+    """Return the results, with the SHA-256 of each disk if they are read back, once the report is written."""
+    done = [_with_sha256(result) for result in results] if read_back else list(results)
     if report is not None:
-        report.write([result])
-    return result
+        report.write(done)
+    return done
+
+
+def _with_sha256(result: execute.Result) -> execute.Result:
+    # Imported when used (start-up time).
+    from cdi_worker.images import stored
+
+    found = stored.sha256(result.target, result.size)
+    log.info("read back sha256=%s", found)
+    return dataclasses.replace(result, sha256=found)
 
 
 def _report(wanted: request.Request, tuning: contract.Tuning) -> provenance.Report | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, execute, request
+from cdi_worker import audit, contract, errors, execute, request
 from cdi_worker.commands import command, options, output
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import retry
@@ -95,17 +95,9 @@ def _finish(
     given: Mapping[str, Any],
 ) -> None:
     """Read the disks back, if asked to, write the report, and print the results."""
-    if given.get("digest"):
-        # Imported when used (start-up time).
-        from cdi_worker.images import stored
-
-        results = [
-            dataclasses.replace(each, sha256=stored.sha256(each.target, each.size)) for each in results
-        ]
-    if report is not None:
-        report.write(results)
-    for result in results:
-        output.result(result, obj, digest=result.sha256 if given.get("digest") else "")
+    read_back = bool(given.get("digest"))
+    for result in audit.finish(results, report, read_back=read_back):
+        output.result(result, obj, digest=result.sha256 if read_back else "")
 
 
 def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
