@@ -53,7 +53,7 @@ def one_line(text: str) -> str:
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     if text.isprintable():
         return text
-    odd = "\N{REPLACEMENT CHARACTER}"
+    odd = "\ufffd"  # the replacement character
     return "".join(char if char.isprintable() else " " if char.isspace() else odd for char in text)
 
 

@@ -5,7 +5,6 @@ Imports no HTTP library: importing one takes as long as the rest of a source.
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import ssl
@@ -55,14 +54,6 @@ def origin(url: str) -> tuple[str, str, int | None]:
     parts = urllib.parse.urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, (parts.hostname or "").lower(), port
-
-
-def basic(user: str, password: str) -> str:
-    """Return the value of a Basic Authorization header.
-
-    RFC 7617, 2.1: most servers expect UTF-8, as curl and Go send it. The password may be empty.
-    """
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode("utf-8", "surrogateescape")).decode()
 
 
 def printable(text: str) -> str:

@@ -60,8 +60,6 @@ DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
 TIMEOUT = 30
 #: Bytes of an answer: etcd stores objects of at most 1.5 MiB.
 LARGEST = 4 << 20
-#: HTTP statuses of an answer.
-OK, CONFLICT = 200, 409
 #: Attempts to update an object that others change at the same time.
 ATTEMPTS = 5
 
@@ -113,36 +111,34 @@ class Cron:
     def _call(self, method: str, body: object = None) -> Any:
         """Return the API server's answer, None for a conflict (409). Raises ``Unreachable``."""
         import json
-        import ssl
 
+        import requests
         import urllib3
 
-        from cdi_worker.sources import wire
-        from cdi_worker.sources.web import client, session
+        from cdi_worker.sources.web import session as sessions
 
         try:
             token = (self._account / "token").read_text(encoding="utf-8").strip()
-            context = ssl.create_default_context(cafile=self._account / "ca.crt")
-            with urllib3.PoolManager(ssl_context=context, timeout=TIMEOUT, retries=False) as pool:
-                raw = pool.request(
+            with requests.Session() as session:
+                session.trust_env = False
+                answer = session.request(
                     method,
                     self.url,
-                    body=None if body is None else json.dumps(body),
-                    headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-                    redirect=False,
-                    preload_content=False,
+                    json=body,
+                    headers={"Authorization": f"Bearer {token}"},
+                    verify=str(self._account / "ca.crt"),
+                    timeout=TIMEOUT,
+                    allow_redirects=False,
+                    stream=True,
                 )
-                with client.Response(client.Request(method, self.url, {}), raw) as answer:
-                    if answer.status_code == CONFLICT:
-                        return None
-                    if answer.status_code != OK:
-                        reason = f"server answers {answer.status_code} {wire.printable(answer.reason)}"
-                        raise errors.Unreachable(url=self.url, reason=reason)
-                    data = session.body(answer, LARGEST)
+                if answer.status_code == requests.codes.conflict:
+                    return None
+                answer.raise_for_status()
+                data = sessions.body(answer, LARGEST)
             if len(data) > LARGEST:
                 raise self._odd()
             return json.loads(data)
-        except (urllib3.exceptions.HTTPError, OSError) as err:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
             raise errors.Unreachable(url=self.url, reason=err) from err
         except (ValueError, RecursionError) as err:
             raise self._odd() from err

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
+import requests
+
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.glance import locations
-from cdi_worker.sources.web import client, session
+from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,13 @@ class Keystone:
             from keystoneauth1 import session as keystone_session
         self._exceptions = exceptions
         self._auth = _plugin(location)
-        transport: Any = _Transport(self._connection, self.name)
+        transport: Any = _Transport(self._connection, location, self.name)
         # Retries are ours: patience, and a message that says what was tried. Without ``auth``: to log in for
         # a version document that needs a login, the library would wait for its own lock for ever.
         self._session = keystone_session.Session(
             session=transport,
             verify=not location.access.insecure,
-            user_agent=client.USER_AGENT,
+            user_agent=session.USER_AGENT,
             redirect=0,
         )
 
@@ -123,35 +124,24 @@ class Keystone:
 class _Transport:
     """What keystoneauth1 uses of a requests session; with our connections, proxies and limits."""
 
-    def __init__(self, connection: client.Session, name: str) -> None:
+    def __init__(self, connection: requests.Session, location: locations.Glance, name: str) -> None:
         self._connection = connection
+        self._access = location.access
         self._name = name
         self._answered = False
 
-    def request(self, method: str, url: str, **given: Any) -> Any:
+    def request(self, method: str, url: str, **given: Any) -> requests.Response:
         with session.translated(self._name, first=not self._answered):
             answer, data = session.exchange(
-                self._connection,
-                method,
-                url,
-                LARGEST_ANSWER,
-                headers=given.get("headers"),
-                data=given.get("data"),
+                self._connection, self._access, method, url, LARGEST_ANSWER, **given
             )
         if len(data) > LARGEST_ANSWER:
             raise errors.Unreachable(
                 url=self._name, reason=f"login: the answer is longer than {LARGEST_ANSWER} bytes"
             )
         self._answered = True
-        # A dependency of keystoneauth1.
-        import requests
-
-        made = requests.Response()
-        made.url, made.status_code, made.reason = url, answer.status_code, answer.reason
-        made.request = requests.Request(method, url).prepare()
-        made.headers.update(answer.headers)
-        made.raw = io.BytesIO(data)
-        return made
+        answer._content = data  # noqa: SLF001  (requests has no other way to set a body)
+        return answer
 
 
 def _plugin(location: locations.Glance) -> Any:

@@ -9,11 +9,14 @@ import threading
 import urllib.parse
 from typing import Any, Final, Self
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.formats import checksum
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.glance import keystone, locations
-from cdi_worker.sources.web import client, http, pinned, session
+from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -142,16 +145,16 @@ class _Image(pinned.Resource):
         )
         return found
 
-    def authorization(self) -> client.Auth:
-        return client.Header("X-Auth-Token", self._token)
+    def authorization(self) -> requests.auth.AuthBase:
+        return _Token(self._token)
 
-    def failure(self, response: client.Response) -> errors.Error:
+    def failure(self, response: requests.Response) -> errors.Error:
         """Release a failed response; return the error for it. A token that has expired is renewed."""
         plain = super().failure(response)
         status = response.status_code
         if isinstance(plain, errors.Transient):
             return plain
-        if status == 401 and self._renew(response.request.header("X-Auth-Token")):
+        if status == 401 and self._renew(str(response.request.headers.get("X-Auth-Token"))):
             return errors.Transient(url=self.name, reason="the token is no longer accepted")
         reason = {
             401: "the image service refuses the token",
@@ -160,7 +163,7 @@ class _Image(pinned.Resource):
         }.get(status)
         return plain if reason is None else errors.Unreachable(url=self.name, reason=reason)
 
-    def send(self, method: str, url: str, headers: dict[str, str]) -> client.Response:
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, headers)
         if response.status_code < 300:
             self._renewals = 0
@@ -180,6 +183,15 @@ class _Image(pinned.Resource):
             self._renewals += 1
             self._token = self._keystone.token()
             return True
+
+
+class _Token(requests.auth.AuthBase):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["X-Auth-Token"] = self._token
+        return request
 
 
 def _without_login(access: base.Access) -> base.Access:

@@ -9,10 +9,13 @@ import urllib.parse
 from pathlib import Path
 from typing import Final
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.sources import base
 from cdi_worker.sources.kubevirt import locations
-from cdi_worker.sources.web import client, pinned, session
+from cdi_worker.sources.web import pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -56,25 +59,25 @@ class Resource(pinned.Resource):
         url: str,
         access: base.Access,
         token: Token,
-        connection: client.Session | None = None,
+        connection: requests.Session | None = None,
         *,
         cancel: base.Cancel,
     ) -> None:
         super().__init__(url, access, connection, cancel=cancel)
         self._token = token
 
-    def authorization(self) -> client.Auth:
-        return client.Header(locations.TOKEN, self._token.value)
+    def authorization(self) -> requests.auth.AuthBase:
+        return _Header(self._token.value) if self._token.value else pinned.NO_AUTH
 
-    def failure(self, response: client.Response) -> errors.Error:
+    def failure(self, response: requests.Response) -> errors.Error:
         """Release a failed response; return the error for it. A token that was replaced is tried again."""
         plain = super().failure(response)
         status = response.status_code
         if isinstance(plain, errors.Transient):
             return plain
         # None was sent to the target of a redirect.
-        refused = response.request.header(locations.TOKEN)
-        if status == 401 and refused and self._token.renew(refused):
+        refused = response.request.headers.get(locations.TOKEN)
+        if status == 401 and refused and self._token.renew(str(refused)):
             return errors.Transient(url=self.name, reason="the token is no longer accepted")
         reason = {
             401: "the export refuses the token; check it, and whether its Secret was replaced",
@@ -94,7 +97,7 @@ class Data(Resource):
 
     size = 0
 
-    def send(self, method: str, url: str, headers: dict[str, str]) -> client.Response:
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         wanted = _RANGE.fullmatch(headers.get("Range", ""))
         if wanted is None:
             return super().send(method, with_query(url, offset=0, length=0), headers)
@@ -110,6 +113,15 @@ class Data(Resource):
             response.status_code = 206
             response.headers["Content-Range"] = f"bytes {offset}-{end - 1}/{self.size}"
         return response
+
+
+class _Header(requests.auth.AuthBase):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers[locations.TOKEN] = self._token
+        return request
 
 
 def with_query(url: str, **values: int) -> str:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets
-from cdi_worker.sources.web import client
+from cdi_worker.sources.web import pinned
 from cdi_worker.sources.web import session as web_session
 
 #: In bytes. A token service answers with a few KiB.
@@ -69,20 +72,22 @@ class Keys(buckets.Keys):
         ):
             answer, data = web_session.exchange(
                 fresh,
+                self._access,
                 request.method,
                 request.url,
                 LARGEST_ANSWER,
                 data=request.body,
-                headers={name: _text(value) for name, value in request.headers.items()},
+                headers=dict(request.headers.items()),
+                auth=pinned.NO_AUTH,
             )
         return awsrequest.AWSResponse(request.url, answer.status_code, answer.headers, _Body(data))
 
-    def signature(self, region: str) -> client.Auth | None:
+    def signature(self, region: str) -> requests.auth.AuthBase | None:
         """Return a signer of requests to S3 in ``region``; None without credentials."""
         return _Signature(self._keys, region, self._cancel) if self else None
 
 
-class _Signature:
+class _Signature(requests.auth.AuthBase):
     """Signs requests (AWS Signature Version 4). Temporary keys are renewed by botocore."""
 
     def __init__(self, keys: Any, region: str, cancel: cancelling.Cancel) -> None:
@@ -90,7 +95,7 @@ class _Signature:
         self._region = region
         self._cancel = cancel
 
-    def __call__(self, request: client.Request) -> None:
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         from botocore import auth, awsrequest
 
         # S3 requires these to be signed; a proxy may change the others.
@@ -102,10 +107,7 @@ class _Signature:
             keys = cancelling.apart(self._keys.get_frozen_credentials, self._cancel)
         auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+        return request
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

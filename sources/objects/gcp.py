@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import requests
+import requests.auth
 import urllib3.exceptions
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets, locations
-from cdi_worker.sources.web import client, session
+from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Keys(buckets.Keys):
         # At debug level it logs token requests.
         logging.getLogger("google").setLevel(logging.INFO)
         self._access = location.access
-        self._connection: client.Session | None = None
+        self._connection: requests.Session | None = None
         self._lock = threading.Lock()
         super().__init__(_load(location.credentials_file) if location.credentials_file else None)
 
@@ -81,11 +83,11 @@ class Keys(buckets.Keys):
             log.info("no ambient credentials: %s", err)
         return None
 
-    def authorization(self) -> client.Auth | None:
+    def authorization(self) -> requests.auth.AuthBase | None:
         """Return an object that adds a token to requests; None without credentials."""
-        return self._authorize if self else None
+        return _Bearer(self) if self else None
 
-    def _authorize(self, request: client.Request) -> None:
+    def authorize(self, request: requests.PreparedRequest) -> None:
         """Add a token to ``request``; renew it shortly before it expires."""
         what = (self._transport, request.method, request.url, request.headers)
         with self._lock, _translated():
@@ -110,10 +112,10 @@ class Keys(buckets.Keys):
         from google.auth import exceptions
 
         self._connection = self._connection or session.new_session(self._access, self._cancel)
-        what = (self._connection, method, url, LARGEST_ANSWER)
+        what = (self._connection, self._access, method, url, LARGEST_ANSWER)
         try:
             answer, data = session.exchange(*what, data=body, headers=headers)
-        except (urllib3.exceptions.HTTPError, OSError) as err:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
             raise exceptions.TransportError(err) from err
         return _Answer(answer.status_code, answer.headers, data)
 
@@ -125,6 +127,15 @@ class _Answer:
     status: int
     headers: Mapping[str, str]
     data: bytes
+
+
+class _Bearer(requests.auth.AuthBase):
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        self._keys.authorize(request)
+        return request
 
 
 def _load(path: str) -> Any:

@@ -9,11 +9,14 @@ import logging
 import urllib.parse
 from typing import Any, Self
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets, crc32c, gcp, locations
-from cdi_worker.sources.web import client, http, pinned, session
+from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +171,7 @@ class _Object(pinned.Resource):
                 if not refused or not gcp.is_google(self._media) or not self._keys.find_ambient():
                     raise
 
-    def send(self, method: str, url: str, headers: dict[str, str]) -> client.Response:
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})
         # The ETag changes with the metadata; the generation identifies the bytes.
         generation = response.headers.pop("x-goog-generation", None)
@@ -182,10 +185,10 @@ class _Object(pinned.Resource):
         super().close()
         self._keys.close()
 
-    def authorization(self) -> client.Auth:
-        return self._keys.authorization() or client.no_auth
+    def authorization(self) -> requests.auth.AuthBase:
+        return self._keys.authorization() or pinned.NO_AUTH
 
-    def failure(self, response: client.Response) -> errors.Error:
+    def failure(self, response: requests.Response) -> errors.Error:
         """Return the error for a failed response, with its cause."""
         text = session.error_text(response)
         self.drop(response)

@@ -9,11 +9,14 @@ import urllib.parse
 from datetime import UTC, datetime
 from typing import Self
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import aws, buckets, locations
-from cdi_worker.sources.web import client, http, pinned, session
+from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +115,7 @@ class _Object(pinned.Resource):
         super().__init__(self._address.url(self._region), access, cancel=cancel)
         self.name = wire.safe_url(location.address) if self._address.server else location.endpoint
 
-    def send(self, method: str, url: str, headers: dict[str, str]) -> client.Response:
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         if self.etag:
             headers = {**headers, "If-Match": self.etag}
         response = super().send(method, url, headers)
@@ -124,8 +127,8 @@ class _Object(pinned.Resource):
             raise self.failure(response)
         return response
 
-    def authorization(self) -> client.Auth:
-        return self._keys.signature(self._region) or client.no_auth
+    def authorization(self) -> requests.auth.AuthBase:
+        return self._keys.signature(self._region) or pinned.NO_AUTH
 
     def learn(self, refusal: errors.Unreachable) -> bool:
         """Change region or credentials for another attempt. Return False if there is nothing to change."""
@@ -141,7 +144,7 @@ class _Object(pinned.Resource):
             return self._keys.find_ambient()
         return False
 
-    def failure(self, response: client.Response) -> errors.Error:
+    def failure(self, response: requests.Response) -> errors.Error:
         """Return the error for a failed response, with its cause."""
         text = session.error_text(response)
         self.drop(response)
@@ -183,7 +186,7 @@ class _Object(pinned.Resource):
         return location.default_region or self._keys.default_region() or DEFAULT_REGION
 
 
-def _holds_range(response: client.Response) -> bool:
+def _holds_range(response: requests.Response) -> bool:
     """Return whether the length of the body is that of its Content-Range."""
     found = http.CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     length = response.headers.get("Content-Length")

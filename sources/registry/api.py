@@ -7,12 +7,15 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.registry import auth, blobs, documents, locations
 from cdi_worker.sources.registry import reference as oci_reference
-from cdi_worker.sources.web import client, http, pinned, session
+from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +32,13 @@ class Resource(pinned.Resource):
         self._authorizer = registry.authorizer
         self._accept = accept
 
-    def send(self, method: str, url: str, headers: dict[str, str]) -> client.Response:
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         headers = {**headers, "Accept": self._accept}
         response = super().send(method, url, headers)
         if response.status_code != 401 or wire.origin(url) != wire.origin(self.url):
             return response
         challenges = response.headers.get("WWW-Authenticate", "")
-        refused = response.request.header("Authorization")
+        refused = str(response.request.headers.get("Authorization", ""))
         try:
             with session.translated(self.name, first=False):
                 # The connection can be reused only after the body was read.
@@ -46,8 +49,18 @@ class Resource(pinned.Resource):
             return response
         return super().send(method, url, headers)
 
-    def authorization(self) -> client.Auth:
-        return client.Header("Authorization", self._authorizer.header)
+    def authorization(self) -> requests.auth.AuthBase:
+        return _Header(self._authorizer.header)
+
+
+class _Header(requests.auth.AuthBase):
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._value:
+            request.headers["Authorization"] = self._value
+        return request
 
 
 class Blob(http.HttpSource):
@@ -59,7 +72,7 @@ class Blob(http.HttpSource):
         # The digest is of the bytes as served, whatever their header says.
         self.head = head
 
-    def _check_version(self, response: client.Response, size: int | None) -> None:
+    def _check_version(self, response: requests.Response, size: int | None) -> None:
         if size is not None and self.size is not None and size != self.size:
             super()._check_version(response, size)
 
@@ -166,7 +179,9 @@ class Registry:
         return data
 
     @contextlib.contextmanager
-    def _answer(self, target: str, method: str = "GET", kind: str = "manifests") -> Iterator[client.Response]:
+    def _answer(
+        self, target: str, method: str = "GET", kind: str = "manifests"
+    ) -> Iterator[requests.Response]:
         resource = self._resource(kind, target, self._cancel, documents.ACCEPT)
         response = resource.get(None, method)
         try:

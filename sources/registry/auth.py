@@ -12,15 +12,16 @@ import json
 import logging
 import re
 import threading
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import requests
+
 from cdi_worker import errors
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.registry import reference as oci_reference
-from cdi_worker.sources.web import client, session
+from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class Credentials:
         """Return the value of a Basic Authorization header; empty without user and password."""
         if not self.user or not self.password:
             return ""
-        return wire.basic(self.user, self.password)
+        login = f"{self.user}:{self.password}".encode("utf-8", "surrogateescape")
+        return "Basic " + base64.b64encode(login).decode()
 
 
 def credentials(access: base.Access, auth_file: str, reference: oci_reference.Reference) -> Credentials:
@@ -80,7 +82,7 @@ class Authorizer:
     """The Authorization header for one repository, renewed on each challenge. Thread-safe."""
 
     def __init__(
-        self, repository: str, login: Credentials, access: base.Access, connection: client.Session
+        self, repository: str, login: Credentials, access: base.Access, connection: requests.Session
     ) -> None:
         self._scope = f"repository:{repository}:pull"
         self._credentials = login
@@ -129,24 +131,33 @@ class Authorizer:
         log.debug("token realm=%r scope=%r", name, self._scope)
         return _token_of(data, name)
 
-    def _ask(self, realm: str, fields: Mapping[str, str]) -> client.Response:
+    def _ask(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
         basic = self._credentials.basic()
         if basic:
             fields = {**fields, "account": self._credentials.user}
-        parts = urllib.parse.urlsplit(realm)
-        query = "&".join(filter(None, (parts.query, urllib.parse.urlencode(fields))))
-        url = urllib.parse.urlunsplit(parts._replace(query=query))
-        return self._session.request("GET", url, auth=client.Header("Authorization", basic))
+        headers = {"Authorization": basic} if basic else {}
+        return self._send("GET", realm, params=fields, headers=headers)
 
-    def _exchange(self, realm: str, fields: Mapping[str, str]) -> client.Response:
+    def _exchange(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
         form = {
             **fields,
             "grant_type": "refresh_token",
             "client_id": CLIENT_ID,
             "refresh_token": self._credentials.identity,
         }
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        return self._session.request("POST", realm, headers=headers, body=urllib.parse.urlencode(form))
+        return self._send("POST", realm, data=form)
+
+    def _send(self, method: str, realm: str, **what: Any) -> requests.Response:
+        return self._session.request(
+            method,
+            realm,
+            stream=True,
+            # A redirect would send the credentials to another server.
+            allow_redirects=False,
+            proxies=session.proxy(self._access, realm),
+            timeout=session.timeout(self._access),
+            **what,
+        )
 
     def _refuse_plaintext(self, url: str, destination: str) -> None:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""

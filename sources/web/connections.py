@@ -1,7 +1,9 @@
-"""Connections of urllib3 with our own TLS trust, address checks and cancellation.
+"""Connections of requests and urllib3 with our own TLS trust, address checks and cancellation.
 
 These overrides have no public API yet:
 
+- The TLS context. requests has a hook since 2.32 (``get_connection_with_tls_context``), but its
+  ``cert_verify`` adds its own CAs; ``verify=`` with a context is missing (psf/requests#2118, closed).
 - The address, checked before the first byte is sent (``_new_conn``): a hook for addresses is proposed in
   urllib3#3675.
 - Cancelling a connect or the wait for a response (``connect``, ``getresponse``).
@@ -16,10 +18,11 @@ import http.client
 import ipaddress
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from typing import Any
 
+import requests
+import requests.adapters
 import urllib3
 import urllib3.connection
 
@@ -68,50 +71,48 @@ def is_inside(address: str) -> bool:
     return found.is_loopback or found.is_link_local or found.is_unspecified or str(found) in CLOUDS
 
 
-class Pools:
-    """Connections of one session, direct or through proxies, whose waits are aborted by ``cancel``.
+class Adapter(requests.adapters.HTTPAdapter):
+    """An adapter with our own TLS context, whose waits are aborted by ``cancel``.
 
-    ``context`` is called only when TLS is used. Thread-safe.
+    requests would add its own CAs to the context otherwise. ``context`` is called only when needed: loading
+    the system's CAs takes 20 ms, which plain http does not need.
     """
 
     def __init__(
         self, context: Callable[[], ssl.SSLContext], connections: int, cancel: cancelling.Cancel
     ) -> None:
         self._context = context
-        self._sizes: dict[str, Any] = {"num_pools": 4, "maxsize": connections + 2}
         # A pool passes unknown arguments on to its connections.
         shared: dict[str, Any] = {"cancel": cancel, "border": Border()}
+        self._pools = {
+            "http": functools.partial(_PlainPool, **shared),
+            "https": functools.partial(_SecurePool, **shared),
+        }
+        super().__init__(pool_connections=4, pool_maxsize=connections + 2, max_retries=0)
 
-        def secure(*args: Any, **kwargs: Any) -> _SecurePool:
-            return _SecurePool(*args, **{**kwargs, **shared, "ssl_context": context()})
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = self._pools
 
-        self._classes: dict[str, Any] = {"http": functools.partial(_PlainPool, **shared), "https": secure}
-        self._managers: dict[str, urllib3.PoolManager] = {}
-        self._lock = threading.Lock()
+    def get_connection_with_tls_context(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_secure(request.url):
+            self.poolmanager.connection_pool_kw["ssl_context"] = self._context()
+        return super().get_connection_with_tls_context(request, *args, **kwargs)
 
-    def manager(self, proxy: str = "") -> urllib3.PoolManager:
-        """Return the connections through the proxy with this URL; without one the direct ones."""
-        with self._lock:
-            if proxy not in self._managers:
-                made = self._through(proxy) if proxy else urllib3.PoolManager(**self._sizes)
-                made.pool_classes_by_scheme = self._classes
-                self._managers[proxy] = made
-            return self._managers[proxy]
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        context = self._context()
+        manager = super().proxy_manager_for(proxy, **kwargs, ssl_context=context, proxy_ssl_context=context)
+        manager.pool_classes_by_scheme = self._pools
+        return manager
 
-    def _through(self, proxy: str) -> urllib3.ProxyManager:
-        credentials = proxies.authorization(proxy)
-        return urllib3.ProxyManager(
-            proxy,
-            proxy_headers={"Proxy-Authorization": credentials} if credentials else {},
-            proxy_ssl_context=self._context() if _is_secure(proxy) else None,
-            **self._sizes,
-        )
+    def proxy_headers(self, proxy: str) -> dict[str, str]:
+        """Return the credentials for a proxy. requests cannot send all passwords, nor an empty one."""
+        value = proxies.authorization(proxy)
+        return {"Proxy-Authorization": value} if value else {}
 
-    def close(self) -> None:
-        """Close the connections that are not in use."""
-        with self._lock:
-            for made in self._managers.values():
-                made.clear()
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        if _is_secure(url):
+            conn.cert_reqs = self._context().verify_mode
 
 
 def read(raw: Any, into: memoryview) -> int:

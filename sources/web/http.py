@@ -9,11 +9,13 @@ import threading
 import time
 from typing import NamedTuple, Self
 
+import requests
+
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
 from cdi_worker.images.engine import seams
 from cdi_worker.sources import base
-from cdi_worker.sources.web import client, connections, pinned, session
+from cdi_worker.sources.web import connections, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +173,7 @@ class HttpSource(base.Source):
 
     # -- the first answer ---------------------------------------------------------------------
 
-    def _open_ranges(self, response: client.Response) -> None:
+    def _open_ranges(self, response: requests.Response) -> None:
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found or int(found[1]) != 0 or found[3] == "*":
             self._resource.drop(response)
@@ -185,7 +187,7 @@ class HttpSource(base.Source):
             begun = time.monotonic()
             filled = answer.fill(memoryview(head))
             self.pace.received(filled, time.monotonic() - begun)
-        self.pace.answered(response.seconds)
+        self.pace.answered(response.elapsed.total_seconds())
         try:
             self._read_on(head, filled)
         except errors.NoRanges as err:
@@ -202,7 +204,7 @@ class HttpSource(base.Source):
         while filled < len(head):
             filled += rest.read_range(filled, memoryview(head)[filled:])
 
-    def _open_stream(self, response: client.Response) -> None:
+    def _open_stream(self, response: requests.Response) -> None:
         if response.status_code != 200:
             raise self._resource.failure(response)
         self._has_ranges = False
@@ -233,7 +235,7 @@ class HttpSource(base.Source):
 
     # -- requests -------------------------------------------------------------------------------
 
-    def _raise_status(self, response: client.Response) -> None:
+    def _raise_status(self, response: requests.Response) -> None:
         """Raise the error for a response that is not the requested range."""
         if response.status_code == 200:
             self._resource.drop(response)
@@ -250,7 +252,7 @@ class HttpSource(base.Source):
             failure = errors.Transient(url=self.name, reason=failure.fields["reason"])
         raise failure
 
-    def _check_range(self, response: client.Response, offset: int) -> int:
+    def _check_range(self, response: requests.Response, offset: int) -> int:
         """Check the Content-Range of a 206 response; return its length in bytes."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found:
@@ -265,7 +267,7 @@ class HttpSource(base.Source):
             )
         return end - start + 1
 
-    def _check_version(self, response: client.Response, size: int | None) -> None:
+    def _check_version(self, response: requests.Response, size: int | None) -> None:
         now = _version(response, size)
         if self._version and response.status_code < 300 and self._version.encoding != now.encoding:
             self._resource.drop(response)
@@ -282,7 +284,7 @@ class HttpSource(base.Source):
 class _HttpStream:
     """The body of one response as a reader."""
 
-    def __init__(self, resource: pinned.Resource, response: client.Response) -> None:
+    def __init__(self, resource: pinned.Resource, response: requests.Response) -> None:
         self._resource = resource
         self._response = response
         #: Bytes already read from the body; returned first.
@@ -307,7 +309,9 @@ class _HttpStream:
 class _Range(_HttpStream):
     """The body of a range response, with ``left`` bytes from ``offset``."""
 
-    def __init__(self, resource: pinned.Resource, response: client.Response, offset: int, left: int) -> None:
+    def __init__(
+        self, resource: pinned.Resource, response: requests.Response, offset: int, left: int
+    ) -> None:
         super().__init__(resource, response)
         self._offset = offset
         self.left = left
@@ -364,12 +368,12 @@ def _word(text: str) -> str:
     return "".join(text.split())
 
 
-def _length(response: client.Response) -> int | None:
+def _length(response: requests.Response) -> int | None:
     value = response.headers.get("Content-Length", "")
     return int(value) if LENGTH.fullmatch(value) else None
 
 
-def _version(response: client.Response, size: int | None) -> Version:
+def _version(response: requests.Response, size: int | None) -> Version:
     headers = response.headers
     found = (headers.get(name) for name in VERSION_HEADERS)
     # Amazon's version id of objects in buckets without versions is "null".

@@ -12,7 +12,7 @@ from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, labels
+from cdi_worker.sources import base, labels, wire
 from cdi_worker.sources.web import http, locations, pinned, session
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class NodePullSource(http.HttpSource):
                 session.new_session(self._location.access, self._cancel) as fresh,
                 session.translated(url, first=False),
             ):
-                answer = fresh.request("GET", url)
+                answer = fresh.get(url, timeout=wire.TIMEOUT, allow_redirects=False, stream=True)
                 if answer.status_code != 200:
                     log.warning("no labels url=%r status=%d", url, answer.status_code)
                     return {}

@@ -12,10 +12,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import requests
+import requests.auth
+
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, sockets
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.web import client, session
+from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class Resource:
         self,
         url: str,
         access: base.Access,
-        connection: client.Session | None = None,
+        connection: requests.Session | None = None,
         *,
         cancel: cancelling.Cancel,
     ) -> None:
@@ -55,13 +58,13 @@ class Resource:
         self._pinned = self.url
         self._answered = False
         #: The open responses, and those of them that a thread is reading from.
-        self._answers: dict[client.Response, cancelling.Registration] = {}
-        self._being_read: set[client.Response] = set()
-        self._from_redirect: weakref.WeakSet[client.Response] = weakref.WeakSet()
+        self._answers: dict[requests.Response, cancelling.Registration] = {}
+        self._being_read: set[requests.Response] = set()
+        self._from_redirect: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
 
-    def get(self, byte_range: str | None, method: str = "GET") -> client.Response:
+    def get(self, byte_range: str | None, method: str = "GET") -> requests.Response:
         """Send a request to the pinned URL, follow redirects and pin their target.
 
         The caller releases the response with ``drop``.
@@ -83,7 +86,7 @@ class Resource:
             self._answered = True
         return response
 
-    def _redirect_target(self, url: str, location: str, response: client.Response) -> str:
+    def _redirect_target(self, url: str, location: str, response: requests.Response) -> str:
         """Return the target of a redirect from ``url``."""
         try:
             there = urllib.parse.urljoin(url, location)
@@ -99,19 +102,29 @@ class Resource:
             )
         return there
 
-    def send(self, method: str, url: str, headers: dict[str, str]) -> client.Response:
+    def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         """Send one request. Only the origin receives credentials and secret headers."""
-        auth: client.Auth = client.no_auth
+        auth: requests.auth.AuthBase = NO_AUTH
         if wire.origin(url) == wire.origin(self.url):
             extra = {name: session.on_the_wire(value) for name, value in self.access.headers}
             headers = {**headers, **extra}
             auth = self.authorization()
         try:
             with session.translated(self.name, first=not self._answered):
-                response = self._session.request(method, url, headers=headers, auth=auth)
+                response = self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    auth=auth,
+                    stream=True,
+                    allow_redirects=False,
+                    proxies=session.proxy(self.access, url),
+                    timeout=session.timeout(self.access),
+                )
         except errors.Transient:
             self.unpin()
             raise
+        response.raw.decode_content = False
         for name in SHOWN & {key.lower() for key in response.headers}:
             response.headers[name] = session.hide(response, response.headers[name])
         with self._lock:
@@ -121,13 +134,15 @@ class Resource:
             raise errors.Cancelled
         return response
 
-    def authorization(self) -> client.Auth:
+    def authorization(self) -> requests.auth.AuthBase:
         """Return an object that adds the credentials to requests to the origin."""
         if self.access.user and self.access.password:
-            return client.Header("Authorization", wire.basic(self.access.user, self.access.password))
-        return client.no_auth
+            # RFC 7617, 2.1: most servers expect UTF-8, as curl and Go send it.
+            user, password = self.access.user, self.access.password
+            return requests.auth.HTTPBasicAuth(session.on_the_wire(user), session.on_the_wire(password))
+        return NO_AUTH
 
-    def failure(self, response: client.Response) -> errors.Error:
+    def failure(self, response: requests.Response) -> errors.Error:
         """Release a failed response; return the error for it."""
         try:
             return session.status_error(self.name, response)
@@ -138,11 +153,11 @@ class Resource:
         """Forget the target of the redirects: the next request follows them again."""
         self._pinned = self.url
 
-    def was_redirected(self, response: client.Response) -> bool:
+    def was_redirected(self, response: requests.Response) -> bool:
         """Return whether a response came from the target of a redirect."""
         return response in self._from_redirect
 
-    def drop(self, response: client.Response) -> None:
+    def drop(self, response: requests.Response) -> None:
         """Release a response, read or not. Safe to call twice, also after ``close``."""
         with self._lock:
             ending = self._answers.pop(response, None)
@@ -151,7 +166,7 @@ class Resource:
             response.close()
 
     @contextlib.contextmanager
-    def reading(self, response: client.Response) -> Iterator[None]:
+    def reading(self, response: requests.Response) -> Iterator[None]:
         """Read from a response in the block. Raises ``Cancelled`` if the read was aborted."""
         ending = self._answers.get(response)
         if ending is None:
@@ -181,6 +196,16 @@ class Resource:
             self._session.close()
 
 
+class _NoAuth(requests.auth.AuthBase):
+    """No credentials. Without it requests would search .netrc."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request
+
+
+NO_AUTH = _NoAuth()
+
+
 #: A port is a number from 0 to 65535.
 EXPECTED = "http(s)://host[:port]/path"
 
@@ -197,7 +222,7 @@ def checked(url: str) -> urllib.parse.SplitResult:
     return parts
 
 
-def _shut(response: client.Response) -> None:
+def _shut(response: requests.Response) -> None:
     connection: Any = response.raw.connection
     # A finished response has no connection, or one without a socket.
     with contextlib.suppress(AttributeError, TypeError):

@@ -6,6 +6,7 @@ brackets without a port, which Go ignores.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import urllib.parse
 
@@ -36,7 +37,9 @@ def authorization(proxy: str) -> str:
     parts = urllib.parse.urlsplit(proxy)
     if parts.username is None:
         return ""
-    return wire.basic(urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
+    # RFC 7617, 2.1: UTF-8. The password may be empty.
+    login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(login.encode("utf-8", "surrogateescape")).decode()
 
 
 def _checked(text: str, variable: str) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import logging
 import re
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
+import requests
 import urllib3
 import urllib3.exceptions
 
@@ -20,8 +23,9 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
-from cdi_worker.sources.web import client, connections
+from cdi_worker.sources.web import connections, proxies
 
+USER_AGENT = "cdi-worker/0.1"
 MAX_REDIRECTS = 10
 LARGEST_ERROR = 64 * 1024
 #: Seconds for the body of a small response: a document, an error.
@@ -38,17 +42,49 @@ def ascii_address(received: str) -> str:
     return re.sub(r"[^!-~]", lambda found: f"%{ord(found[0]):02X}", received)
 
 
-def new_session(access: Access, cancel: cancelling.Cancel) -> client.Session:
+def timeout(access: Access) -> tuple[float, float]:
+    """Return connect and read time-outs in seconds: ``wire.TIMEOUT``, limited by the user's patience."""
+    connect, read = wire.TIMEOUT
+    return min(connect, access.patience), min(read, access.patience)
+
+
+class _Session(requests.Session):
+    """A session that ignores redirects.
+
+    Even with ``allow_redirects=False`` requests reads and decodes the whole body of a redirect, unlimited.
+    """
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
+
+
+def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
     """Return a session that uses no settings of the environment (.netrc, proxies).
 
     ``cancel`` aborts its connects and its waits for responses.
     """
     # It logs URLs with their signatures: of each request at debug level, of malformed headers as a warning.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+    session = _Session()
+    session.trust_env = False
+    session.verify = not access.insecure
     if access.insecure:
         # The user asked for it; a warning for each connection is noise.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    return client.Session(access, cancel)
+    session.headers.clear()
+    session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
+    adapter = connections.Adapter(
+        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel
+    )
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    return session
+
+
+def proxy(access: Access, url: str) -> dict[str, str]:
+    """Return the proxy for ``url`` as the ``proxies`` argument of requests; empty for none."""
+    found = proxies.find(access, url)
+    return {wire.origin(url)[0]: found} if found else {}
 
 
 def retry_after(value: str | None) -> float | None:
@@ -63,7 +99,7 @@ def retry_after(value: str | None) -> float | None:
         return None
 
 
-def hide(response: client.Response, text: str) -> str:
+def hide(response: requests.Response, text: str) -> str:
     """Hide the secrets of the request in ``text`` of a server: it can repeat only what it was sent."""
     for secret in sorted(_secrets(response.request), key=len, reverse=True):
         text = text.replace(secret, "***")
@@ -92,14 +128,15 @@ _PUBLIC_FIELDS = frozenset(
 _SHORTEST_SECRET, _SHORTEST_QUERY = 4, 8
 
 
-def _secrets(request: client.Request) -> set[str]:
+def _secrets(request: requests.PreparedRequest) -> set[str]:
     """Return the credentials, secret headers and query values of a request, in every form of them."""
     found: set[str] = set()
     for name, value in request.headers.items():
         if name.lower() not in _PUBLIC_HEADERS:
-            found |= {value, *value.split(), *_basic(value)}
+            text = value.decode("latin-1") if isinstance(value, bytes) else value
+            found |= {text, *text.split(), *_basic(text)}
     body = request.body if isinstance(request.body, str) else ""
-    for name, value in urllib.parse.parse_qsl(f"{urllib.parse.urlsplit(request.url).query}&{body}"):
+    for name, value in urllib.parse.parse_qsl(f"{urllib.parse.urlsplit(request.url or '').query}&{body}"):
         if name.lower() not in _PUBLIC_FIELDS and len(value) >= _SHORTEST_QUERY:
             found |= {value, urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
     return {secret for secret in found if len(secret) >= _SHORTEST_SECRET} - {"Basic", "Bearer"}
@@ -118,7 +155,7 @@ def _basic(header: str) -> set[str]:
     return {password for text in texts for password in (text, text.partition(":")[2])}
 
 
-def status_error(url: str, response: client.Response, text: str = "") -> errors.Error:
+def status_error(url: str, response: requests.Response, text: str = "") -> errors.Error:
     """Return the error for the status of a failed response. ``text``: its body, if it was read already."""
     status, reason = response.status_code, wire.printable(hide(response, response.reason or ""))
     message = f"server answers {status} {reason}".rstrip()
@@ -126,8 +163,9 @@ def status_error(url: str, response: client.Response, text: str = "") -> errors.
         return errors.Transient(
             url=url, reason=message, retry_after=retry_after(response.headers.get("Retry-After"))
         )
-    if status == 400 and response.request.url.startswith("http:"):
-        message += wire.advice(response.request.url, text or error_text(response))
+    sent = response.request.url or ""
+    if status == 400 and sent.startswith("http:"):
+        message += wire.advice(sent, text or error_text(response))
     advice = {
         401: "; check user and password",
         403: "; check the credentials and the permissions of the object",
@@ -138,7 +176,7 @@ def status_error(url: str, response: client.Response, text: str = "") -> errors.
     return errors.Unreachable(url=url, reason=message + advice)
 
 
-def body(response: client.Response, limit: int, seconds: float = SMALL_TIME) -> bytes:
+def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -> bytes:
     """Return the body of a small response; of a larger one, the first ``limit`` + 1 bytes.
 
     Reads until an empty result: only then urllib3 reports a connection that ended too early. Raises
@@ -153,23 +191,18 @@ def body(response: client.Response, limit: int, seconds: float = SMALL_TIME) -> 
 
 
 def exchange(
-    connection: client.Session,
-    method: str,
-    url: str,
-    limit: int,
-    *,
-    headers: Mapping[str, str] | None = None,
-    data: bytes | str | None = None,
-) -> tuple[client.Response, bytes]:
+    connection: requests.Session, access: Access, method: str, url: str, limit: int, **given: Any
+) -> tuple[requests.Response, bytes]:
     """Send a request of a library; return the response and its body, see ``body``.
 
-    Without redirects: they would send credentials to another server.
+    With our proxies and time-outs, and without redirects: they would send credentials to another server.
     """
-    with connection.request(method, url, headers=headers, body=data) as answer:
+    given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
+    with connection.request(method, url, proxies=proxy(access, url), **given) as answer:
         return answer, body(answer, limit)
 
 
-def error_text(response: client.Response) -> str:
+def error_text(response: requests.Response) -> str:
     """Return the beginning of the body of an error response; empty if the connection breaks."""
     try:
         return hide(response, body(response, LARGEST_ERROR).decode(errors="replace"))
@@ -179,14 +212,14 @@ def error_text(response: client.Response) -> str:
 
 @contextmanager
 def translated(url: str, *, first: bool) -> Iterator[None]:
-    """Translate exceptions of urllib3; see ``wire.failure``."""
+    """Translate exceptions of requests and urllib3; see ``wire.failure``."""
     try:
         yield
-    except urllib3.exceptions.LocationValueError as err:
+    except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:
         raise wire.malformed(url, "http(s)://host[:port]/path") from err
-    except UnicodeEncodeError as err:
+    except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
         raise errors.RequestError("malformed header") from err
     except connections.LedInside as err:
         raise errors.Unreachable(url=url, reason=str(err)) from err
-    except (urllib3.exceptions.HTTPError, OSError) as err:
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
         raise wire.failure(url, err, first=first) from err

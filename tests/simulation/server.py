@@ -1,22 +1,23 @@
 """A simulated web server: objects with versions, and responses with faults.
 
-The product's HTTP source runs on it; what is simulated is the session below.
+The product's HTTP source runs on it; what is simulated is the session of ``requests`` below.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import functools
 import random
 import re
 import struct
 from typing import Any
 
-import urllib3
+import requests
+import requests.structures
 import urllib3.exceptions
 from isal import isal_zlib
 
-from cdi_worker.sources.web import client
 from tests.simulation import kernel
 from tests.simulation import scheduler as schedulers
 from tests.support import qcow2_parts
@@ -31,7 +32,7 @@ _EDGE = 4096
 #: Bytes by which shifted ranges are wrong.
 SHIFT = 512
 #: What a response remembers of its request: its secrets are hidden in messages.
-_REQUEST = client.Request("GET", "http://server.example/", {})
+_REQUEST = requests.Request("GET", "http://server.example/").prepare()
 STATUSES = (
     301,
     400,
@@ -213,7 +214,7 @@ def _qcow2(disk: bytes) -> bytes:
 
 
 class Session:
-    """What the HTTP source uses of ``client.Session``."""
+    """What the HTTP source uses of ``requests.Session``."""
 
     def __init__(self, served: Object, faults: Serving) -> None:
         self._served = served
@@ -223,7 +224,7 @@ class Session:
     def close(self) -> None:
         pass
 
-    def request(self, method: str, url: str, *, headers: dict[str, str], **_: object) -> client.Response:
+    def request(self, method: str, url: str, *, headers: dict[str, str], **_: object) -> requests.Response:
         world = schedulers.active()
         asked = headers.get("Range", "")
         world.step("request", self._served.name, asked)
@@ -231,19 +232,17 @@ class Session:
         world.sleep(waited)
         self._count += 1
         made = self._answer(world, asked)
-        made.seconds = waited
+        made.elapsed = dt.timedelta(seconds=waited)
         return made
 
-    def _answer(self, world: schedulers.Scheduler, asked: str) -> client.Response:
+    def _answer(self, world: schedulers.Scheduler, asked: str) -> requests.Response:
         faults, dice, served = self._faults, world.dice, self._served
         if dice.random() < faults.changes:
             served.replace()
             world.note("replaced", served.name, len(served.versions))
         if dice.random() < faults.resets:
             world.note("refused")
-            raise urllib3.exceptions.ProtocolError(
-                "Connection aborted.", ConnectionResetError(104, "Connection reset by peer")
-            )
+            raise requests.exceptions.ConnectionError(ConnectionResetError(104, "Connection reset by peer"))
         if faults.busy and self._count > 3:
             return self._respond(503, b"", {"Retry-After": str(int(faults.busy))})
         if dice.random() < faults.errors:
@@ -265,7 +264,7 @@ class Session:
 
     def _part(
         self, world: schedulers.Scheduler, start: int, end: int, same: dict[str, str]
-    ) -> client.Response:
+    ) -> requests.Response:
         faults, dice, body = self._faults, world.dice, self._served.now.body
         said, total = start, len(body)
         if dice.random() < faults.lies:
@@ -284,22 +283,25 @@ class Session:
         stated = {"Content-Range": f"bytes {said}-{end - 1}/{total}", "Content-Length": str(end - start)}
         return self._respond(206, data, {**same, **stated})
 
-    def _respond(self, status: int, data: bytes, headers: dict[str, str]) -> client.Response:
+    def _respond(self, status: int, data: bytes, headers: dict[str, str]) -> requests.Response:
         world = schedulers.active()
         world.note("response", status, len(data))
-        return client.Response(_REQUEST, _Body(status, data, self._faults, headers))
+        made = requests.Response()
+        made.status_code = status
+        made.reason = "Simulated"
+        made.headers = requests.structures.CaseInsensitiveDict(headers)
+        made.request = _REQUEST
+        made.raw = _Body(data, self._faults, headers.get("Content-Length"))
+        return made
 
 
 class _Body:
     """The body of a response: what the source uses of urllib3's."""
 
-    reason = "Simulated"
+    decode_content = False
 
-    def __init__(self, status: int, data: bytes, faults: Serving, headers: dict[str, str]) -> None:
+    def __init__(self, data: bytes, faults: Serving, length: str | None) -> None:
         world = schedulers.active()
-        self.status = status
-        self.headers = urllib3.HTTPHeaderDict(headers)
-        length = headers.get("Content-Length")
         self._rest = memoryview(data)
         self._has_length = length is not None
         self._length = int(length or 0)

@@ -17,7 +17,7 @@ from cdi_worker import contract, errors
 from cdi_worker.roles import importer
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations
-from cdi_worker.sources.web import client, http
+from cdi_worker.sources.web import http, session
 from tests.support import gcs_objects, misbehave, objectservers, proxy, reading, tls
 
 
@@ -239,7 +239,7 @@ def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None
         with pytest.raises(errors.Transient, match="timed out"):
             reading.read_all(source.stream())
     assert {request.headers["user-agent"] for request in server.gets(gcs_objects.MEDIA)} == {
-        client.USER_AGENT
+        session.USER_AGENT
     }
 
 

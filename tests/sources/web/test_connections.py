@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 import cdi_worker
 from cdi_worker import errors
@@ -101,9 +102,9 @@ def test_abandoned_connect_keeps_its_socket() -> None:
     """If another thread closed the socket, TLS could start on a file that got its number."""
     context = Pausing(ssl.PROTOCOL_TLS_CLIENT)
     context.begun, context.go = threading.Event(), threading.Event()
-    with unresponsive_server() as port:
+    with unresponsive_server() as port, requests.Session() as session:
         cancel = cancelling.Cancel()
-        pool = connections.Pools(lambda: context, 1, cancel).manager()
+        session.mount("https://", connections.Adapter(lambda: context, 1, cancel))
 
         def wait() -> None:
             assert context.begun.wait(SOON)
@@ -112,7 +113,7 @@ def test_abandoned_connect_keeps_its_socket() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         with pytest.raises(errors.Cancelled):
-            pool.urlopen("GET", f"https://127.0.0.1:{port}/", timeout=1, retries=False)
+            session.get(f"https://127.0.0.1:{port}/", timeout=1)
         thread.join()
         context.go.set()
         processes.wait_for(lambda: "apart" not in {one.name for one in threading.enumerate()}, "its end")

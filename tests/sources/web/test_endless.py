@@ -90,7 +90,7 @@ def test_large_head_is_read(server: misbehave.Server) -> None:
 
 def test_small_document_that_arrives_byte_by_byte_is_limited(server: misbehave.Server) -> None:
     url = server.serve("/document", http_disk.changed(drip=(1, 0.05)))
-    with session.new_session(base.Access(), cancelling.NEVER) as fresh, fresh.request("GET", url) as answer:
+    with session.new_session(base.Access(), cancelling.NEVER) as fresh, fresh.get(url, stream=True) as answer:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             session.body(answer, 1 << 20, 0.5)
