@@ -43,7 +43,7 @@ class File:
         return self.facts.virtual_size or 0
 
 
-def _backing_base_name(name: str) -> str:
+def backing_base_name(name: str) -> str:
     """Return the base name that a header's backing file has, also in the ``json:`` form of QEMU."""
     if not name.startswith("json:"):
         return _base_name(name.removeprefix("file:"))
@@ -101,7 +101,7 @@ def _check_form(file: File, *, is_base: bool) -> None:
         raise errors.Unsupported(reason=f"{file.name}: {what}, this is {file.facts.format}")
     if is_base and file.facts.backing is not None:
         # Without the rest, which may be a URL with a password.
-        wanted = _backing_base_name(file.facts.backing)
+        wanted = backing_base_name(file.facts.backing)
         reason = (
             f"{file.name}: needs its backing file {wanted!r}, which is missing; name that file "
             "as SOURCE and this one with --layer, or the checkpoint that the target holds with "
@@ -123,7 +123,7 @@ def _check_names(files: Sequence[File], previous: str | None) -> None:
     below = previous
     for index, file in enumerate(files):
         if file.facts.backing is not None:
-            wanted = _backing_base_name(file.facts.backing)
+            wanted = backing_base_name(file.facts.backing)
             if wanted != below and wanted in names[index + 1 :]:
                 reason = (
                     f"{file.name}: its backing file {wanted!r} is given after it; give the oldest file first"

@@ -64,7 +64,12 @@ def _backing(head: bytes, allowed: str) -> str | None:
     """Return the name of the backing file, None without one. Refuse a base name that is not allowed."""
     name = _backing_name(head)
     if name is not None and posixpath.basename(name) != allowed:
-        raise facts.refuse("qcow2", "backing_file", f"the backing file is {name!r}, expected {allowed!r}")
+        # Imported when used: only a refusal needs it (start-up time).
+        from cdi_worker.formats.qcow2 import chain
+
+        # Without the rest, which may be a URL with a password.
+        reason = f"the backing file is {chain.backing_base_name(name)!r}, expected {allowed!r}"
+        raise facts.refuse("qcow2", "backing_file", reason)
     return name
 
 

@@ -157,6 +157,18 @@ def test_expected_backing_file_is_accepted(tmp_path, version, name):
             inspected.check(data, **options)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["https://user:secret@host/base?signature=secret", 'json:{"driver": "https", "password": "secret"}'],
+)
+def test_secret_in_the_name_of_another_backing_file_is_not_shown(tmp_path, name):
+    path = tmp_path / "delta"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-u", "-b", name, "-F", "qcow2", path, "8M")
+    with pytest.raises(errors.Refused, match="backing_file") as caught:
+        inspected.check(path.read_bytes(), allow_backing="other")
+    assert "secret" not in str(caught.value)
+
+
 def test_missing_backing_file_is_accepted(disks):
     assert inspected.check(inspected.image(disks, "qcow2"), allow_backing="base").backing is None
 
