@@ -370,7 +370,7 @@ def test_cancel_ends_reads_at_once(tmp_path: Path, raw: Path) -> None:
 
 
 def interrupt(url: str, target: Path, **fields: Any) -> None:
-    """Import a part of the disk, then cancel."""
+    """Import a part of the disk of ``slow``, then cancel."""
     cancel, part = cancelling.Cancel(), target.with_name(f"{target.name}.part")
 
     def stop() -> None:
@@ -385,11 +385,21 @@ def interrupt(url: str, target: Path, **fields: Any) -> None:
     with pytest.raises(errors.Cancelled):
         execute.run(wanted, cancel=cancel)
     thread.join()
+    target.with_name("rate").write_text("1G")
+
+
+@contextlib.contextmanager
+def slow(tmp_path: Path, disk: Path) -> Iterator[int]:
+    """Serve the disk at 5 MB/s until ``interrupt`` has ended."""
+    rate = tmp_path / "rate"
+    rate.write_text("40M")
+    with nbd_exports.nbdkit(tmp_path, "-r", "--filter=rate", "file", disk, f"rate-file={rate}") as port:
+        yield port
 
 
 def test_named_moment_is_resumed(tmp_path: Path, raw: Path) -> None:
     target = tmp_path / "disk.img"
-    with nbd_exports.nbdkit(tmp_path, "-r", "--filter=rate", "file", raw, "rate=200M") as port:
+    with slow(tmp_path, raw) as port:
         url = f"nbd://127.0.0.1:{port}/"
         interrupt(url, target, current="monday")
         done = import_(url, target, current="monday")
@@ -400,7 +410,7 @@ def test_named_moment_is_resumed(tmp_path: Path, raw: Path) -> None:
 def test_nothing_is_resumed_without_a_named_moment(tmp_path: Path, raw: Path) -> None:
     """NBD has no identity: the export may be another disk since then."""
     target = tmp_path / "disk.img"
-    with nbd_exports.nbdkit(tmp_path, "-r", "--filter=rate", "file", raw, "rate=200M") as port:
+    with slow(tmp_path, raw) as port:
         interrupt(f"nbd://127.0.0.1:{port}/", target)
         done = import_(f"nbd://127.0.0.1:{port}/", target)
     oracle.same(target, raw)
@@ -410,7 +420,7 @@ def test_nothing_is_resumed_without_a_named_moment(tmp_path: Path, raw: Path) ->
 def test_changed_disk_with_the_same_name_starts_over(tmp_path: Path, raw: Path) -> None:
     target, disk = tmp_path / "disk.img", tmp_path / "changing.raw"
     processes.run("cp", "--sparse=always", raw, disk)
-    with nbd_exports.nbdkit(tmp_path, "-r", "--filter=rate", "file", disk, "rate=200M") as port:
+    with slow(tmp_path, disk) as port:
         url = f"nbd://127.0.0.1:{port}/"
         interrupt(url, target, current="monday")
         with disk.open("r+b") as file:
