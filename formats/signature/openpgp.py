@@ -86,7 +86,7 @@ def detached(data: bytes, name: str) -> bytes:
         tags = list(_tags(found))
     except ValueError as err:
         raise _malformed(name, f"not an OpenPGP signature: {err}") from err
-    if not tags or len(tags) > _MOST or set(tags) != {_SIGNATURE_PACKET}:
+    if len(tags) > _MOST or set(tags) != {_SIGNATURE_PACKET}:
         raise _malformed(name, "not a detached OpenPGP signature")
     return found
 
