@@ -36,6 +36,12 @@ class Signer:
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         return self.key.public_key().public_bytes(serialization.Encoding.PEM, form)
 
+    @property
+    def private_pem(self) -> bytes:
+        """Return the private key in PEM."""
+        form, hidden = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        return self.key.private_bytes(serialization.Encoding.PEM, form, hidden)
+
     def write(self, path: Path) -> str:
         """Write the public key to a file and return its path."""
         path.write_bytes(self.pem)

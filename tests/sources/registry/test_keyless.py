@@ -158,3 +158,10 @@ def test_malformed_trusted_root_is_a_fault_of_the_request(
     path.write_text(text)
     with pytest.raises(errors.RequestError, match=r"root\.json"):
         pull(guarded, name, str(path))
+
+
+def test_missing_trusted_root_is_a_fault_of_the_request(
+    guarded: registries.Registry, name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(errors.RequestError, match=r"root\.json: no such file"):
+        pull(guarded, name, str(tmp_path / "root.json"))

@@ -14,7 +14,7 @@ from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
-from cdi_worker.sources.registry import identity, locations, policy, reference
+from cdi_worker.sources.registry import identity, locations, policy, reference, trust
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, misbehave, repository, signing
 
@@ -378,6 +378,26 @@ def test_requirement_that_is_not_supported_refuses_the_image(
     tmp_path: Path, requirement: dict[str, Any]
 ) -> None:
     assert open_image("valid", write(tmp_path / "p", requirement)) == signature.UNVERIFIABLE
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rekorPublicKeyPath": KEY}, "sigstoreSigned with a transparency log"),
+        ({"fulcio": FULCIO, "rekorPublicKeyPath": KEY}, "sigstoreSigned with fulcio"),
+        ({"pki": {}}, "sigstoreSigned with pki"),
+    ],
+)
+def test_demand_beside_the_key_is_not_left_out(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    """The key has signed; what is demanded beside it, or instead of it, cannot be verified."""
+    key = {} if {"fulcio", "pki"} & change.keys() else {"keyPath": KEY}
+    fields = {name: value for name, value in SAME.items() if name != "keyPath"}
+    path = write(tmp_path / "p", {**fields, **key, **change})
+    of = reference.parse("docker://h.io/r")
+    with pytest.raises(errors.Untrusted, match=reason) as caught:
+        trust.Judge(signature.Demand(policy=path), of)
+    assert caught.value.fields["fault"] == signature.UNVERIFIABLE
+    assert open_image("valid", path) == signature.UNVERIFIABLE
 
 
 def test_missing_key_of_another_scope_does_not_count(tmp_path: Path) -> None:

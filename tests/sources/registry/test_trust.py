@@ -9,10 +9,12 @@ import json
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
+from cdi_worker.formats.signature import bundle
 from tests.support import containers, pulled, registries, signing
 from tests.support.containers import Image
 
@@ -162,6 +164,31 @@ def test_bundle_that_names_another_repository_is_refused(
     refused(guarded, name, key, signature.OTHER_REFERENCE)
 
 
+@pytest.mark.parametrize("change", ["type", "signatures", "subjects", "statement"])
+def test_bundle_of_an_unknown_form_is_refused(
+    guarded: registries.Registry, name: str, key: str, change: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    document = json.loads(SIGNER.bundle(digest).data)
+    envelope = document["dsseEnvelope"]
+    if change == "type":
+        envelope["payloadType"] = "text/plain"
+    elif change == "signatures":
+        envelope["signatures"].append({"sig": signing.encoded(b"another")})
+    else:
+        statement = json.loads(signing.decoded(envelope["payload"]))
+        if change == "subjects":
+            statement["subject"].append({"digest": {"sha256": "0" * 64}})
+        else:
+            statement["_type"] = "https://in-toto.io/Statement/v9"
+        payload = json.dumps(statement).encode()
+        envelope["payload"] = signing.encoded(payload)
+        envelope["signatures"] = [{"sig": signing.encoded(SIGNER.sign(bundle.encoded(payload)))}]
+    changed = containers.Blob(json.dumps(document).encode(), signing.BUNDLE)
+    signing.refer(guarded, name, digest, changed)
+    refused(guarded, name, key, signature.MALFORMED)
+
+
 def test_annotations_must_be_signed(guarded: registries.Registry, name: str, key: str) -> None:
     digest = guarded.push(name, IMAGE)
     layer = SIGNER.simple(digest, reference(guarded, name), {"env": "prod", "number": 1})
@@ -297,7 +324,9 @@ def test_payload_with_a_wrong_member_is_refused(
     else:
         critical["image"]["docker-manifest-digest"] = [digest]
     signing.attach(guarded, name, digest, _signed(json.dumps(payload).encode()))
-    with pytest.raises(errors.Untrusted):
+    with pytest.raises(
+        errors.Untrusted, match="signed no reference" if change == "no reference" else "signature "
+    ):
         pull(guarded, name, key)
 
 
@@ -320,7 +349,7 @@ def test_signature_whose_bytes_were_changed_is_refused(
     layer = SIGNER.simple(digest, reference(guarded, name), {"only": name})
     signing.attach(guarded, name, digest, layer)
     guarded.stored(layer.digest).write_bytes(layer.data.replace(b"critical", b"CRITICAL"))
-    refused(guarded, name, key, signature.MALFORMED)
+    assert "calculated sha256:" in str(refused(guarded, name, key, signature.MALFORMED))
 
 
 @pytest.mark.parametrize(
@@ -333,6 +362,38 @@ def test_malformed_key_is_a_fault_of_the_request(
     path.write_bytes(data)
     with pytest.raises(errors.RequestError, match=r"key\.pem"):
         pull(guarded, name, str(path))
+
+
+def _pem(public: rsa.RSAPublicKey | x25519.X25519PublicKey) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return public.public_bytes(serialization.Encoding.PEM, form)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (_pem(rsa.generate_private_key(65537, 1024).public_key()), "an RSA key of 1024 bits"),
+        (_pem(x25519.X25519PrivateKey.generate().public_key()), "not an ECDSA, RSA or Ed25519 key"),
+        (SIGNER.private_pem, "a private key; name the file with the public key"),
+    ],
+    ids=["short", "other-kind", "private"],
+)
+def test_unusable_key_is_a_fault_of_the_request(
+    guarded: registries.Registry, name: str, tmp_path: Path, data: bytes, reason: str
+) -> None:
+    path = tmp_path / "key.pem"
+    # A key that can be used beside it does not help.
+    path.write_bytes(SIGNER.pem + data)
+    with pytest.raises(errors.RequestError, match=reason):
+        pull(guarded, name, str(path))
+
+
+def test_folder_without_keys_is_a_fault_of_the_request(
+    guarded: registries.Registry, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").mkdir()
+    with pytest.raises(errors.RequestError, match="no file with a public key in it"):
+        pull(guarded, name, str(tmp_path / "keys"))
 
 
 def test_missing_key_is_a_fault_of_the_request(
