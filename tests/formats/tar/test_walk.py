@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pathlib
 import tarfile
 
 import pytest
@@ -142,3 +143,30 @@ def test_global_headers_are_ignored() -> None:
     ) as archive:
         archive.addfile(tarfile.TarInfo("a"))
     assert [name for name, *_ in walk(out.getvalue())] == ["a"]
+
+
+def test_endless_extension_headers_are_refused() -> None:
+    empty = tar_parts.resummed(tar_parts.block(), 156, headers.EXTENDED)
+    with pytest.raises(errors.Refused, match="extension headers of more than"):
+        tar_walk.Walk(Endless(b"", empty)).next()
+
+
+@pytest.mark.parametrize("end", [b"", bytes(1024)])
+def test_end_after_a_long_name_is_corrupt(end: bytes) -> None:
+    name = tar_parts.resummed(tar_parts.block(size=5), 156, headers.LONG_NAME) + b"name".ljust(512, b"\0")
+    with pytest.raises(errors.Corrupt, match="ends between the headers"):
+        walk(name + end)
+
+
+@pytest.mark.parametrize("seekable", [True, False])
+def test_cut_data_has_no_end(tmp_path: pathlib.Path, seekable: bool) -> None:
+    """A caller that reads one entry, and nothing after it, must not take the cut for its end."""
+    path = tmp_path / "cut.tar"
+    path.write_bytes(containers.tar([Entry("disk.img", b"data")])[:514])
+    with path.open("rb") as file:
+        walker = tar_walk.Walk(file if seekable else readers.Bytes(path.read_bytes()))
+        assert walker.next()
+        into = memoryview(bytearray(4))
+        assert walker.readinto(into) == 2
+        with pytest.raises(errors.Truncated):
+            walker.readinto(into[2:])
