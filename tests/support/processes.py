@@ -113,10 +113,10 @@ def is_listening(address: int | Path) -> bool:
 
 def _connection(address: int | Path) -> socket.socket:
     if isinstance(address, int):
-        return socket.create_connection(("127.0.0.1", address), timeout=1)
+        return socket.create_connection(("127.0.0.1", address), timeout=5)
     with contextlib.ExitStack() as undo:
         made = undo.enter_context(socket.socket(socket.AF_UNIX))
-        made.settimeout(1)
+        made.settimeout(5)
         made.connect(str(address))
         undo.pop_all()
         return made
