@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format docs share bench fuzz simulate crash soak image test-image lock release sbom try-debian clean
+.PHONY: help import boot setup test test-lowest check format docs share bench fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -53,17 +53,25 @@ bench: ## measure against curl, dd and qemu-img; writes docs/about/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
-fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|formats SECONDS=60
+fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|formats|documents SECONDS=60, or RUNS=100000
 	@.venv/bin/pip install -qq --group fuzz
 	@mkdir -p build/fuzz
-	@.venv/bin/python -m $(if $(filter formats,$(TARGET)),tests.fuzz.formats,tests.fuzz.mapped $(or $(TARGET),qcow2)) \
-		build/fuzz/$(or $(TARGET),qcow2) -max_total_time=$(or $(SECONDS),60) -rss_limit_mb=2048 -artifact_prefix=build/fuzz/
+	@.venv/bin/python -m $(if $(filter formats documents,$(TARGET)),tests.fuzz,tests.fuzz.mapped) $(or $(TARGET),qcow2) \
+		build/fuzz/$(or $(TARGET),qcow2) $(if $(RUNS),-runs=$(RUNS),-max_total_time=$(or $(SECONDS),60)) \
+		-rss_limit_mb=2048 -artifact_prefix=build/fuzz/
 
 crash: setup ## replay recorded imports up to every flush, as after power cuts (as root)
 	@.venv/bin/python -m pytest -n 3 --dist worksteal tests/crash --whole $(PYTEST_ARGS)
 
 soak: setup ## run N=500 imports and N upload servers in a row, and look for what they leave behind
 	@.venv/bin/python -m pytest -n 2 tests/soak --soak $(or $(N),500) $(PYTEST_ARGS)
+
+mutants: setup ## remove one check of the product after the other; tests must fail: MUTANTS='registry uploads'
+	@.venv/bin/python -m tests.mutation $(MUTANTS)
+
+prove: setup ## run every slow proof whole, with new seeds (as root, an hour and more); writes docs/about/proofs.md
+	@.venv/bin/pip install -qq --group fuzz
+	@tools/prove
 
 simulate: setup ## run imports in simulated worlds with faults: SEEDS=10000
 	@.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(SIMULATE_ARGS)

@@ -1,10 +1,12 @@
-"""The tools work on every architecture: the packages of set-up, and the demo disk."""
+"""The set-up: its packages on every architecture, what it leaves enabled and prints; and the demo disk."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,87 @@ def test_setup_installs_packages_of_the_architecture(architecture: str, other: s
     assert any(name.endswith(f"-netboot-{architecture}") for name in packages)
     assert not [name for name in packages if re.search(other, name)]
     assert not [name for name in packages if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name)]
+
+
+#: Runs a command where set-up finds no package installed, and where what it changes is not the machine's.
+PLACE = """
+mount -t tmpfs tmpfs "$1"
+for folder in /etc /usr/sbin; do
+    mkdir -p "$1$folder/upper" "$1$folder/work"
+    mount -t overlay overlay -o "lowerdir=$folder,upperdir=$1$folder/upper,workdir=$1$folder/work" "$folder"
+done
+rm -f /usr/sbin/policy-rc.d
+mount --bind "$2/python3" /usr/bin/python3
+mkdir -p /etc/systemd/system/multi-user.target.wants /etc/systemd/user /etc/rc2.d /etc/rcS.d
+ln -s /lib/systemd/system/ssh.service /etc/systemd/system/multi-user.target.wants/of-before.service
+export PATH="$2:$PATH"
+tools/setup enabled
+echo --
+tools/setup run || echo "failed: $?"
+echo --
+tools/setup enabled
+ls /etc/rc2.d/*of-apt /usr/sbin/policy-rc.d || :
+"""
+#: Makes an environment without anything in it.
+PYTHON = """#!/bin/sh
+mkdir -p .venv/bin .venv/lib/python3.0/site-packages
+printf '#!/bin/sh\\n' >.venv/bin/pip
+chmod 755 .venv/bin/pip
+"""
+#: Enables what packages enable, as noisily.
+APT = """#!/bin/sh
+echo "noise of apt"
+echo "invoke-rc.d: noise" >&2
+[ "$6" = install ] || exit 0
+ln -s /lib/systemd/system/a.service /etc/systemd/system/multi-user.target.wants/a.service
+ln -s /lib/systemd/system/a.service /etc/systemd/system/alias-of-apt.service
+mkdir /etc/systemd/system/new.target.wants
+ln -s /lib/systemd/system/a.socket /etc/systemd/system/new.target.wants/a.socket
+ln -s /lib/systemd/user/b.socket /etc/systemd/user/b.socket
+ln -s /dev/null /etc/systemd/system/masked-by-apt.service
+ln -s ../init.d/of-apt /etc/rc2.d/S01of-apt
+ln -s ../init.d/of-apt /etc/rcS.d/S01of-apt
+exit STATUS
+"""
+
+
+def set_up(tmp_path: Path, status: int) -> tuple[list[str], str]:
+    """Run set-up with an apt that exits with ``status``; return the parts of its output, and its errors."""
+    processes.need_root()
+    processes.need("unshare")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    apt = APT.replace("STATUS", str(status))
+    for name, text in {"apt-get": apt, "dpkg-query": "#!/bin/sh\n", "python3": PYTHON}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (tmp_path / "place").mkdir()
+    shutil.copytree(TOOLS, tmp_path / "checkout/tools")
+    shutil.copy(repository.ROOT / "pyproject.toml", tmp_path / "checkout")
+    command = ["unshare", "--mount", "sh", "-euc", PLACE, "sh", tmp_path / "place", programs]
+    done = subprocess.run(
+        command, cwd=tmp_path / "checkout", capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.split("--\n"), done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 100], ids=["complete", "failed"])
+def test_setup_disables_exactly_what_packages_enabled(tmp_path: Path, status: int) -> None:
+    (before, _, after), _ = set_up(tmp_path, status)
+    assert "/etc/systemd/system/multi-user.target.wants/of-before.service" in before
+    # As Debian's own tools disable a script of sysvinit.
+    assert after == f"{before}/etc/rc2.d/K01of-apt\n"
+
+
+def test_setup_prints_what_apt_says_only_if_it_fails(tmp_path: Path) -> None:
+    (tmp_path / "complete").mkdir()
+    (_, output, _), errors = set_up(tmp_path / "complete", 0)
+    assert re.fullmatch(r"Installing Debian packages: .* xz-utils\nCreating .venv .*\n", output)
+    assert "noise" not in errors
+    (tmp_path / "failed").mkdir()
+    (_, output, _), errors = set_up(tmp_path / "failed", 100)
+    assert "failed: 1\n" in output
+    assert "noise of apt\ninvoke-rc.d: noise\n" in errors
 
 
 @pytest.fixture

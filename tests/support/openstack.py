@@ -26,7 +26,9 @@ START = 120.0
 #: Seconds that Glance trusts a token before it asks Keystone again.
 CACHED = 1
 #: Debian's programs, for Debian's Python; nothing of the environment of the tests.
-ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "PYTHONNOUSERSITE": "1"}
+#: The programs of each project, by the names of their configuration files.
+PROGRAMS = {"keystone": ("keystone-manage", "uwsgi"), "glance": ("glance-manage", "glance-api")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,24 @@ class Cloud:
                 requests.put(url, data=stream, headers=headers, timeout=60).raise_for_status()
         return number
 
+    def add_images(self, public: str, slow: str) -> None:
+        """Add the endpoints of the image service to the catalog."""
+        headers = {"X-Auth-Token": self.token()}
+
+        def add(kind: str, **record: str) -> str:
+            url = f"{self.internal}/v3/{kind}s"
+            answer = requests.post(url, json={kind: record}, headers=headers, timeout=30)
+            answer.raise_for_status()
+            return str(answer.json()[kind]["id"])
+
+        service = add("service", type="image", name="glance")
+        for region, interface, url in (
+            (REGION, "public", public),
+            (REGION, "internal", self.images),
+            (SLOW_REGION, "public", slow),
+        ):
+            add("endpoint", service_id=service, region=region, interface=interface, url=url)
+
     def stored(self, number: str) -> Path:
         """Return the file in which Glance stores the bytes of an image."""
         return self.directory / "images" / number
@@ -116,12 +136,13 @@ def cloud(directory: Path) -> Iterator[Cloud]:
         directory=directory,
         authority=pair_of.certificate,
     )
-    for name in ("images", "keys", "credentials"):
+    for name in ("images", "staging", "keys", "credentials"):
         (directory / name).mkdir(mode=0o700)
+    _make_home(directory)
     written = {
-        "keystone.conf": KEYSTONE,
-        "catalog": CATALOG,
-        "glance.conf": GLANCE,
+        ".keystone/keystone.conf": KEYSTONE,
+        ".glance/glance.conf": GLANCE,
+        ".glance/paste.ini": PASTE,
         "nginx.conf": NGINX,
     }
     pair = pair_of.issue()
@@ -130,30 +151,57 @@ def cloud(directory: Path) -> Iterator[Cloud]:
     values |= {"region": REGION, "slow": SLOW_REGION}
     for name, text in written.items():
         (directory / name).write_text(text.format(**values))
-    _prepare(directory)
+    _prepare(running)
     with contextlib.ExitStack() as stack:
         for name, argv in _servers(directory, ports).items():
-            env = {**ENVIRONMENT, "OS_KEYSTONE_CONFIG_FILES": str(directory / "keystone.conf")}
+            env = {**ENVIRONMENT, "HOME": str(directory)}
             log = directory / f"{name}.log"
             stack.enter_context(processes.running(argv, log=log, ready=lambda: True, env=env))
         for name, port in ports.items():
             processes.wait_for(functools.partial(processes.is_listening, port), name, START)
+        slow = f"https://127.0.0.1:{ports['glance_slow']}"
+        running.add_images(public=f"https://127.0.0.1:{ports['glance_tls']}", slow=slow)
         yield running
 
 
-def _prepare(directory: Path) -> None:
+def _make_home(directory: Path) -> None:
+    """Create every file that the programs look for in their home before they look in /etc.
+
+    Nothing of the machine is then read: /etc/keystone may exist, with files of another release, or not.
+    """
+    for project, programs in PROGRAMS.items():
+        home = directory / f".{project}"
+        (home / "policy.d").mkdir(parents=True)
+        for name in (project, *programs):
+            (home / f"{name}.conf").touch()
+            (home / f"{name}.conf.d").mkdir()
+        for name in ("policy.yaml", "schema-image.json"):
+            (home / name).write_text("{}")
+
+
+def _prepare(running: Cloud) -> None:
     """Create the databases, the keys of tokens, and the administrator."""
+    directory = running.directory
     # As ``fernet_setup`` and ``credential_setup`` make them, which take three seconds each.
     for name in ("keys", "credentials"):
         for number in ("0", "1"):
             (directory / name / number).write_bytes(fernet.Fernet.generate_key())
-    keystone = "keystone-manage", "--config-file", directory / "keystone.conf"
+    bootstrap = {
+        "password": PASSWORD,
+        "region-id": REGION,
+        "public-url": f"{running.public}/v3",
+        "internal-url": f"{running.internal}/v3",
+    }
     for command in (
-        (*keystone, "db_sync"),
-        (*keystone, "bootstrap", f"--bootstrap-password={PASSWORD}"),
-        ("glance-manage", "--config-file", directory / "glance.conf", "db_sync"),
+        ("keystone-manage", "db_sync"),
+        (
+            "keystone-manage",
+            "bootstrap",
+            *(f"--bootstrap-{name}={value}" for name, value in bootstrap.items()),
+        ),
+        ("glance-manage", "db_sync"),
     ):
-        processes.run(*command, timeout=120, env=ENVIRONMENT)
+        processes.run(*command, timeout=120, env={**ENVIRONMENT, "HOME": str(directory)})
 
 
 def _servers(directory: Path, ports: Mapping[str, int]) -> dict[str, list[str | Path]]:
@@ -168,7 +216,7 @@ def _servers(directory: Path, ports: Mapping[str, int]) -> dict[str, list[str | 
     keystone += ["--wsgi-file=/usr/bin/keystone-wsgi-public", "--post-buffering=65536", "--buffer-size=65535"]
     return {
         "keystone": [*keystone, "--need-app"],
-        "glance": ["glance-api", "--config-file", directory / "glance.conf"],
+        "glance": ["glance-api"],
         "nginx": ["nginx", "-c", directory / "nginx.conf", "-p", directory, "-e", directory / "error.log"],
     }
 
@@ -178,10 +226,9 @@ KEYSTONE = """
 log_dir = {directory}
 [database]
 connection = sqlite:///{directory}/keystone.db
-[catalog]
-driver = templated
-template_file = {directory}/catalog
 [fernet_tokens]
+key_repository = {directory}/keys
+[fernet_receipts]
 key_repository = {directory}/keys
 [credential]
 key_repository = {directory}/credentials
@@ -193,22 +240,13 @@ backend = dogpile.cache.memory
 [revoke]
 caching = false
 """
-CATALOG = """
-catalog.{region}.identity.publicURL = https://127.0.0.1:{keystone_tls}/v3
-catalog.{region}.identity.internalURL = http://127.0.0.1:{keystone}/v3
-catalog.{region}.identity.name = keystone
-catalog.{region}.image.publicURL = https://127.0.0.1:{glance_tls}
-catalog.{region}.image.internalURL = http://127.0.0.1:{glance}
-catalog.{region}.image.name = glance
-catalog.{slow}.image.publicURL = https://127.0.0.1:{glance_slow}
-catalog.{slow}.image.name = glance
-"""
 GLANCE = """
 [DEFAULT]
 bind_host = 127.0.0.1
 bind_port = {glance}
 workers = 0
 log_file = {directory}/glance-api.log
+node_staging_uri = file://{directory}/staging
 [database]
 connection = sqlite:///{directory}/glance.db
 [glance_store]
@@ -227,9 +265,30 @@ project_domain_id = default
 region_name = {region}
 interface = internal
 token_cache_time = {cached}
+[image_format]
+require_image_format_match = false
 [paste_deploy]
 flavor = keystone
-config_file = /etc/glance/glance-api-paste.ini
+config_file = {directory}/.glance/paste.ini
+"""
+PASTE = """
+[pipeline:glance-api-keystone]
+pipeline = versions token context root
+[composite:root]
+paste.composite_factory = glance.api:root_app_factory
+/: versions_list
+/v2: v2
+[app:versions_list]
+paste.app_factory = glance.api.versions:create_resource
+[app:v2]
+paste.app_factory = glance.api.v2.router:API.factory
+[filter:versions]
+paste.filter_factory = glance.api.middleware.version_negotiation:VersionNegotiationFilter.factory
+[filter:token]
+paste.filter_factory = keystonemiddleware.auth_token:filter_factory
+delay_auth_decision = true
+[filter:context]
+paste.filter_factory = glance.api.middleware.context:ContextMiddleware.factory
 """
 NGINX = """
 daemon off;
