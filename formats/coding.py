@@ -6,7 +6,7 @@ bytes would be written to the disk as they are.
 
 from __future__ import annotations
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import detect
 
 IDENTITY = "identity"
@@ -29,7 +29,7 @@ def check(header: str, head: bytes) -> None:
     coding = normal(header)
     if coding == IDENTITY:
         return
-    shown = coding[:80]
+    shown = masking.mask(coding)[:80]
     if coding not in _COMPRESSIONS:
         reason = f"sent with the content encoding {shown!r}; have the server send the file as it is"
         raise errors.Unsupported(reason=reason)

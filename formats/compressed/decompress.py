@@ -11,19 +11,13 @@ import dataclasses
 import functools
 import lzma
 import re
-import sys
 from collections.abc import Callable
 from typing import Protocol, cast
 
 from isal import igzip_lib
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from cdi_worker.formats import readers, zstd
 
 #: Bytes read at once, passed to the decompressor at once, and returned by it at once. _STEP is smaller than
 #: _INPUT because the unused rest of a step is copied for each member: bgzip writes many small members.
@@ -53,17 +47,6 @@ class _Decompressor(Protocol):
     @property
     def unused_data(self) -> bytes: ...
     def decompress(self, data: memoryview | bytes, /, max_length: int) -> bytes: ...
-
-
-class _Ended:
-    """A member that has ended."""
-
-    eof = True
-    needs_input = False
-    unused_data = b""
-
-    def decompress(self, data: memoryview | bytes, /, max_length: int) -> bytes:
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,15 +124,12 @@ def open(  # noqa: A001 - read as decompress.open
 
 
 class Members:
-    """Decompress the members of a file one after the other, as one stream.
+    """Decompress the members of a file one after the other, as one stream."""
 
-    ``continued``: there were members before, so that the stream may end here.
-    """
-
-    def __init__(self, kind: Kind, reader: readers.Reader, *, continued: bool = False) -> None:
+    def __init__(self, kind: Kind, reader: readers.Reader) -> None:
         self._kind = kind
         self._reader = reader
-        self._member = _Ended() if continued else kind.start()
+        self._member = kind.start()
         self._input = memoryview(bytearray(_INPUT))
         self._at = 0
         self._end = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors
@@ -54,12 +53,11 @@ def open(  # noqa: A001 - read as layers.open
     *,
     limit: int | None = None,
     tool: decompress.Tool | None = None,
-    cpus: Callable[[], int] = lambda: 1,
 ) -> tuple[Content, readers.Reader]:
     """Decompress all layers of ``reader``: return the content, and a reader of it from its start.
 
-    ``limit`` bounds the bytes of every layer; ``tool``, ``cpus``: see ``groups.open``. Closing the
-    result closes ``reader``. A failure closes it too, because a tool may be running.
+    ``limit`` bounds the bytes of every layer; ``tool``: see ``decompress.open``. Closing the result
+    closes ``reader``. A failure closes it too, because a tool may be running.
     """
     compressions: tuple[str, ...] = ()
     opened = reader
@@ -67,7 +65,7 @@ def open(  # noqa: A001 - read as layers.open
         opened = top = readers.Peek(opened, detect.HEAD)
         while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
             compressions = _deeper(compressions, kind)
-            opened = decompressed(kind, top, limit=limit, tool=tool, cpus=cpus())
+            opened = decompressed(kind, top, limit=limit, tool=tool)
             opened = top = readers.Peek(opened, detect.HEAD)
     except BaseException:
         opened.close()
@@ -81,13 +79,12 @@ def decompressed(
     *,
     limit: int | None = None,
     tool: decompress.Tool | None = None,
-    cpus: int = 1,
 ) -> readers.Reader:
-    """Return a reader of one layer: ``groups.open``."""
+    """Return a reader of one layer: ``decompress.open``."""
     # Imported when used: its four libraries take 8 ms.
-    from cdi_worker.formats.compressed import groups
+    from cdi_worker.formats.compressed import decompress
 
-    return groups.open(kind, reader, limit=limit, tool=tool, cpus=cpus)
+    return decompress.open(kind, reader, limit=limit, tool=tool)
 
 
 def _deeper(compressions: tuple[str, ...], kind: str) -> tuple[str, ...]:

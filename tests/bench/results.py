@@ -1,4 +1,4 @@
-"""The figures of a run, kept as a JSON file that the report and the next run read."""
+"""The figures of a run, kept as a JSON file that the report reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.bench.measure import Cost
 
-#: A row this much slower than in the last report is named at the top of the report.
-SLOWER = 1.1
 #: A row this close to the machine's limit cannot be much faster, whatever its rival takes.
 NEAR = 1.2
 
@@ -56,19 +54,6 @@ class Result:
         if self.ratio <= self.aim:
             return "ok"
         return "limit" if self.is_near_limit else "**missed**"
-
-    @property
-    def measure(self) -> float | None:
-        """Return the number to compare between reports: the ratio, else seconds."""
-        if self.ratio is not None:
-            return self.ratio
-        return self.ours.wall if self.ours else None
-
-    def is_slower(self, last: Result) -> bool:
-        """Return whether the row is slower than in an earlier report, by more than a tenth."""
-        if self.failure:
-            return not last.failure
-        return bool(self.measure and last.measure and self.measure > SLOWER * last.measure)
 
 
 class Results:

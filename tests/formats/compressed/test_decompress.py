@@ -10,7 +10,6 @@ import random
 import resource
 import struct
 import subprocess
-import sys
 import zlib
 
 import hypothesis
@@ -18,14 +17,9 @@ import pytest
 from hypothesis import strategies as st
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
+from cdi_worker.formats import readers, zstd
 from cdi_worker.formats.compressed import decompress
 from tests.support import reading
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 COMPRESS = {
     "gz": gzip.compress,
