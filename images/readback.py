@@ -6,7 +6,7 @@ import collections
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 from cdi_worker import errors
@@ -22,13 +22,21 @@ class ReadBack:
     """Compare the claims of a journal with storage, past the page cache, in a thread.
 
     The thread runs from the start of the ``with`` block; its failure sets ``scope``. Ranges that differ are
-    missing in the journal from then on. What the block writes may be read too: it has the same digests.
+    missing in the journal from then on; ``missing`` is called with their length. What the block writes may be
+    read too: it has the same digests.
     """
 
-    def __init__(self, target: base.Target, noted: journal.Journal, scope: cancelling.Cancel) -> None:
+    def __init__(
+        self,
+        target: base.Target,
+        noted: journal.Journal,
+        scope: cancelling.Cancel,
+        missing: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self._target = target
         self._noted = noted
         self._scope = scope
+        self._missing = missing
         self._claims = collections.deque(noted.claims())
         self._tags = bytearray()
         self._crew = crew.Crew(scope)
@@ -77,6 +85,7 @@ class ReadBack:
         for start, end in found:
             log.debug("differs path=%r offset=%d length=%d", self._target.path, start, end - start)
             self.differing += end - start
+            self._missing(end - start)
 
 
 def _spans(claims: Iterable[digests.Claim], unit: int) -> list[journal.Range]:

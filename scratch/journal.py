@@ -12,8 +12,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Self, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Self, TypeAlias
 
 from cdi_worker.scratch import digests, ranges
 
@@ -35,7 +35,7 @@ MOST_UNSAVED: Final = 1 << 30
 PLACES: Final = 32
 _ENDS: Final = 1 << 20
 _PAGE: Final = 4096
-_MAGIC: Final = b"cdi-worker journal 2"
+_MAGIC: Final = b"cdi-worker journal 3"
 _MAC: Final = 16
 _HEADER: Final = len(_MAGIC) + len(b" ") + 2 * _MAC + len(b" 012345\n")
 
@@ -87,6 +87,11 @@ class Journal:
         self._sequence = 0
         self._done = Ranges()
         self._digests = digests.Digests(self._key, self._withheld, total)
+        #: Of an earlier attempt: bytes of the source that it moved, and those that need not be.
+        self.counted = 0, 0
+        #: Returns the bytes that this attempt keeps, and those that need not be moved.
+        self.counting: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._moved = 0
         self._unsaved = 0
         self._seconds = seconds
         self._interval = min(seconds, SHORTEST_INTERVAL)
@@ -177,6 +182,12 @@ class Journal:
         with self._lock:
             self._done = Ranges()
             self._digests = digests.Digests(self._key, self._withheld, self._total)
+        self.counted = 0, 0
+
+    def moved(self, count: int) -> None:
+        """Count ``count`` bytes of the source whose disk has been noted."""
+        with self._lock:
+            self._moved += count
 
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the unfinished parts of a range."""
@@ -254,10 +265,14 @@ class Journal:
         with self._lock:
             granules, units = self._digests.granules(), self._digests.units()
             self._unsaved = 0
+            moved = self._moved
+        kept, skipped = self.counting()
+        about = {"total": self._total, "counted": (moved + kept, skipped)}
         flush()
         self._sequence += 1
         try:
-            self._write(self._slots, _encode(self._key, self._total, self._sequence, granules, units))
+            record = {**about, "sequence": self._sequence}
+            self._write(self._slots, _encode(self._key, record, granules, units))
         except OSError as err:
             # The transfer works without a journal, only a later attempt cannot resume.
             log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
@@ -277,12 +292,13 @@ class Journal:
         claims: list[digests.Claim] = []
         for slot in _read(slots):
             try:
-                sequence, found = _decode(slot, self._key, self._total, self._digests)
+                record, found = _decode(slot, self._key, self._total, self._digests)
+                sequence, (moved, skipped) = int(record["sequence"]), record["counted"]
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
                 log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
             if sequence > self._sequence:
-                self._sequence, claims = sequence, found
+                self._sequence, claims, self.counted = sequence, found, (int(moved), int(skipped))
         self._digests.load(claims)
         for claim in claims:
             self._done.add(claim.start, claim.end)
@@ -322,8 +338,8 @@ def _read(slots: Slots) -> list[bytes]:
         os.close(fd)
 
 
-def _encode(key: bytes, total: int, sequence: int, granules: _Tagged, units: _Tagged) -> bytes:
-    record: dict[str, object] = {"total": total, "sequence": sequence}
+def _encode(key: bytes, about: Mapping[str, object], granules: _Tagged, units: _Tagged) -> bytes:
+    record = dict(about)
     for name, (spans, tags) in (("granules", granules), ("units", units)):
         record[name] = spans
         record[f"{name} tags"] = base64.b64encode(tags).decode()
@@ -331,7 +347,7 @@ def _encode(key: bytes, total: int, sequence: int, granules: _Tagged, units: _Ta
     if _HEADER + len(body) > SLOT:
         # The granules fit, if every second one is finished. A resumed transfer fetches the other units again.
         spans = units[0][: len(units[0]) // 2]
-        return _encode(key, total, sequence, granules, (spans, units[1][: digests.length(spans)]))
+        return _encode(key, about, granules, (spans, units[1][: digests.length(spans)]))
     slot = b"%s %s %06d\n%s" % (_MAGIC, _mac(key, body), len(body), body)
     return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
 
@@ -344,14 +360,16 @@ def _longest_half(done: list[Range]) -> list[Range]:
     return sorted(sorted(done, key=lambda each: each[0] - each[1])[: len(done) // 2])
 
 
-def _decode(slot: bytes, key: bytes, total: int, layout: digests.Digests) -> tuple[int, list[digests.Claim]]:
+def _decode(
+    slot: bytes, key: bytes, total: int, layout: digests.Digests
+) -> tuple[dict[str, Any], list[digests.Claim]]:
     if not slot.startswith(_MAGIC):
         raise ValueError("not a journal")
     mac, length = slot[len(_MAGIC) : _HEADER].split()
     body = slot[_HEADER : _HEADER + int(length)]
     if not hmac.compare_digest(mac, _mac(key, body)):
         raise ValueError("damaged, or of another source or job")
-    record = json.loads(body)
+    record: dict[str, Any] = json.loads(body)
     if record["total"] != total:
         raise ValueError("other size")
     claims: list[digests.Claim] = []
@@ -360,7 +378,7 @@ def _decode(slot: bytes, key: bytes, total: int, layout: digests.Digests) -> tup
         for start, end in record[name]:
             claims += _claims((int(start), int(end)), step, tags, layout)
             tags = tags[-(-(end - start) // step) * digests.TAG :]
-    return int(record["sequence"]), claims
+    return record, claims
 
 
 def _claims(span: Range, step: int, tags: bytes, layout: digests.Digests) -> Iterator[digests.Claim]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
 from cdi_worker.images import directio
-from cdi_worker.images.engine import cancelling, crew, pace, retry, seams
+from cdi_worker.images.engine import cancelling, crew, filled, pace, retry, seams
 
 MIB = 1 << 20
 #: Bytes delivered at once for a ``Continuing`` source: they stay in the CPU cache. With six plain
@@ -51,12 +51,14 @@ class Options:
 
     ``chunk``: bytes of a request for a small object; from 4 MiB on the cost of a request on the network no
     longer matters (virt-v2v measured the same). ``window``: chunks in memory for delivery in order.
+    ``slowest``: bytes per second, on average over ``no_progress`` seconds; fewer are no progress, 0: each is.
     """
 
     connections: int = 6
     chunk: int = 4 * MIB
     window: int = 12
     no_progress: float = 180.0
+    slowest: float = retry.SLOWEST
 
 
 def split(start: int, end: int, chunk: int) -> Iterator[Range]:
@@ -96,7 +98,7 @@ class Fetcher:
     ``scope``: the cancel of the attempt. It ends the source's reads (``cancelling.Reads``), and a failure of
     one thread sets it for the others. ``known``: bytes that were read before and are not fetched again.
     ``advance`` gets the number of bytes as they arrive, including known ones; ``retried`` gets each failure
-    that is retried.
+    that is retried. ``name``: of the source, for messages.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Fetcher:
         size: int,
         options: Options,
         *,
+        name: str = "the source",
         scope: cancelling.Cancel,
         known: remembered.Remembered = remembered.NOTHING,
         advance: Callable[[int], None] = lambda _: None,
@@ -115,6 +118,7 @@ class Fetcher:
         #: The best length for the ranges of ``each``.
         self.step = min(PIECE, options.chunk) if isinstance(reader, readers.Continuing) else options.chunk
         self._reader = reader
+        self._name = name
         self._seams = reader if isinstance(reader, seams.Compared) else None
         self._pace = reader.pace if isinstance(reader, seams.Compared) else pace.Pace()
         self._scope = scope
@@ -157,14 +161,14 @@ class Fetcher:
         self._fill(offset, into, self._advance)
 
     def _fill(self, offset: int, into: memoryview, advance: Callable[[int], None]) -> None:
-        patience = retry.Patience(self.options.no_progress, self._scope)
+        patience = retry.Patience(self.options.no_progress, self._scope, slowest=self.options.slowest)
         done = self._known.known_length(offset, len(into))
         if done:
             advance(done)
         while done < len(into):
             self._scope.check()
             try:
-                count = self._reader.read_range(offset + done, into[done:])
+                count = filled.read(self._reader.read_range, offset + done, into[done:], self._name)
             except errors.Transient as err:
                 if self._scope.is_set():
                     raise self._scope.error() from err
@@ -173,7 +177,7 @@ class Fetcher:
                 continue
             done += count
             advance(count)
-            patience.progress()
+            patience.progress(count, self._name, offset + done)
         self._known.restore(offset, into)
 
     def _part(self, offset: int, data: memoryview) -> tuple[int, bytes] | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import http.client
 import io
 import time
+from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, Final
 
-from cdi_worker.images.engine import sockets
+from cdi_worker.images.engine import retry, sockets
 
 #: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
 LARGEST = 256 << 10
@@ -31,12 +32,17 @@ class TooLong(http.client.HTTPException):
 class Response(http.client.HTTPResponse):
     """A response; interim responses before it and trailers after it are skipped, up to a limit.
 
-    A socket with a timeout also limits the time: a head or trailers may take twice as long.
+    A socket with a timeout also limits the time: a head or trailers may take twice as long. A body with fewer
+    than ``slowest`` bytes per second, on average over the timeout, is a ``TimeoutError``.
     """
 
-    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, sock: Any, *args: Any, slowest: float = retry.SLOWEST, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self._timeout: float | None = sock.gettimeout()
+        self._slowest = slowest
+        self._body = _Body()
+        if isinstance(self.fp, io.BufferedReader):
+            self.fp = io.BufferedReader(_Metered(self.fp.detach(), self._body))
         self._plain = self.fp
         self._receiver = sockets.Receiver(sock)
         self._is_drained = False
@@ -52,7 +58,7 @@ class Response(http.client.HTTPResponse):
     def receive(self, into: memoryview) -> int:
         """Read 1 to ``len(into)`` bytes of a body that has more, past the buffer of ``fp``; 0 at the end."""
         if self._is_drained:
-            count = self._receiver.readinto(into)
+            count = self._body.read(lambda: self._receiver.readinto(into))
         else:
             # With bytes in its buffer, a longer ``readinto1`` reads the socket too, and a reset loses them.
             self._is_drained = len(into) >= io.DEFAULT_BUFFER_SIZE
@@ -72,6 +78,13 @@ class Response(http.client.HTTPResponse):
                 return version, status, reason
             http.client.parse_headers(self.fp)
 
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]  # private to typeshed
+        if size < 0:
+            # http.client reads such a chunk to the end of the connection, into memory.
+            raise ValueError("a chunk of a negative size")
+        return size
+
     def _read_and_discard_trailer(self) -> None:
         self._plain = self.fp
         self._limit()
@@ -81,12 +94,14 @@ class Response(http.client.HTTPResponse):
             self._unlimit()
 
     def _limit(self) -> None:
+        self._body.meter = None
         self.fp: Any = _Lines(self._plain, None if self._timeout is None else 2 * self._timeout)
 
     def _unlimit(self) -> None:
         # None: http.client has closed the response.
         if self.fp is not None:
             self.fp = self._plain
+        self._body.meter = None if self._timeout is None else retry.Meter(self._timeout, self._slowest)
 
 
 class Bounded(Response):
@@ -119,6 +134,43 @@ class Bounded(Response):
 
     def _too_long(self) -> TooLong:
         return TooLong(f"the response has more than {self.most >> 20} MiB")
+
+
+class _Body:
+    """Measures the reads of a body.
+
+    It knows no response: a response that nobody holds any more must close its socket at once, as one without
+    a cycle of references does, and not when the garbage is collected.
+    """
+
+    def __init__(self) -> None:
+        #: None: a head, which has a limit of its own, and a server may need long to begin.
+        self.meter: retry.Meter | None = None
+
+    def read(self, call: Callable[[], int]) -> int:
+        return call() if self.meter is None else self.meter.read(call)
+
+
+class _Metered(io.RawIOBase):
+    """A socket's reads, measured by ``body``."""
+
+    def __init__(self, raw: io.RawIOBase, body: _Body) -> None:
+        self._raw: Any = raw
+        self._body = body
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return int(self._raw.fileno())
+
+    def readinto(self, into: Any, /) -> int:
+        return self._body.read(lambda: self._raw.readinto(into))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
 
 
 class _Lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from isal import isal_zlib
@@ -11,7 +12,7 @@ from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, retry, seams
 
 SKIP_SIZE = 1 << 20
-#: Maximum restarts from the beginning without any new byte.
+#: Restarts from the beginning without any new byte. More are made as long as there is patience.
 FRUITLESS_RESTARTS = 5
 
 
@@ -21,16 +22,18 @@ class Resuming:
     It is reopened one sector earlier, and the sector is compared. If it differs, or the server cannot start
     at an offset (``errors.NoRanges``), the stream is read from the beginning and the delivered bytes are
     skipped. Their CRC is compared, because without an identity nothing else shows a change. ``size``: the
-    expected length in bytes, None if unknown. ``delivered``: the first bytes, which the caller already has.
+    stated length in bytes, None if unknown: a stream of another length is an error. ``delivered``: the first
+    bytes, which the caller already has.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the settings of one stream)
         self,
         open_at: Callable[[int], readers.Reader],
         size: int | None,
         *,
         name: str,
         no_progress: float,
+        slowest: float = retry.SLOWEST,
         cancel: cancelling.Cancel,
         delivered: bytes = b"",
         advance: Callable[[int], None] = lambda _: None,
@@ -40,7 +43,10 @@ class Resuming:
         self._size = size
         self._name = name
         self._cancel = cancel
-        self._patience = retry.Patience(no_progress, cancel)
+        self._no_progress = no_progress
+        self._patience = retry.Patience(no_progress, cancel, slowest=slowest)
+        #: When the last new byte arrived: those that are skipped are no progress of the disk.
+        self._last_new = time.monotonic()
         self._advance = advance
         self._retried = retried
         self._reader: readers.Reader | None = None
@@ -51,6 +57,7 @@ class Resuming:
         self.position = len(delivered)
 
     def readinto(self, into: memoryview, /) -> int:
+        self._patience.resume()
         while not self._closed:
             self._cancel.check()
             try:
@@ -67,7 +74,8 @@ class Resuming:
             self._last = (self._last + bytes(into[:count][-seams.SECTOR :]))[-seams.SECTOR :]
             self.position += count
             self._advance(count)
-            self._patience.progress()
+            self._patience.progress(count, self._name, self.position)
+            self._last_new = time.monotonic()
             self._fruitless = 0
             return count
         return 0
@@ -83,6 +91,9 @@ class Resuming:
             self._reader = None
 
     def _check_end(self, count: int) -> None:
+        if self._size is not None and self.position + count > self._size:
+            more = f"more than {self._size}"
+            raise errors.SourceChanged(url=self._name, what="size", before=self._size, now=more)
         if not count and self._size is not None and self.position < self._size:
             reason = f"the connection ended at byte {self.position} of {self._size}"
             raise errors.Transient(url=self._name, reason=reason)
@@ -92,9 +103,7 @@ class Resuming:
             return self._open_behind(self._last)
         except errors.NoRanges as err:
             self._fruitless += 1
-            if self._fruitless > FRUITLESS_RESTARTS:
-                reason = f"{err.fields['reason']}, and {FRUITLESS_RESTARTS} restarts failed before this byte"
-                raise errors.TransferFailed(url=self._name, offset=self.position, reason=reason) from err
+            self._wait_for_restart(err)
             reader = self._open_at(0)
             try:
                 self._skip(reader)
@@ -102,6 +111,20 @@ class Resuming:
                 reader.close()
                 raise
             return reader
+
+    def _wait_for_restart(self, failure: errors.NoRanges) -> None:
+        """Wait before a restart from the beginning. Raises ``errors.TransferFailed`` when patience ends."""
+        silence = time.monotonic() - self._last_new
+        if self._fruitless > FRUITLESS_RESTARTS and silence > self._no_progress:
+            reason = (
+                f"{failure.fields['reason']}; {self._fruitless - 1} restarts from the beginning ended before "
+                f"this byte; no new data for {silence:.0f} s"
+            )
+            raise errors.TransferFailed(url=self._name, offset=self.position, reason=reason) from failure
+        if (more := self._fruitless - FRUITLESS_RESTARTS) > 0:
+            delay = min(retry.LONGEST_DELAY, retry.FIRST_DELAY * 2**more)
+            if self._cancel.wait(min(delay, max(retry.FIRST_DELAY, self._no_progress - silence))):
+                raise self._cancel.error() from failure
 
     def _open_behind(self, last: bytes) -> readers.Reader:
         """Open the stream at the position, and compare the bytes before it."""
@@ -129,7 +152,7 @@ class Resuming:
                 raise errors.Transient(url=self._name, reason=reason)
             crc = isal_zlib.crc32(buffer[:count], crc)
             left -= count
-            self._patience.progress()
+            self._patience.progress(count, self._name, self.position)
         if crc != self._crc:
             raise errors.SourceChanged(
                 url=self._name, what="content", before=f"crc {self._crc:08x}", now=f"crc {crc:08x}"

@@ -1,4 +1,4 @@
-"""Retry with exponential back-off, jitter and a no-progress limit."""
+"""Retry with exponential back-off, jitter and a no-progress limit, and judge what is too slow."""
 
 from __future__ import annotations
 
@@ -20,27 +20,59 @@ LONGEST_DELAY = 20.0
 #: Maximum seconds without progress for a server that asks to wait (Retry-After). Rate limits are usually
 #: counted per minute; a request for more is answered by a later run.
 LONGEST_SILENCE = 600.0
+#: Bytes per second, on average over the stall timeout, below which a peer counts as one that sends nothing.
+SLOWEST = 1024.0
 
 
 class Patience:
     """Decide after each failure whether to retry, and when.
 
     The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
-    retries. What the server asks to wait (Retry-After) is added to them, up to ``longest`` seconds in total.
+    retries. Fewer than ``slowest`` bytes per second, on average since there was progress, are none. What the
+    server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total.
     Not thread-safe: each piece of work has its own.
     """
 
-    def __init__(self, limit: float, cancel: cancelling.Cancel, *, longest: float = LONGEST_SILENCE) -> None:
+    def __init__(
+        self,
+        limit: float,
+        cancel: cancelling.Cancel,
+        *,
+        slowest: float = SLOWEST,
+        longest: float = LONGEST_SILENCE,
+    ) -> None:
         self._limit = limit
+        self._slowest = slowest
         self._longest = max(limit, longest)
         self._cancel = cancel
-        self.progress()
+        self._begin(time.monotonic())
 
-    def progress(self) -> None:
-        """Report progress: restart the limit and the back-off."""
-        self._since = time.monotonic()
+    def _begin(self, now: float) -> None:
+        self._since = self._unbroken = self._reported = now
+        self._bytes = 0
         self._allowed = self._limit
         self._delay = FIRST_DELAY
+
+    def progress(self, count: int, name: str, offset: int) -> None:
+        """Report bytes that arrived: if they are fast enough, restart the limit and the back-off.
+
+        Raises ``errors.TransferFailed`` if they were too slow for longer than the limit, without a failure.
+        """
+        now = time.monotonic()
+        self._bytes += count
+        self._reported = now
+        if self._bytes >= self._slowest * (now - self._since):
+            self._begin(now)
+        elif now - self._unbroken > self._limit:
+            reason = slow(self._bytes, now - self._since, self._slowest)
+            raise errors.TransferFailed(url=name, offset=offset, reason=reason)
+
+    def resume(self) -> None:
+        """Wait for the source again: the time since the last report was our own, as of slow storage."""
+        idle = time.monotonic() - self._reported
+        self._since += idle
+        self._unbroken += idle
+        self._reported += idle
 
     def wait(self, failure: errors.Transient, offset: int) -> None:
         """Sleep before the next attempt. Raises ``errors.TransferFailed`` if that would exceed the limit."""
@@ -51,7 +83,8 @@ class Patience:
         self._allowed = min(self._allowed + asked, self._longest)
         waited = time.monotonic() - self._since
         if waited + delay > self._allowed:
-            reason = f"{failure.fields['reason']}; no data for {waited:.0f} s"
+            lack = slow(self._bytes, waited, self._slowest) if self._bytes else f"no data for {waited:.0f} s"
+            reason = f"{failure.fields['reason']}; {lack}"
             if asked:
                 reason += (
                     f", and the server asks to wait {asked:.0f} s (at most {self._longest:.0f} s in total)"
@@ -60,6 +93,7 @@ class Patience:
         log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
             raise self._cancel.error() from failure
+        self._unbroken = self._reported = time.monotonic()
 
 
 def patiently(
@@ -76,3 +110,46 @@ def patiently(
         except errors.Transient as err:
             retried(err)
             patience.wait(err, 0)
+
+
+class Meter:
+    """The bytes of one peer in the time of our reads: ``seconds`` without data, or too slow, are its end.
+
+    ``slowest``: bytes per second, on average since it last had that speed; 0: every byte is enough. What
+    passes between the reads is our own time, such as that of slow storage. Not thread-safe.
+    """
+
+    def __init__(self, seconds: float, slowest: float = SLOWEST) -> None:
+        self._limit = seconds
+        self._slowest = slowest
+        self._seconds = 0.0
+        self._bytes = 0
+
+    @property
+    def left(self) -> float:
+        """The seconds that the next read may last."""
+        return max(0.0, self._limit - self._seconds)
+
+    def read(self, call: Callable[[], int]) -> int:
+        """Return the bytes that ``call`` has read; 0 is the end. Raises ``TimeoutError``; see ``count``."""
+        began = time.monotonic()
+        count = call()
+        if count:
+            self.count(count, time.monotonic() - began)
+        return count
+
+    def count(self, count: int, seconds: float) -> None:
+        """Add bytes that arrived within ``seconds``. Raises ``TimeoutError`` if they are too slow."""
+        self._bytes += count
+        self._seconds += seconds
+        if count and self._bytes >= self._slowest * self._seconds:
+            self._bytes, self._seconds = 0, 0.0
+        elif self._seconds >= self._limit:
+            raise TimeoutError(slow(self._bytes, self._seconds, self._slowest))
+
+
+def slow(count: int, seconds: float, slowest: float) -> str:
+    """Return why a peer that has sent ``count`` bytes within ``seconds`` is given up."""
+    if not count:
+        return f"no data for {seconds:.0f} s (--stall-timeout)"
+    return f"only {count} bytes in {seconds:.0f} s, less than {slowest:g} per second (--speed-limit)"

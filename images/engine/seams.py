@@ -101,6 +101,8 @@ class Seams:
         #: For each seam the bytes before and after it.
         self._seams: collections.OrderedDict[int, tuple[bytes, bytes]] = collections.OrderedDict()
         self._lock = threading.Lock()
+        #: Whether a range has arrived whole.
+        self._has_served = False
         #: Per thread: its open request, the range that it will read, and its fruitless answers.
         self._thread = threading.local()
 
@@ -126,6 +128,7 @@ class Seams:
             self._meet(request.at, request.last, b"")
         elif request.at == request.end:
             self._thread.fruitless = 0
+            self._has_served = True
             self._meet(request.at, request.last, self._after(request.end))
         else:
             self._thread.request = request
@@ -163,6 +166,8 @@ class Seams:
         begun = time.monotonic()
         try:
             count = self._reader.read_range(offset, into)
+            if not count:
+                raise errors.CutShort(url=self._name, reason="empty response")
         except errors.CutShort:
             self._ended(request)
             raise
@@ -184,7 +189,12 @@ class Seams:
         request.is_answered = True
 
     def _ended(self, request: _Request) -> None:
-        """Count an answer that ended early. Raises ``errors.NoRanges`` after several fruitless ones."""
+        """Count an answer that ended early. Raises ``errors.NoRanges`` after several fruitless ones.
+
+        Not after those without any byte, if there were others: that is an outage, and may pass.
+        """
+        if not request.got and self._has_served:
+            return
         is_fruitless = request.got * _SHARE < min(request.end - request.start, _LONG)
         self._thread.fruitless = getattr(self._thread, "fruitless", 0) + 1 if is_fruitless else 0
         if self._thread.fruitless >= _FRUITLESS:

@@ -85,7 +85,7 @@ def from_ranges(
 
     def place(batch: Batch, data: memoryview) -> None:
         placer.put(batch, data)
-        disk.checkpoint()
+        disk.checkpoint(batch.length)
 
     unused = fetcher.size
     for window in image.windows():

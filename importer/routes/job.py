@@ -23,8 +23,7 @@ from cdi_worker.sources import base
 
 if TYPE_CHECKING:
     from cdi_worker.formats import clone
-    from cdi_worker.images import readback
-    from cdi_worker.images.target import compare
+    from cdi_worker.images.target import compare, group
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ class Job:
     ``claim``: the target's. ``engine``: reads the source. ``limit``: bytes of the largest disk that fits;
     with ``thin``, of its data.
     ``accepted``: called once, when all bytes have been received, verified, and found to be safe and to fit.
+    ``group``: makes the disk usable, together with others.
 
     Outcome, in bytes: ``read`` from the source, ``size`` of the disk, ``resumed`` from an earlier attempt,
     ``refetched`` because storage did not hold what that had written. ``layers``: the names of the files of a
@@ -65,6 +65,7 @@ class Job:
     reads: cancelling.Reads
     scope: cancelling.Cancel = cancelling.NEVER
     accepted: Callable[[], object] = lambda: None
+    group: group.Group | None = None
     read: int = 0
     size: int = 0
     resumed: int = 0
@@ -146,8 +147,9 @@ class Job:
         """
         is_compared = options.mode == "refresh"
         slots = target.journal_slots(path, size) if self.source.identity and not is_compared else None
+        key = self._key() if slots is not None else ""
         interval = self.wanted.journal_interval
-        noted = journal.Journal.open(slots, self._key(), total, seconds=interval)
+        noted = journal.Journal.open(slots, key, total, seconds=interval)
         if noted.covered:
             options = dataclasses.replace(options, mode="resume")
         with target.open(path, size, options) as out:
@@ -166,6 +168,9 @@ class Job:
                         if isinstance(err, errors.Cancelled) and noted.covered:
                             raise errors.Interrupted(kept=_kept(noted)) from err
                 raise
+            if self.group is not None and out.is_detached and slots is not None:
+                noted.save(out.flush)
+                self.group.keep(out)
 
     def transfer(
         self, out: target.Target, noted: journal.Journal, fill: Fill, total: int, *, phase: str = "transfer"
@@ -175,27 +180,25 @@ class Job:
         What differs is fetched again. If the identity of the source is weak, a sample is fetched again first,
         and nothing is resumed if that differs. ``total``: the most bytes that the ``phase`` may move.
         """
+        if noted.covered and self.source.weak:
+            self._compare_sample(out, noted, fill)
+        self.resumed = noted.covered
+        counted = progress_module.Continued(self.progress, *(noted.counted if self.resumed else (0, 0)))
+        noted.counting = counted.figures
+        counted.begin(phase, total, self.resumed, noted.total)
         if not noted.covered:
-            self.progress.phase(phase, total)
-            fill(out, noted, self.progress)
+            fill(out, noted, counted)
             return
         # Imported when used: only a resumed import needs it (start-up time).
         from cdi_worker.images import readback
 
-        if self.source.weak:
-            self._compare_sample(readback.Comparing(out, noted), noted, fill)
-        self.resumed = noted.covered
-        if self.resumed:
-            self.progress.resume(self.resumed, noted.total)
-        self.progress.phase(phase, total)
-        with readback.ReadBack(out, noted, self.scope) as reading:
-            fill(out, noted, self.progress)
+        with readback.ReadBack(out, noted, self.scope, lambda count: counted.skip(-count)) as reading:
+            fill(out, noted, counted)
             self.refetched = reading.wait()
         self.resumed -= self.refetched
         if self.refetched:
             log.warning("storage differs from what the last attempt wrote refetched=%d", self.refetched)
-            self.progress.phase(phase, self.refetched)
-            fill(out, noted, progress_module.Moved(self.progress))
+            fill(out, noted, progress_module.Moved(counted))
 
     def filling(self, size: int) -> Fill:
         """Return a ``Fill`` that fetches the first ``size`` bytes of the source, in any order."""
@@ -212,26 +215,28 @@ class Job:
 
         def place(offset: int, data: memoryview) -> None:
             copy.write(disk, offset, data)
-            disk.checkpoint()
+            disk.checkpoint(len(data))
 
         fetcher = self.fetcher(counted)
 
         def parts() -> Iterator[fetch.Range]:
             begun = 0
             for part in ranges:
-                left = part.length
-                for start, end in disk.missing(part.offset, part.offset + part.length):
-                    left -= end - start
+                missing = disk.missing(part.offset, part.offset + part.length)
+                counted.keep(part.length - sum(end - start for start, end in missing))
+                for start, end in missing:
                     for piece in _split(start, end, fetcher.step, max(0, EARLY - begun)):
                         begun += piece.length
                         yield piece
-                counted.keep(left)
 
         fetcher.each(parts(), place)
 
-    def _compare_sample(self, comparing: readback.Comparing, noted: journal.Journal, fill: Fill) -> None:
+    def _compare_sample(self, out: target.Target, noted: journal.Journal, fill: Fill) -> None:
         """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
-        with comparing as stored:
+        # Imported when used: only a resumed import needs it (start-up time).
+        from cdi_worker.images import readback
+
+        with readback.Comparing(out, noted) as stored:
             try:
                 with self.attempt():
                     fill(stored, noted.sample(), progress_module.NullProgress())
@@ -259,20 +264,28 @@ class Job:
     def _key(self) -> str:
         """Return the journal's key: the bytes and the job.
 
-        It contains the owner's UID, which no other user of the same device knows. A weak identity is
-        completed by the first bytes, which are fetched in any case.
+        Servers give several objects the same identity, as nginx does with its ETag of date and size, so all
+        that selects the bytes is in it. It contains the owner's UID, which no other user of the same device
+        knows. A weak identity is completed by the first bytes, which are fetched in any case. Only a digest
+        of the key is used (``journal.Journal``), and it is not stored.
         """
+        # Imported when used: only an import with a journal needs it (start-up time).
+        from cdi_worker.sources import selection
+
+        wanted = self.wanted
         head = hashlib.sha256(self.source.head).hexdigest() if self.source.weak else ""
-        return "\n".join(
-            (
-                self.source.name,
-                self.source.identity or "",
-                head,
-                self.plan.route,
-                self.wanted.owner_uid,
-                self.wanted.target,
-            )
+        parts = (
+            wanted.source,
+            *map(selection.digest, (wanted.location, *wanted.layers)),
+            wanted.disk,
+            self.source.name,
+            self.source.identity,
+            head,
+            str(self.plan.route),
+            wanted.owner_uid,
+            wanted.target,
         )
+        return repr(parts)
 
     def commit(self, opened: target.Target, size: int) -> None:
         """Verify the source and make the completely written disk of ``size`` bytes usable."""
@@ -285,7 +298,14 @@ class Job:
         self.size = max(size, self.plan.grow_to)
         self.progress.disk(self.size)
         self.settle(opened, self.plan.grow_to)
-        opened.commit(self.plan.grow_to)
+        self.publish(opened, self.plan.grow_to)
+
+    def publish(self, opened: target.Target, size: int = 0) -> None:
+        """Make a complete disk usable, now or with the others of its group."""
+        if self.group is None:
+            opened.commit(size)
+        else:
+            self.group.add(opened, size)
 
     def settle(self, opened: target.Target, size: int = 0) -> None:
         """Store which checkpoint the disk holds, and what an update has changed."""
@@ -312,15 +332,15 @@ class Job:
 
         if not (self.wanted.is_delta or self.wanted.stage.final):
             # A later stage may not know by how much the disk has grown.
-            opened.zero_rest()
+            opened.zero_rest(self.size)
         # The bytes must not be lost after the checkpoint is stored.
         opened.flush()
         checkpoint.Checkpoint(self.checkpoints[1]).write(opened.written_path)
 
     @property
     def checksum(self) -> str:
-        """The expected checksum of the bytes as served: the request's, else the server's; may be empty."""
-        return self.wanted.checksum or self.source.checksum
+        """The expected checksums of the bytes as served: the request's and the server's; may be empty."""
+        return ",".join(filter(None, (self.wanted.checksum, self.source.checksum)))
 
     @property
     def may_read_twice(self) -> bool:
@@ -363,7 +383,7 @@ class Job:
         whole = whole or bool(self.content.compressions)
         with self.served(self.arrived, whole=whole) as served:
             if self.source.format is None:
-                content, reader = layers.open(served, limit=limit, tool=self._xz, cpus=self.engine.cpus)
+                content, reader = layers.open(served, limit=limit, tool=self._xz)
                 head = content.head
             else:
                 peeked = readers.Peek(served, detect.HEAD)

@@ -22,7 +22,7 @@ def relay(job: Job, route: Callable[[Job], None]) -> None:
     with target.take(path, target.Terms(job.wanted.wait, job.scope)) as held:
         wanted = dataclasses.replace(job.wanted, target=path, existing="remove", preallocation=False)
         planned = dataclasses.replace(job.plan, compared=False)
-        inner = dataclasses.replace(job, wanted=wanted, claim=held, plan=planned)
+        inner = dataclasses.replace(job, wanted=wanted, claim=held, plan=planned, group=None)
         with inner.attempt():
             # A route may end its reads by its scope.
             route(inner)
@@ -50,4 +50,4 @@ def _write(job: Job, path: str) -> None:
             offset += len(piece)
             job.progress.advance(len(piece))
         job.settle(out)
-        out.commit()
+        job.publish(out)

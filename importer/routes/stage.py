@@ -80,6 +80,18 @@ def check(job: Job) -> None:
 
 
 def begin(job: Job, opened: target.Target) -> None:
-    """Note on the target that the delta is being applied, before its first byte is written."""
+    """Note on the target that the delta is being applied, before its first byte is written.
+
+    If the disk has become smaller, what is behind its end is zeroed: a later stage may grow it again, and
+    names only what it has written since.
+    """
     checkpoint.Checkpoint(*job.checkpoints).write(opened.written_path)
+    size, before = job.plan.virtual_size or 0, job.source.previous_size
+    if before is None:
+        # Only files of a chain have sizes of their own. Zeroing a device may mean to write all of it.
+        may_shrink = job.content.format == "qcow2" or not target.is_block(job.wanted.target)
+    else:
+        may_shrink = before > size
+    if may_shrink:
+        opened.zero_rest(size)
     opened.flush()

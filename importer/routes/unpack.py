@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Part of the name of the disk's entry; the first match is the disk (contract, Clone source).
-DISK = "disk.img"
-
 
 def unpack_archive(job: Job) -> None:
     """UNPACK: unpack a tar archive into a staging folder; move it into place when complete and verified."""
@@ -49,8 +46,8 @@ def unpack_archive(job: Job) -> None:
         staged.commit()
 
 
-def _unpack(job: Job, packed: base.Reader, directory: pathlib.Path) -> None:
-    entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
+def _unpack(job: Job, packed: base.Reader, directory: pathlib.Path, *, has_disk: bool = False) -> None:
+    entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin, has_disk=has_disk)
     unpack.unpack(entries, directory, advance=job.unpacked)
 
 
@@ -60,7 +57,7 @@ def _unpack_folder(job: Job, folder: clone.Folder, directory: pathlib.Path) -> N
         job.limit -= _write_disk(job, folder, directory / file.DISK)
     if rest := folder.archive():
         with contextlib.closing(ahead.Reader(rest, job.scope)) as packed:
-            _unpack(job, packed, directory)
+            _unpack(job, packed, directory, has_disk=bool(folder.disk.size))
 
 
 def _write_disk(job: Job, folder: clone.Folder, path: pathlib.Path) -> int:
@@ -105,19 +102,34 @@ def extract_disk(job: Job) -> None:
             else:
                 found = _extract_from_folder(job, folder, stack)
         if found is None:
-            raise errors.Unsupported(reason=f"the cloned file system contains no file named {DISK}")
+            raise errors.Unsupported(reason=f"the cloned file system contains no file named {file.DISK}")
         job.commit(*found)
 
 
 def _extract(job: Job, packed: base.Reader, stack: contextlib.ExitStack) -> tuple[target.Target, int] | None:
     """Write the disk in an archive to the device; return the device and the size. None without a disk."""
     found: tuple[target.Target, int] | None = None
+    name = ""
     entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
     for entry in entries:
+        path = "/".join(entry.path)
+        if path == file.DISK != name:
+            _check_disk(entry, name)
         if found is None and _is_disk(entry):
-            log.info("disk entry=%r size=%d", "/".join(entry.path), entry.size)
-            found = _copy(job, _runs(entries, entry), entry.size, stack)
+            log.info("disk entry=%r size=%d", path, entry.size)
+            found, name = _copy(job, _runs(entries, entry), entry.size, stack), path
     return found
+
+
+def _check_disk(entry: archive.Entry, earlier: str) -> None:
+    """Refuse the disk of a volume whose bytes, or those of what was taken for it, have passed."""
+    if entry.kind == "hardlink":
+        reason = f"is a hard link to {entry.link!r}, which a device cannot get; clone it to a file system"
+        raise archive.refused("disk", entry.path, reason)
+    if earlier:
+        names = f"{earlier!r} and {file.DISK!r}"
+        reason = f"{names} could both be the disk; rename the first, or clone it to a file system"
+        raise errors.Refused(format="tar", rule="disk", reason=reason)
 
 
 def _extract_from_folder(
@@ -143,9 +155,12 @@ def _copy(
 
 
 def _is_disk(entry: archive.Entry) -> bool:
-    """Return whether an entry is the disk, and not what a killed import has left of one."""
+    """Return whether an entry is the disk, and not what a killed import has left of one.
+
+    The first whose name contains that of the disk is it (contract, Clone source).
+    """
     path = "/".join(entry.path)
-    return entry.kind == "file" and DISK in path and not file.is_reserved(path)
+    return entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
 
 
 def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[base.Run]:

@@ -126,3 +126,30 @@ def test_memory_of_partial_units_is_bounded() -> None:
     for index in range(1000):
         made.add_part(index * UNIT, index * UNIT + 512, memoryview(b"x" * 512))
     assert sum(edge.data is not None for edge in made._edges.values()) <= 256
+
+
+def test_equal_units_have_different_tags() -> None:
+    """The position is the nonce of GMAC: two tags with one nonce would reveal its key."""
+    unit = memoryview(DISK[:UNIT])
+    made = digests.Digests(KEY, 0, len(DISK))
+    assert made.tags(0, unit) == made.tags(0, unit) != made.tags(UNIT, unit)
+
+
+@pytest.mark.parametrize("granules", [16 << 10, 2])
+def test_units_that_were_moved_with_their_tags_are_found(granules: int) -> None:
+    """Somebody who may write to the volume, but does not know the key, swaps parts of disk and journal."""
+    size = 8 * UNIT
+    disk = b"".join(random.Random(index).randbytes(UNIT) for index in range(8))
+    made = digests.Digests(KEY, 0, size, granules=granules)
+    made.add(0, made.tags(0, memoryview(disk)))
+    claims = made.claims()
+    half = size // 2
+    moved = disk[half:] + disk[:half]
+    tags = b"".join(claim.tags for claim in claims)
+    middle = len(tags) // 2
+    tags = tags[middle:] + tags[:middle]
+    for claim in claims:
+        length = len(claim.tags)
+        forged, tags = claim._replace(tags=tags[:length]), tags[length:]
+        found = made.tags(claim.start, memoryview(moved)[claim.start : claim.end])
+        assert made.holds(forged, found) == [(claim.start, claim.end)]

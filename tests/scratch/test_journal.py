@@ -227,7 +227,7 @@ def record(granules: str = "[]", tags: str = "") -> bytes:
 def test_invalid_body_with_valid_checksum_is_ignored(location: Location, body: bytes) -> None:
     mac = journal._mac(hashlib.sha256(b"etag").digest(), body)
     Path(location.path).write_bytes(
-        bytes(location.offset) + b"cdi-worker journal 2 %s %06d\n%s" % (mac, len(body), body)
+        bytes(location.offset) + b"cdi-worker journal 3 %s %06d\n%s" % (mac, len(body), body)
     )
     assert journal.Journal.open(location, "etag", TOTAL).covered == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from cdi_worker.images.engine import responses
+from tests.support import processes
 
 #: More than one part.
 MOST = 100_000
@@ -59,3 +61,33 @@ def test_bytes_read_into_a_buffer_do_not_count() -> None:
         while into:
             into = into[response.readinto(into) :]
         assert not response.read()
+
+
+@pytest.mark.parametrize("size", [b"-1", b"-8", b" -1;a=b"])
+@pytest.mark.parametrize("step", [None, 7000])
+def test_negative_chunk_is_refused(size: bytes, step: int | None) -> None:
+    """``http.client`` reads a chunk of -1 bytes to the end of the connection, which may never come."""
+    body = size + b"\r\n" + bytes(MOST // 2)
+    with answered(body, "Transfer-Encoding: chunked") as response, pytest.raises(http.client.IncompleteRead):
+        response.read(step)
+    with answered(body, "Transfer-Encoding: chunked") as response, pytest.raises(http.client.IncompleteRead):
+        response.read1(1)
+    with answered(body, "Transfer-Encoding: chunked") as response, pytest.raises(http.client.IncompleteRead):
+        response.readinto(bytearray(100))
+
+
+def test_response_that_nobody_holds_closes_its_socket() -> None:
+    """Not when the garbage is collected: the server would keep the connection until then."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.settimeout(processes.PATIENCE)
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart")
+        gc.disable()
+        try:
+            response = responses.Response(ours)
+            response.begin()
+            ours.close()
+            del response
+            assert theirs.recv(1) == b""
+        finally:
+            gc.enable()

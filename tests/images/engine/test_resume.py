@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, resume
 
 DATA = random.Random(2).randbytes(10_000)
@@ -109,6 +111,23 @@ def test_repeated_cut_at_the_same_byte_fails() -> None:
         read(Server(5000, *[100] * 50, ranges=False))
 
 
+def test_outage_is_waited_for_where_only_the_beginning_can_be_read() -> None:
+    server = Server(5000, *[4000] * 7, ranges=False)
+    stream = resume.Resuming(
+        server.open_at, len(DATA), name="memory", no_progress=60, cancel=cancelling.Cancel()
+    )
+    whole = bytearray(len(DATA))
+    assert readers.fill(stream, memoryview(whole)) == len(DATA)
+    assert whole == DATA
+    assert server.opened == [0] * 9
+
+
+@pytest.mark.parametrize("more", [1, 600, 5000])
+def test_stream_longer_than_stated_is_refused(more: int) -> None:
+    with pytest.raises(errors.SourceChanged, match="size"):
+        read(Server(ranges=True), size=len(DATA) - more)
+
+
 def test_early_end_is_resumed() -> None:
     server = Server(ranges=True)
     short = Server(ranges=True)
@@ -133,3 +152,28 @@ def test_closed_stream_is_not_reopened() -> None:
     stream.close()
     assert stream.readinto(buffer) == 0
     assert server.opened == [0]
+
+
+def test_time_of_the_reader_is_not_silence_of_the_source() -> None:
+    server = Server(700, ranges=True)
+    stream = resume.Resuming(
+        server.open_at, len(DATA), name="memory", no_progress=0.3, cancel=cancelling.Cancel()
+    )
+    into = memoryview(bytearray(len(DATA)))
+    done = stream.readinto(into)
+    time.sleep(0.5)
+    assert readers.fill(stream, into[done:]) == len(DATA) - done
+    assert into == DATA
+
+
+def test_source_that_trickles_is_given_up() -> None:
+    class Trickle(Connection):
+        def readinto(self, into: memoryview, /) -> int:
+            time.sleep(0.01)
+            return super().readinto(into[:1])
+
+    stream = resume.Resuming(
+        lambda _: Trickle(DATA, None), len(DATA), name="memory", no_progress=0.3, cancel=cancelling.Cancel()
+    )
+    with pytest.raises(errors.TransferFailed, match=r"only \d+ bytes in 0 s, less than 1024 per second"):
+        readers.fill(stream, memoryview(bytearray(len(DATA))))

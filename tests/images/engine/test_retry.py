@@ -61,4 +61,4 @@ def test_data_restarts_the_limit() -> None:
     waiting = patience(0.3, 0.5)
     for _ in range(4):
         waiting.wait(busy(0.4), 0)
-        waiting.progress()
+        waiting.progress(1 << 20, "http://a/disk", 0)

@@ -1,0 +1,138 @@
+"""What of a location selects the bytes of a disk: the part of a journal's key that no source can forget.
+
+Every field of a location counts, also one that a plugin or a later version adds, unless it is declared as a
+credential or as tuning. Credentials may be renewed between two runs; a run that resumes must not need them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import urllib.parse
+from typing import Any, Final
+
+from cdi_worker.sources import base, fields
+
+#: Fields of the access that are credentials, or that say how bytes are fetched.
+_ACCESS: Final = frozenset(
+    {
+        "password",
+        "session_token",
+        "ca_files",
+        "insecure",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "connections",
+        "patience",
+        "slowest",
+    }
+)
+#: Headers that are credentials on every server. Another header may select the content.
+_HEADERS: Final = frozenset(
+    {
+        "authorization",
+        "proxy-authorization",
+        "x-api-key",
+        "x-auth-token",
+        "x-amz-security-token",
+        "x-kubevirt-export-token",
+        "private-token",
+        "job-token",
+        "deploy-token",
+        "x-jfrog-art-api",
+    }
+)
+
+
+def _v4(prefix: str) -> tuple[frozenset[str], frozenset[str]]:
+    names = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
+    needed = frozenset(f"{prefix}-{name}" for name in ("Credential", "Date", "Signature"))
+    return needed, frozenset({*(f"{prefix}-{name}" for name in names), f"{prefix}-Security-Token"})
+
+
+def _also(needed: str, more: str = "") -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(needed.split()), frozenset((needed + " " + more).split())
+
+
+#: Query parameters of signed URLs: those that a signature has, and all that are renewed with it. A parameter
+#: without the others is not a signature, and selects.
+_SIGNATURES: Final = (
+    _v4("X-Amz"),
+    _v4("X-Goog"),
+    _also("AWSAccessKeyId Expires Signature", "x-amz-security-token"),
+    _also("GoogleAccessId Expires Signature"),
+    _also("OSSAccessKeyId Expires Signature", "security-token"),
+    # CloudFront, with a predefined policy and with one of its own.
+    _also("Key-Pair-Id Expires Signature"),
+    _also("Key-Pair-Id Policy Signature"),
+    # Azure's shared access signature; its version is not that of the object, which is "versionid".
+    _also("sv sig", "se sp sr st sip spr ss srt ses sdd si skoid sktid skt ske sks skv saoid suoid scid"),
+    # OpenStack Swift.
+    _also("temp_url_sig temp_url_expires", "temp_url_ip_range temp_url_prefix"),
+)
+
+
+def digest(location: base.Location) -> str:
+    """Return a digest of what selects the bytes. Equal digests: the same bytes, or a change of the object.
+
+    A secret that is not known as one, such as a token in a header, is in it only as a part of the digest.
+    """
+    return hashlib.sha256(repr(_selecting(location)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _selecting(value: Any) -> Any:
+    """Return the names and values of a dataclass that select, without those that have their defaults."""
+    if isinstance(value, base.Access):
+        return _of_access(value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    declared = fields.table(type(value))
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(value):
+        about = declared.get(field.name, (fields.Field(), None))[0]
+        own = getattr(value, field.name)
+        chosen = _address(own) if field.name == "endpoint" else _selecting(own)
+        if own != field.default and chosen != [] and about.selects and not about.secret:
+            found.append((field.name, chosen))
+    return found
+
+
+def _of_access(access: base.Access) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(access):
+        own = getattr(access, field.name)
+        if field.name == "headers":
+            own = tuple((name.lower(), text) for name, text in own if name.lower() not in _HEADERS)
+        elif field.name in _ACCESS or (field.name == "user" and access.session_token):
+            # The name of temporary keys is renewed with them.
+            continue
+        if own != field.default:
+            found.append((field.name, own))
+    return found
+
+
+def _address(endpoint: str) -> str:
+    """Return an address without its password, and a URL of the web without a signature.
+
+    Nothing is decoded or put in order: servers tell such addresses apart.
+    """
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator:
+        return endpoint
+    host, slash, path = rest.partition("/")
+    user, at, server = host.rpartition("@")
+    address = f"{scheme}://{user.partition(':')[0]}{at}{server}{slash}{path}"
+    if scheme.lower() not in {"http", "https"} or "?" not in address:
+        return address
+    base_url, _, query = address.partition("?")
+    query, mark, fragment = query.partition("#")
+    return f"{base_url}?{_unsigned(query)}{mark}{fragment}"
+
+
+def _unsigned(query: str) -> str:
+    """Return a query without the parameters of a signature."""
+    pairs = [(urllib.parse.unquote_plus(pair.partition("=")[0]), pair) for pair in query.split("&")]
+    names = {name for name, _ in pairs}
+    renewed = {name for needed, names_of in _SIGNATURES if needed <= names for name in names_of}
+    return "&".join(pair for name, pair in pairs if name not in renewed)

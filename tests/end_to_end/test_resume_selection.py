@@ -1,0 +1,106 @@
+"""A killed import is not continued with another object that has the same ETag, date and size."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker.images.engine import fetch
+from cdi_worker.sources.web import locations
+from tests.support import misbehave, processes
+
+SIZE = 24 << 20
+DISKS = {name: random.Random(name).randbytes(SIZE) for name in "ab"}
+#: 8 MiB a second for each connection.
+SLOW = {"drip": (256 << 10, 0.03)}
+OPTIONS = fetch.Options(connections=2, chunk=1 << 20, no_progress=20)
+WORKER = """
+import sys, cdi_worker
+from cdi_worker.images.engine import fetch
+from cdi_worker.sources import base
+from cdi_worker.sources.web import locations
+cdi_worker.run(cdi_worker.Request(
+    existing="replace", source="http", target=sys.argv[2], journal_interval=0.05,
+    location=locations.Http(sys.argv[1], base.Access(headers=eval(sys.argv[3]))),
+    fetch=fetch.Options(connections=2, chunk=1 << 20),
+))
+"""
+
+Headers = tuple[tuple[str, str], ...]
+
+
+def location(url: str, headers: Headers = ()) -> locations.Http:
+    return locations.Http(url, cdi_worker.Access(headers=headers))
+
+
+def run(where: locations.Http, target: Path) -> cdi_worker.Result:
+    return cdi_worker.run(
+        cdi_worker.Request(
+            existing="replace",
+            source="http",
+            location=where,
+            target=str(target),
+            journal_interval=0.05,
+            fetch=OPTIONS,
+        )
+    )
+
+
+def kill_midway(server: misbehave.Server, path: str, where: locations.Http, target: Path) -> None:
+    """Kill a worker that has received more than half of the disk at ``path``."""
+    argv = [sys.executable, "-c", WORKER, where.endpoint, target, repr(where.access.headers)]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worker:
+        processes.wait_for(lambda: server.sent(path) > 17 << 20, "a good part of the disk")
+        worker.send_signal(signal.SIGKILL)
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+
+
+def serve(server: misbehave.Server, paths: Mapping[str, str], **faults: object) -> None:
+    """Serve each disk at its path, all with the same ETag, date and size."""
+    for name, path in paths.items():
+        server.serve(path, dataclasses.replace(misbehave.Page(DISKS[name]), **faults))
+
+
+def test_other_query_starts_over(server: misbehave.Server, tmp_path: Path) -> None:
+    paths = {"a": "/disk?file=a", "b": "/disk?file=b"}
+    serve(server, paths, **SLOW)
+    target = tmp_path / "disk.img"
+    kill_midway(server, paths["a"], location(server.url(paths["a"])), target)
+    serve(server, paths)
+    result = run(location(server.url(paths["b"])), target)
+    assert target.read_bytes() == DISKS["b"]
+    assert not result.resumed
+
+
+def test_other_signature_resumes(server: misbehave.Server, tmp_path: Path) -> None:
+    signed = "/disk?versionId=1&X-Amz-Credential=k&X-Amz-Date={0}&X-Amz-Expires=60&X-Amz-Signature={0}"
+    serve(server, {"a": signed.format(1)}, **SLOW)
+    target = tmp_path / "disk.img"
+    kill_midway(server, signed.format(1), location(server.url(signed.format(1))), target)
+    serve(server, {"a": signed.format(2)})
+    result = run(location(server.url(signed.format(2))), target)
+    assert target.read_bytes() == DISKS["a"]
+    assert result.resumed > 3 << 20
+
+
+@pytest.mark.parametrize(("header", "resumes"), [("X-Disk", False), ("Authorization", True)])
+def test_header_that_may_select_starts_over(
+    server: misbehave.Server, tmp_path: Path, header: str, *, resumes: bool
+) -> None:
+    serve(server, {"a": "/disk"}, **SLOW)
+    target = tmp_path / "disk.img"
+    kill_midway(server, "/disk", location(server.url("/disk"), ((header, "first"),)), target)
+    now = "a" if resumes else "b"
+    serve(server, {now: "/disk"})
+    result = run(location(server.url("/disk"), ((header, "second"),)), target)
+    assert target.read_bytes() == DISKS[now]
+    assert bool(result.resumed) == resumes
