@@ -1,4 +1,4 @@
-"""Verify the bytes as served against the checksum in the request."""
+"""Verify the bytes as served against the checksums that are stated for them: all of them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checksum:
-    """A hashlib algorithm and the expected digest in lower-case hex."""
+    """A hashlib algorithm and the expected digest in lower-case hex. ``more``: others of the same bytes."""
 
     algorithm: str
     digest: str
+    more: tuple[Checksum, ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(f"{each.algorithm}:{each.digest}" for each in (self, *self.more))
 
 
 def parse(text: str) -> Checksum:
-    """Parse ``algorithm:hex`` in any letter case, with blanks around each part.
+    """Parse ``algorithm:hex`` in any letter case, with blanks around each part; several with commas.
 
     Raises ``errors.RequestError``.
     """
+    first, *more = dict.fromkeys(map(_parse, text.split(",")))
+    return Checksum(first.algorithm, first.digest, tuple(more))
+
+
+def _parse(text: str) -> Checksum:
     algorithm, colon, digest = (part.strip() for part in text.lower().partition(":"))
     if not colon or algorithm not in ALGORITHMS:
         known = "|".join(ALGORITHMS)
@@ -43,19 +52,22 @@ class Hash:
     """Compute the checksum of bytes. hashlib releases the GIL for 2 KiB and more."""
 
     def __init__(self, checksum: Checksum) -> None:
-        self._checksum = checksum
-        self._hash = hashlib.new(checksum.algorithm, usedforsecurity=False)
+        self._expected = (checksum, *checksum.more)
+        names = {each.algorithm for each in self._expected}
+        self._hashes = {name: hashlib.new(name, usedforsecurity=False) for name in names}
 
     def update(self, data: memoryview) -> None:
-        self._hash.update(data)
+        for each in self._hashes.values():
+            each.update(data)
 
     def verify(self) -> None:
-        """Compare with the expected digest after the last byte. Raises ``errors.ChecksumMismatch``."""
-        calculated = self._hash.hexdigest()
-        if calculated != self._checksum.digest:
-            raise errors.ChecksumMismatch(
-                algorithm=self._checksum.algorithm, expected=self._checksum.digest, calculated=calculated
-            )
+        """Compare with all expected digests after the last byte. Raises ``errors.ChecksumMismatch``."""
+        for each in self._expected:
+            calculated = self._hashes[each.algorithm].hexdigest()
+            if calculated != each.digest:
+                raise errors.ChecksumMismatch(
+                    algorithm=each.algorithm, expected=each.digest, calculated=calculated
+                )
 
 
 class HashingReader(readers.Watched):

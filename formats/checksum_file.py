@@ -49,23 +49,21 @@ def parse(data: bytes) -> Iterator[Line]:
 
 
 def find(data: bytes, name: str) -> str:
-    """Return the strongest checksum of the file ``name`` in a file with checksums, as ``ALGORITHM:HEX``.
+    """Return the checksums of the file ``name`` in a file with checksums, as ``checksum.parse`` reads them.
 
-    The name may have folders before it in the file, if no line has the name alone. Raises
-    ``errors.SourceError`` if there is no such line, or if several contradict each other.
+    There is one for each algorithm, the strongest first. The name may have folders before it in the file, if
+    no line has the name alone. Raises ``errors.SourceError`` if there is no such line, or if several
+    contradict each other.
     """
     lines = [line._replace(name=line.name.removeprefix("./")) for line in parse(data)]
     found = {line.checksum for line in lines if line.name in {name, ""}}
     found = found or {line.checksum for line in lines if posixpath.basename(line.name) == name}
     if not found:
         raise errors.SourceError(reason=f"no line with a checksum of {name!r}")
-    for algorithm in reversed(checksum.ALGORITHMS):
-        known = [each for each in found if each.startswith(f"{algorithm}:")]
-        if len(known) > 1:
-            raise errors.SourceError(reason=f"several lines with different checksums of {name!r}")
-        if known:
-            return known[0]
-    raise AssertionError(found)
+    if len({each.partition(":")[0] for each in found}) < len(found):
+        raise errors.SourceError(reason=f"several lines with different checksums of {name!r}")
+    strength = {algorithm: number for number, algorithm in enumerate(checksum.ALGORITHMS)}
+    return ",".join(sorted(found, key=lambda each: strength[each.partition(":")[0]], reverse=True))
 
 
 def _line(name: str, algorithm: str, digits: str) -> Iterator[Line]:

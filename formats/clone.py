@@ -14,17 +14,11 @@ import functools
 import itertools
 import mmap
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from cdi_worker.formats import readers, zstd
 
 if TYPE_CHECKING:
     import xxhash

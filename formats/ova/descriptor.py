@@ -24,6 +24,9 @@ _MOST: Final = 1024
 #: ``byte * 2^30``, and the names of OVF 0.9, which oVirt still writes.
 _UNITS = re.compile(r"byte(?:s)?(?: *\* *2\^([0-9]{1,2}))?", re.IGNORECASE)
 _OLD_UNITS = {"kilobytes": 10, "megabytes": 20, "gigabytes": 30, "terabytes": 40}
+#: The namespaces of OVF 1 and 2 (DSP0243), of OVF 0.9, and of oVirt; not those of vendors, as VirtualBox's
+#: ``http://www.virtualbox.org/ovf/machine``.
+_NAMESPACE = re.compile(r"[a-z]+://[^ ]*/ovf/(?:envelope/[0-9]+|[0-9]+/envelope)/?", re.IGNORECASE)
 _ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _COMPRESSIONS = {"gzip": "gz", "bzip2": "bz2"}
 
@@ -84,7 +87,9 @@ class _Reading:
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
         """Take a start tag."""
-        name = name.rpartition(" ")[2]
+        namespace, _, name = name.rpartition(" ")
+        if not _is_ovf(namespace):
+            name = f"{namespace} {name}"
         above = self._path[-1] if self._path else ""
         if not self._path and name != "Envelope":
             raise errors.Corrupt(format="OVF descriptor", reason=f"the document is a {name[:80]!r}")
@@ -113,8 +118,8 @@ class _Reading:
             if reference not in self._files:
                 raise refused("reference", f"disk {given.get('diskId', '')!r} names no file ({reference!r})")
             found.append(_disk(len(found) + 1, given, self._files[reference]))
-        # Percent-decoded: a member may have the name of both.
-        if len({names(disk.file)[-1] for disk in found}) < len(found):
+        possible = [name for disk in found for name in names(disk.file)]
+        if len(set(possible)) < len(possible):
             raise refused("duplicate", "two disks have the same file")
         return tuple(found)
 
@@ -148,13 +153,21 @@ def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> Disk
 
 
 def _own(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes by local name: those of an OVF namespace, or of none; not those of a vendor."""
+    """Return the attributes by local name: those of an OVF namespace, or of none; not those of a vendor.
+
+    Raises ``errors.Refused`` for one with two values: readers differ in which they use.
+    """
     found: dict[str, str] = {}
     for name, value in attributes.items():
         namespace, _, local = name.rpartition(" ")
-        if not namespace or "/ovf/" in namespace:
-            found[local] = value
+        if _is_ovf(namespace) and found.setdefault(local, value) != value:
+            both = f"{found[local][:80]!r} and {value[:80]!r}"
+            raise refused("duplicate", f"the attribute {local!r} is both {both}, in two namespaces")
     return found
+
+
+def _is_ovf(namespace: str) -> bool:
+    return not namespace or _NAMESPACE.fullmatch(namespace) is not None
 
 
 def _capacity(given: Mapping[str, str]) -> int | None:
@@ -170,6 +183,9 @@ def _number(text: str) -> int | None:
 
 
 def names(file: str) -> tuple[str, ...]:
-    """Return the names that the member of ``ovf:href`` may have: as it is, and percent-decoded."""
+    """Return the names that the member of ``ovf:href`` may have: as it is, and percent-decoded.
+
+    Programs write either; a package with files of both names is refused.
+    """
     decoded = _ENCODED.sub(lambda found: bytes.fromhex(found[1].decode()), file.encode())
     return tuple(dict.fromkeys((file, decoded.decode(errors="surrogateescape"))))

@@ -44,6 +44,8 @@ class Package:
         self.members: dict[str, Member] = {}
         self._walk = walk.Walk(reader)
         self._descriptor: tuple[str, bytes] = ("", b"")
+        #: The other name of a member that a disk could mean.
+        self._other: dict[str, str] = {}
         self._count = 0
 
     def next(self) -> Member | None:
@@ -60,6 +62,10 @@ class Package:
             return member
         if not self.members:
             raise descriptor.refused("descriptor", "the archive is empty")
+        if self.checksums is None and not self._walk.has_end_mark:
+            # Only a manifest says what is in a package; here it may be what is missing.
+            reason = f"the archive ends at byte {self._walk.at} without an end mark and without a manifest"
+            raise errors.Truncated(format="OVA", reason=reason)
         return None
 
     def readinto(self, into: memoryview, /) -> int:
@@ -98,9 +104,18 @@ class Package:
             raise descriptor.refused("manifest", f"the manifest has no checksum of {member.name!r}")
         return self.checksums[member.name]
 
+    def check_listed(self) -> None:
+        """Raise ``errors.Refused`` if the manifest has passed and does not list a disk, which may come."""
+        for disk in self.disks if self.checksums is not None else ():
+            if not self.checksums or not any(name in self.checksums for name in descriptor.names(disk.file)):
+                raise descriptor.refused("manifest", f"the manifest has no checksum of {disk.file!r}")
+
     def _take(self, member: Member) -> None:
         if member.name in self.members:
             raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
+        if (other := self._other.get(member.name)) in self.members:
+            both = f"{other!r} and {member.name!r}"
+            raise descriptor.refused("duplicate", f"{both} could both be the file of one disk; rename one")
         if member.size > facts.MAX_VIRTUAL_SIZE:
             raise descriptor.refused("size", f"{member.name!r} has {member.size} bytes")
         is_first = not self.members
@@ -120,6 +135,9 @@ class Package:
         self.disks = descriptor.parse(data)
         if not self.disks:
             raise descriptor.refused("one disk", "the descriptor lists no disk with a file")
+        for disk in self.disks:
+            possible = descriptor.names(disk.file)
+            self._other |= zip(possible, reversed(possible), strict=True) if len(possible) > 1 else ()
 
     def _take_manifest(self, member: Member) -> None:
         if self.checksums is not None:

@@ -7,15 +7,13 @@ most ``Claims.LIMIT``.
 from __future__ import annotations
 
 import array
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
-import zstandard
 from isal import isal_zlib
 
 from cdi_worker import errors
-from cdi_worker.formats import views
+from cdi_worker.formats import views, zstd
 from cdi_worker.formats.mapped import image, passing
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped.pieces import Piece
@@ -163,7 +161,7 @@ Inflate = Callable[["bytes | memoryview"], bytes]
 
 # QEMU compresses with a window of 4 KiB, other programs with up to 32 KiB.
 _RAW_DEFLATE = -15
-_MAX_ZSTD_WINDOW = 8 << 20
+_ZSTD_WINDOW_LOG = 23
 # isal's type stubs declare the class as an instance.
 _IsalError = cast("type[Exception]", isal_zlib.error)
 
@@ -173,12 +171,12 @@ def inflater(compression: str, cluster_size: int) -> Inflate:
 
     It ignores bytes after the end of the compressed data: the tables give its length in sectors only.
     """
-    inflate = _zlib if compression == "zlib" else _Zstd().inflate
+    inflate = _zlib if compression == "zlib" else _zstd
 
     def checked(data: bytes | memoryview) -> bytes:
         try:
             result = inflate(data, cluster_size)
-        except (_IsalError, zstandard.ZstdError) as err:
+        except (_IsalError, zstd.ZstdError) as err:
             raise _corrupt(err) from err
         if len(result) != cluster_size:
             raise _corrupt(f"does not decompress to {cluster_size} bytes")
@@ -194,17 +192,11 @@ def _zlib(data: bytes | memoryview, size: int) -> bytes:
     return result if stream.eof else b""
 
 
-class _Zstd(threading.local):
-    """One decompression context per thread: contexts are not thread-safe."""
-
-    def __init__(self) -> None:
-        self._context = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
-
-    def inflate(self, data: bytes | memoryview, size: int) -> bytes:
-        # The library ignores max_output_size for a frame with a content size (RFC 8878, section 3.1.1.1.4).
-        if zstandard.frame_content_size(data) > size:
-            return b""
-        return self._context.decompress(data, max_output_size=size, allow_extra_data=True)
+def _zstd(data: bytes | memoryview, size: int) -> bytes:
+    frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
+    # One byte more than expected: the frame may state a larger size, or none.
+    result: bytes = frame.decompress(data, size + 1)
+    return result if frame.eof else b""
 
 
 def _corrupt(reason: object) -> errors.Corrupt:

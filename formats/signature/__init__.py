@@ -45,16 +45,16 @@ class Demand:
     says which Fulcio and Rekor to trust. ``annotations``: pairs that must have been signed. ``policy``: a
     policy.json of containers, which only concerns container images (containers-policy.json(5)).
     ``checksum_file``: URL or path of a file with the disk's checksum (SHA256SUMS, CHECKSUM), which the
-    signature is of.
+    signature is of. None: not given; an empty text is a fault, because it may be a demand that got lost.
     """
 
-    signed_by: str = ""
-    identity: str = ""
-    issuer: str = ""
-    trusted_root: str = ""
+    signed_by: str | None = None
+    identity: str | None = None
+    issuer: str | None = None
+    trusted_root: str | None = None
     annotations: tuple[tuple[str, str], ...] = ()
-    policy: str = ""
-    checksum_file: str = ""
+    policy: str | None = None
+    checksum_file: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.signed_by or self.is_keyless or self.annotations)
@@ -65,7 +65,11 @@ class Demand:
         return bool(self.identity or self.issuer or self.trusted_root)
 
     def faults(self) -> Iterator[str]:
-        """Yield a message for each missing or contradictory part."""
+        """Yield a message for each empty, missing or contradictory part."""
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, str) and not value.strip():
+                yield f"demand: {each.name} is empty; give a value or leave it out"
         if self.signed_by and self.is_keyless:
             yield "--signed-by and --certificate-identity exclude each other: name keys or a certificate"
         if self.is_keyless and not (self.identity and self.issuer and self.trusted_root):

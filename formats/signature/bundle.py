@@ -60,6 +60,9 @@ def statement(payload: bytes, signer: str, name: str) -> signature.Claims:
     if len(subjects) != 1 or not isinstance(subjects[0], dict):
         raise simple.malformed(name, "the statement is not about exactly one image")
     digests = simple.member(subjects[0], "digest", dict, name)
+    if set(digests) != {"sha256"}:
+        # Another one could contradict it, and is not verified: cosign writes none.
+        raise simple.malformed(name, "the statement has other digests of the image than sha256")
     return signature.Claims(
         signer=signer,
         digest=f"sha256:{simple.member(digests, 'sha256', str, name)}",

@@ -71,7 +71,7 @@ def read(data: bytes, where: str) -> Iterator[Signer]:
             continue
         try:
             made = _signer(found[1] or "", found[2], found[3])
-        except (ValueError, exceptions.UnsupportedAlgorithm) as err:
+        except (ValueError, OverflowError, exceptions.UnsupportedAlgorithm) as err:
             raise errors.RequestError(f"{where}: SSH key: {err}") from err
         if made is not None:
             yield made
@@ -121,12 +121,19 @@ def _signer(before: str, kind: str, text: str) -> Signer | None:
         at = option.end()
     if "cert-authority" in given:
         raise ValueError("cert-authority is not supported; list the keys of the signers")
-    allowed = given.get("namespaces", NAMESPACE).split(",")
-    if not any(fnmatch.fnmatchcase(NAMESPACE, each) for each in allowed):
+    if not _signs_files(given.get("namespaces", NAMESPACE)):
         return None
     public = pem.usable(serialization.load_ssh_public_key(f"{kind} {text}".encode()))
     since, until = (_date(given[each]) if each in given else None for each in ("valid-after", "valid-before"))
     return Signer(names, base64.b64decode(text), public, since, until)
+
+
+def _signs_files(namespaces: str) -> bool:
+    """Return whether a list of patterns matches ``NAMESPACE``; a negated one excludes (ssh_config(5))."""
+    # Their only special characters are * and ?.
+    patterns = [each.replace("[", "[[]") for each in namespaces.split(",")]
+    matching = [each for each in patterns if fnmatch.fnmatchcase(NAMESPACE, each.removeprefix("!"))]
+    return bool(matching) and not any(each.startswith("!") for each in matching)
 
 
 def _date(text: str) -> dt.datetime:

@@ -24,6 +24,9 @@ _LARGEST_END = 64 << 20
 #: Bytes of headers that an archive of any size may have.
 _HEADERS = 1 << 30
 
+#: The name of the disk on a volume with a file system. Whoever opens it follows a link in its own mounts.
+DISK = "disk.img"
+
 Kind = Literal["file", "directory", "symlink", "hardlink"]
 
 _KINDS: dict[bytes, Kind] = {
@@ -62,14 +65,18 @@ class Archive(headers.Stream):
     """Read a tar archive. Iterate over it once, and read the data of each entry before the next one.
 
     ``limit_bytes``: space on the target; more data, or a larger file unless ``thin``, raises
-    ``errors.TooLarge``. Raises ``errors.Refused`` for entries that a safety rule forbids, ``errors.Corrupt``,
-    ``errors.Truncated`` and ``errors.TrailingGarbage``.
+    ``errors.TooLarge``. ``has_disk``: the disk came before the archive, which may not have another. Raises
+    ``errors.Refused`` for entries that a safety rule forbids, ``errors.Corrupt``, ``errors.Truncated`` and
+    ``errors.TrailingGarbage``.
     """
 
-    def __init__(self, reader: readers.Reader, *, limit_bytes: int, thin: bool = False) -> None:
+    def __init__(
+        self, reader: readers.Reader, *, limit_bytes: int, thin: bool = False, has_disk: bool = False
+    ) -> None:
         super().__init__(io.BufferedReader(readers.Raw(reader), 1 << 16))
         self._limit = limit_bytes
         self._thin = thin
+        self._has_disk = has_disk
         self._total = 0
         self._left = 0
         self._padding = 0
@@ -77,6 +84,7 @@ class Archive(headers.Stream):
     def __iter__(self) -> Iterator[Entry]:
         while (header := self._next_header()) is not None:
             entry = self._entry(header)
+            self._check_disk(entry)
             if entry.path:
                 yield entry
             self._skip()
@@ -148,6 +156,22 @@ class Archive(headers.Stream):
         tar_sparse.check(extents, size, stored)
         self._begin(stored, size)
         return dataclasses.replace(entry, size=size, map=extents)
+
+    def _check_disk(self, entry: Entry) -> None:
+        """Refuse a disk that is not a file, and a second one.
+
+        It may be a hard link to an earlier file, but that may be a symlink: whoever unpacks it checks.
+        """
+        if entry.path[:1] != (DISK,):
+            return
+        if entry.kind == "hardlink" and entry.link == DISK and self._has_disk:
+            return  # "tar --create FILE FILE" makes the second one of these
+        if len(entry.path) > 1 or entry.kind not in {"file", "hardlink"}:
+            kind = "directory" if len(entry.path) > 1 else entry.kind
+            raise refused("disk", (DISK,), f"is a {kind}; the disk of a volume must be a file")
+        if self._has_disk:
+            raise refused("disk", (DISK,), "is there twice; which one is the disk of the volume is not known")
+        self._has_disk = True
 
     def _begin(self, stored: int, size: int = 0) -> None:
         """Expect ``stored`` bytes of data, of an entry of ``size`` bytes. Raises ``errors.TooLarge``."""

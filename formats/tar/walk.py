@@ -32,8 +32,10 @@ class Walk(headers.Stream):
     """Read a tar archive entry by entry; ``next`` skips the unread data of the entry before.
 
     In a seekable file (``io.BufferedReader``) it seeks, also past the end of a truncated file: ``readinto``
-    raises ``errors.Truncated`` then.
+    raises ``errors.Truncated`` then. ``has_end_mark``: known after ``next`` has returned None.
     """
+
+    has_end_mark = False
 
     def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
         if isinstance(reader, io.BufferedReader):
@@ -65,6 +67,7 @@ class Walk(headers.Stream):
                 return self._entry(raw, names, records)
         if names or records:
             raise headers.corrupt("the archive ends between the headers of an entry")
+        self.has_end_mark = bool(block)
         return None
 
     def readinto(self, into: memoryview, /) -> int:

@@ -54,3 +54,29 @@ def test_blanks_around_the_parts_are_ignored():
 def test_malformed_checksum_is_refused(text):
     with pytest.raises(errors.RequestError):
         checksum.parse(text)
+
+
+@pytest.mark.parametrize("wrong", ALGORITHMS)
+def test_all_checksums_that_are_stated_are_verified(wrong):
+    right = {name: hashlib.new(name, DATA).hexdigest() for name in ALGORITHMS}
+    read_and_verify(DATA, checksum.parse(" , ".join(f"{name}:{right[name]}" for name in ALGORITHMS)), 999)
+    for order in (ALGORITHMS, ALGORITHMS[::-1]):
+        stated = right | {wrong: "0" * len(right[wrong])}
+        expected = checksum.parse(",".join(f"{name}:{stated[name]}" for name in order))
+        with pytest.raises(errors.ChecksumMismatch, match=f"expected {wrong}:0"):
+            read_and_verify(DATA, expected, 999)
+
+
+def test_two_checksums_of_one_algorithm_are_both_verified():
+    right = hashlib.sha256(DATA).hexdigest()
+    twice = checksum.parse(f"sha256:{right},SHA256:{right.upper()}")
+    assert str(twice) == f"sha256:{right}"
+    read_and_verify(DATA, twice, 999)
+    with pytest.raises(errors.ChecksumMismatch):
+        read_and_verify(DATA, checksum.parse(f"sha256:{right},sha256:{64 * '0'}"), 999)
+
+
+@pytest.mark.parametrize("text", [",", f"md5:{32 * '0'},", f",md5:{32 * '0'}", f"md5:{32 * '0'},sha256:0"])
+def test_malformed_checksum_among_several_is_refused(text):
+    with pytest.raises(errors.RequestError):
+        checksum.parse(text)

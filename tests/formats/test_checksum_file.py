@@ -40,8 +40,11 @@ iQIzBAEBCAAdFiEE6VxQtTXYjH6T4BfGkOd4bRXfJzAFAmch
         (f"{SHA512}  ./disk.qcow2\n", f"sha512:{SHA512}"),
         (f"{SHA256}  images/disk.qcow2\n", f"sha256:{SHA256}"),
         (f"{OTHER}  old/disk.qcow2\n{SHA256}  disk.qcow2\n", f"sha256:{SHA256}"),
-        (f"SHA512 (disk.qcow2) = {SHA512}\nSHA256 (disk.qcow2) = {SHA256}\n", f"sha512:{SHA512}"),
-        (f"MD5(disk.qcow2)= {MD5}\nSHA1(disk.qcow2)= {SHA1}\n", f"sha1:{SHA1}"),
+        (
+            f"SHA512 (disk.qcow2) = {SHA512}\nSHA256 (disk.qcow2) = {SHA256}\n",
+            f"sha512:{SHA512},sha256:{SHA256}",
+        ),
+        (f"MD5(disk.qcow2)= {MD5}\nSHA1(disk.qcow2)= {SHA1}\n", f"sha1:{SHA1},md5:{MD5}"),
         (f"{SHA256}\n", f"sha256:{SHA256}"),
         (f"{SHA256}  disk.qcow2\n{SHA256}  disk.qcow2\n", f"sha256:{SHA256}"),
         (FEDORA, f"sha256:{SHA256}"),

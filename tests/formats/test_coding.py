@@ -7,15 +7,14 @@ import gzip
 import lzma
 
 import pytest
-import zstandard
 
 from cdi_worker import errors
-from cdi_worker.formats import coding
+from cdi_worker.formats import coding, zstd
 
 DATA = b"a disk" * 1000
 PACKED = {
     "gzip": gzip.compress(DATA),
-    "zstd": zstandard.compress(DATA),
+    "zstd": zstd.compress(DATA),
     "bzip2": bz2.compress(DATA),
     "xz": lzma.compress(DATA),
 }

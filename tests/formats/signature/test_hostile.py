@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
-from cdi_worker.formats.signature import minisign, openpgp, ssh
+from cdi_worker.formats.signature import keys, minisign, openpgp, ssh
 from tests.support import signers
 
 #: Bytes of the largest signature that is read.
@@ -209,3 +211,48 @@ def test_changed_ssh_signature_is_refused(tmp_path: Path, kind: tuple[str, ...],
 def test_ssh_signature_that_is_not_base64_is_refused() -> None:
     with pytest.raises(errors.Untrusted, match="not an SSH signature"):
         ssh.signer([], ssh.BEGIN + b"\nA\n-----END SSH SIGNATURE-----\n", b"", "sums.sig")
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "is_accepted"),
+    [
+        ("file", True), ("git,file", True), ("*", True), ("f?le", True), ("!git,*", True),
+        ("*,!file", False), ("!file,file", False), ("!f*,*", False), ("!git", False), ("", False),
+        ("[f]ile", False),
+    ],
+)  # fmt: skip
+def test_namespaces_of_a_key_are_read_as_ssh_does(namespaces: str, is_accepted: bool) -> None:
+    """ssh_config(5), PATTERNS: a negated pattern that matches excludes; brackets have no meaning."""
+    public = ed25519.Ed25519PrivateKey.generate().public_key()
+    form = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    found = [*ssh.read(f'a@b namespaces="{namespaces}" {form}\n'.encode(), "x")]
+    assert bool(found) is is_accepted
+
+
+@pytest.mark.parametrize(
+    ("zone", "date"),
+    [
+        ("America/New_York", "99991231235959"),
+        ("Asia/Tokyo", "00010101"),
+        ("UTC", "20241301"),
+        ("UTC", "2024"),
+    ],
+)
+def test_date_of_a_signer_that_does_not_exist_is_refused(
+    tmp_path: Path, zone: str, date: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a Z it is in the local time, which UTC may have in another year."""
+    line = f'a valid-before="{date}" '.encode() + signers.SSH(tmp_path / "id").public
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", zone)
+        time.tzset()
+        with pytest.raises(errors.RequestError, match="allowed: SSH key: "):
+            [*ssh.read(line, "allowed")]
+    time.tzset()
+
+
+def test_long_file_of_keys_is_read_in_time() -> None:
+    began = time.process_time()
+    with pytest.raises(errors.RequestError, match="no public key in PEM form"):
+        keys.read(b"-----BEGIN A-----\n" * (LARGEST // 18), "keys")
+    assert time.process_time() - began < SOON
