@@ -18,7 +18,7 @@ from typing import Self
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, crew
 from cdi_worker.images.export import handshake, readahead
-from cdi_worker.images.tools import process
+from cdi_worker.images.tools import workspace
 
 _REQUEST_MAGIC = 0x25609513
 _REPLY_MAGIC = 0x67446698
@@ -59,7 +59,7 @@ class Export:
         self._closing = False
         self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
-        self._directory = process.workspace()
+        self._directory = workspace.Workspace()
         self.socket = f"{self._directory.name}/nbd"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.socket)

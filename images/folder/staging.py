@@ -100,6 +100,7 @@ class Staging:
         """Move everything to the folder and sync. Existing directories are merged."""
         with _storage(self._directory, "move into place"), _opened(self._directory) as final:
             self._check_names()
+            self._check_disk()
             if not self._replace:
                 _refuse_existing(self.path, self._directory)
             self._claim.check()
@@ -117,6 +118,16 @@ class Staging:
             if os.path.lexists(self.path / name):
                 reason = f"it contains {name!r}, which cdi-worker uses itself; rename it in the archive"
                 raise errors.Refused(format="tar", rule="name", reason=reason)
+
+    def _check_disk(self) -> None:
+        """Raise ``errors.Refused`` if what becomes the disk of the volume is not a regular file.
+
+        The file system decides: a hard link may lead to a symlink, and letter case may not count.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG((self.path / file.DISK).lstat().st_mode):
+                reason = f"{file.DISK!r} is not a regular file, as the disk of a volume must be"
+                raise errors.Refused(format="tar", rule="disk", reason=reason)
 
 
 @contextlib.contextmanager

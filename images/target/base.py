@@ -101,6 +101,8 @@ class Target:
         self._failure: errors.TargetError | None = None
         self._kept = False
         self._closed = False
+        #: Whether the end of the ``with`` block leaves it open.
+        self.is_detached = False
         self._lock = threading.Lock()
         # A merged range holds zeros of several threads: a flush must wait for the thread that zeroes it.
         self._zeroing = threading.Lock()
@@ -109,7 +111,8 @@ class Target:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self.is_detached:
+            self.close()
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write ``data``, which may be reused on return."""
@@ -130,8 +133,10 @@ class Target:
                 for start, end in self._steps(offset, offset + length):
                     self._zero(start, end)
 
-    def zero_rest(self) -> None:
-        """Zero what a disk that grows later would use. Nothing to do for a file: it ends after the disk."""
+    def zero_rest(self, start: int) -> None:
+        """Zero what a later stage of the disk may use, from ``start``, where the disk ends now."""
+        if self.size is not None and self.size > start:
+            self.zero(start, self.size - start)
 
     @property
     def readable(self) -> str:
@@ -150,13 +155,28 @@ class Target:
 
         A file is extended to ``size`` bytes if that is larger than the image; it is never shrunk.
         """
+        self.prepare(size)
+        self.publish()
+
+    def prepare(self, size: int = 0) -> None:
+        """Do all of ``commit`` that can fail before the disk becomes usable."""
         with self._storage("sync"):
             end = self._end + -self._end % SECTOR
             self._end_at(max(size, end))
             self._zero(self._end, end)
             self._flush_zeros()
-            self._finish(max(size, end))
+            self._ready(max(size, end))
+
+    def publish(self) -> None:
+        """Make the disk usable, which is prepared."""
+        with self._storage("sync"):
+            self._check_claim()
+            self._finish()
             self._closed = True
+
+    def detach(self) -> None:
+        """Leave the target open at the end of its ``with`` block: the caller publishes or closes it."""
+        self.is_detached = True
 
     def settle(self, size: int = 0) -> None:
         """Begin a refresh that changes only the end of the disk. ``commit`` does it, too."""
@@ -198,7 +218,12 @@ class Target:
     def _end_at(self, size: int, /) -> None:
         """Begin a refresh if a disk of ``size`` bytes ends elsewhere, or its end holds other bytes."""
 
-    def _finish(self, size: int, /) -> None:
+    def _ready(self, size: int, /) -> None:
+        """Make the disk durable where it is not usable yet."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Make the disk usable, and close the target."""
         raise NotImplementedError
 
     def _abandon(self) -> None:

@@ -64,11 +64,12 @@ class BlockTarget(base.Target):
         self._set_head(offset, memoryview(bytes(inside)))
         super().zero(offset + inside, length - inside)
 
-    def zero_rest(self) -> None:
-        """Zero the device after the end of the disk."""
+    def zero_rest(self, start: int) -> None:
+        """Zero the device after the end of the disk: nothing says how large an earlier stage was."""
         with self._storage("zero"):
-            for start, end in self._steps(max(self._end, self.withheld), os.lseek(self._fd, 0, os.SEEK_END)):
-                self._clear(start, end)
+            first = max(start, self.withheld)
+            for part in self._steps(first, os.lseek(self._fd, 0, os.SEEK_END)):
+                self._clear(*part)
 
     def _set_head(self, offset: int, data: memoryview) -> None:
         end = offset + len(data)
@@ -113,20 +114,40 @@ class BlockTarget(base.Target):
 
     def _disable(self, end: int) -> None:
         """Zero the sector that makes an old disk usable: a power cut may tear the write of all others."""
-        old = b""
-        with contextlib.suppress(OSError):  # a device that can be written, but not be read
+        try:
             old = os.pread(self._fd, end, 0)
-        first = _first_data(old, self._sector)
-        if first.stop and claim.holder(old[: claim.RECORD]) is None:
-            self._put(first.start, directio.zeros()[: first.stop - first.start])
+        except OSError:
+            self._disable_unreadable(end)
+            return
+        if claim.holder(old[: claim.RECORD]) is None:
+            self._erase(_first_data(old, self._sector))
+
+    def _disable_unreadable(self, end: int) -> None:
+        """Zero page by page what cannot be read, which may be that sector, up to the first one with data."""
+        for start in range(0, end, directio.UNIT):
+            page = slice(start, min(end, start + directio.UNIT))
+            try:
+                old = os.pread(self._fd, page.stop - start, start)
+            except OSError:  # a device that can be written, but not be read
+                self._erase(page)
+                continue
+            first = _first_data(old, self._sector)
+            if first.stop:
+                self._erase(slice(start + first.start, start + first.stop))
+                return
+
+    def _erase(self, part: slice) -> None:
+        if part.stop:
+            self._put(part.start, directio.zeros()[: part.stop - part.start])
             os.fsync(self._fd)
 
-    def _finish(self, _size: int) -> None:
+    def _ready(self, _size: int) -> None:
         if self._stored is not None:
             # Behind the end of a short disk.
             self._set_head(self._end, memoryview(bytes(max(0, len(self._head) - self._end))))
         os.fsync(self._fd)
-        self._check_claim()
+
+    def _finish(self) -> None:
         if self._stored is not None and not self._begun:
             self._release()
             return

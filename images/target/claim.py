@@ -49,12 +49,14 @@ _LOCKED: Final = 4096
 class Terms(NamedTuple):
     """How to take a claim. ``wait``: seconds to wait for another run, until ``cancel`` is set.
 
-    ``permissions`` of a lock file, as in ``base.Options``.
+    ``permissions`` of a lock file, as in ``base.Options``. ``key``: names the command, without blanks, which
+    may replace the disks that it has left when it was killed (``Claim.note``).
     """
 
     wait: float = 0.0
     cancel: cancelling.Cancel = cancelling.NEVER
     permissions: int | None = None
+    key: str = ""
 
 
 NOW: Final = Terms()
@@ -62,19 +64,23 @@ NOW: Final = Terms()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a claim, by its record."""
+    """Who holds a claim, by its record. ``prepared``: see ``Claim.note``."""
 
     token: str
     host: str
     process: int
     since: str
+    prepared: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"host {self.host}, process {self.process}, since {self.since}"
 
     def record(self) -> bytes:
         """Return the record: one sector of ASCII text, which is never a valid boot sector or superblock."""
-        text = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode("ascii")
+        fields = dataclasses.asdict(self)
+        if not self.prepared:
+            del fields["prepared"]
+        text = json.dumps(fields, separators=(",", ":")).encode("ascii")
         return (_MAGIC + text).ljust(RECORD, b"\n")
 
 
@@ -99,6 +105,9 @@ class Claim:
     ``path``: the target. ``guard`` and ``check`` raise ``errors.TargetLost`` if another run has taken it
     over, and do so again on every later call: then nothing may be written or removed.
     """
+
+    #: Whether the disk at ``path`` is one that a killed run of the same command has left, untouched.
+    may_replace: bool = False
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -145,6 +154,12 @@ class Claim:
         assert self.lost is not None  # noqa: S101  (set by lose)
         raise self.lost
 
+    def note(self, written: str) -> None:
+        """Store which file becomes the disk, before the first disk of several becomes usable."""
+
+    def settle(self) -> None:
+        """Forget what ``note`` has stored: all disks are usable."""
+
     # -- implemented by the sub-classes
 
     def close(self) -> None:
@@ -162,30 +177,64 @@ class LockFile(Claim):
     The lock file is removed by its holder only, so that a locked file that still has its name is the lock.
     """
 
-    def __init__(self, path: str, name: str, mode: int | None = None) -> None:
+    def __init__(self, path: str, name: str, mode: int | None = None, key: str = "") -> None:
         super().__init__(path)
         self._name = name
+        self._key = key
+        self._holder = _new_holder()
         self._fd = _lock(path, name)
         self._record = b""
         try:
             if mode is not None:
                 with contextlib.suppress(PermissionError):  # another user's left-over, or no modes
                     os.fchmod(self._fd, mode)
-            self._write(_new_holder().record())
+            # Of a killed run of several disks: kept until these are replaced or changed.
+            self._prepared = self._still_there(_prepared(read(name)))
+            self._write()
         except OSError:
             os.close(self._fd)
             raise
 
-    def _write(self, record: bytes) -> None:
+    @property
+    def may_replace(self) -> bool:  # type: ignore[override]
+        return bool(self._key) and _entry(self._key, self.path) in self._prepared
+
+    def note(self, written: str) -> None:
+        with self._lock:
+            self._prepared = (*self._still_there(self._prepared), _entry(self._key, written))
+            self._write()
+        for path, flags in ((self._name, 0), (pathlib.Path(self._name).parent, os.O_DIRECTORY)):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+            try:
+                os.fsync(fd)
+            except OSError as err:
+                if err.errno != errno.EINVAL:  # the file system cannot sync a directory, fsync(2)
+                    raise
+            finally:
+                os.close(fd)
+
+    def settle(self) -> None:
+        self._prepared = ()
+
+    def _still_there(self, entries: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the entries of the file that is the disk now."""
+        return tuple(each for each in entries if each == _entry(each.partition(" ")[0], self.path))
+
+    def _write(self) -> None:
+        record = dataclasses.replace(self._holder, prepared=self._prepared).record()
         # NFS sends what was written when the file is closed, and looks for changes when it is opened (nfs(5),
         # close-to-open cache consistency): every access opens it.
-        fd = os.open(self._name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(self._name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            # In place: a kill must not lose what an earlier run has prepared.
             self._record = record[: os.pwrite(fd, record, 0)]
+            os.ftruncate(fd, len(self._record))
         except OSError as err:
             # A left-over may fill the file system until it is removed, for which this claim is needed.
             if err.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
+            self._record = b""
+            os.ftruncate(fd, 0)
         finally:
             os.close(fd)
 
@@ -202,7 +251,8 @@ class LockFile(Claim):
         if self._fd < 0:
             return
         try:
-            if self.lost is None and self._taken() is None:
+            is_ours = self.lost is None and self._taken() is None
+            if is_ours and not self._still_there(self._prepared):
                 pathlib.Path(self._name).unlink()
         except OSError as err:
             # The next run removes it.
@@ -210,6 +260,25 @@ class LockFile(Claim):
         finally:
             os.close(self._fd)
             self._fd = -1
+
+
+def _entry(key: str, path: str) -> str:
+    """Return what shows that a file was not touched; it is no other's file while this exists."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return ""
+    return f"{key} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def _prepared(record: bytes) -> tuple[str, ...]:
+    """Return what a record says of prepared disks: the old one, and that which was to replace it."""
+    found = holder(record)
+    entries = found.prepared if found is not None else ()
+    is_valid = (
+        isinstance(entries, list) and len(entries) <= 2 and all(isinstance(each, str) for each in entries)
+    )
+    return tuple(entries) if is_valid else ()
 
 
 def _lock(path: str, name: str) -> int:

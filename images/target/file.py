@@ -113,11 +113,9 @@ class FileTarget(base.Target):
             if not is_same or self.written_path != self.path or self._options.preallocate:
                 self._begin_once()
 
-    def _finish(self, size: int) -> None:
+    def _ready(self, size: int) -> None:
         if self._stored is not None and not self._begun:
             os.fsync(self._fd)
-            self._check_claim()
-            self._release()
             return
         os.ftruncate(self._fd, self._end)
         os.ftruncate(self._fd, size)
@@ -128,8 +126,18 @@ class FileTarget(base.Target):
         os.fsync(self._fd)
         self._close_files()
         self._check_claim()
-        if self._options.existing == "refuse" and os.path.lexists(self.path):
+        self._check_existing()
+
+    def _check_existing(self) -> None:
+        is_refused = self._options.existing == "refuse" and not self._claim.may_replace
+        if is_refused and os.path.lexists(self.path):
             raise errors.TargetExists(path=self.path, reason="exists")
+
+    def _finish(self) -> None:
+        if self._stored is not None and not self._begun:
+            self._release()
+            return
+        self._check_existing()
         _rename(self.written_path, self.path)
         if not os.path.samestat(os.lstat(self.path), self._inode):
             raise self._claim.lose("another run has replaced it while it was renamed")

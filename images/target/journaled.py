@@ -50,6 +50,7 @@ class Journaled:
                 self._target.zero(start, end - start)
             self._noted.zeroed_all(missing)
 
-    def checkpoint(self) -> None:
-        """Save the journal if it is time."""
+    def checkpoint(self, moved: int) -> None:
+        """Count ``moved`` bytes of the source that have been written; save the journal if it is time."""
+        self._noted.moved(moved)
         self._noted.checkpoint(self._target.flush)

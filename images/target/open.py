@@ -92,7 +92,7 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
             return claim.Output()
         if _is_block(path):
             return claim.Device(path)
-        return claim.LockFile(path, _lock_file(path), terms.permissions)
+        return claim.LockFile(path, _lock_file(path), terms.permissions, terms.key)
 
     return _take(path, make, terms)
 
@@ -136,7 +136,7 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
                 continue
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 raise errors.TargetError(path=path, reason="is not a regular file; name another target")
-            if not force:
+            if not (force or (path == held.path and held.may_replace)):
                 raise errors.TargetExists(path=path, reason="exists")
     except OSError as err:
         raise errors.target_error(held.path, err, "inspect") from err

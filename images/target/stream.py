@@ -67,8 +67,10 @@ class StreamTarget(base.Target):
         # A write to a full pipe cannot be ended: its reader may sleep for hours.
         cancelling.apart(lambda: _write_all(self._fd, parts), self._options.cancel)
 
-    def _finish(self, size: int) -> None:
+    def _ready(self, size: int) -> None:
         self._fill(self._length, size)
+
+    def _finish(self) -> None:
         self._drain()
         self._release()
 

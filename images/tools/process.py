@@ -15,13 +15,13 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.images.tools import workspace
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # glibc reserves 64 MiB of address space for the arena of each thread: too much with a limit.
@@ -29,8 +29,6 @@ _ENVIRONMENT = {"PATH": SEARCH_PATH, "LANG": "C", "LC_ALL": "C", "MALLOC_ARENA_M
 PIPE = subprocess.PIPE
 NULL = subprocess.DEVNULL
 
-#: Longest directory for temporary files, in bytes: a unix socket in it has a path of at most 107 (unix(7)).
-LONGEST_PATH = 75
 _TAIL = 4096
 _CHUNK = 64 << 10
 # Seconds between SIGTERM and SIGKILL.
@@ -99,7 +97,7 @@ class Process:
         self._tail = bytearray()
         self._line = bytearray()
         self._io: object = None
-        self._directory = workspace()
+        self._directory = workspace.Workspace()
         try:
             self._popen = self._start(stdin, stdout)
         except BaseException:
@@ -271,17 +269,3 @@ def run(
         for chunk in running.output(cancel=cancel, watch=watch):
             on_output(chunk)
         running.finish()
-
-
-def workspace() -> tempfile.TemporaryDirectory[str]:
-    """Create a private empty directory, removed at the end of its ``with`` block.
-
-    In a pod with a read-only root, ``/dev/shm`` may be the only directory for temporary files. It is
-    also used where the path of a unix socket in the directory would be too long.
-    """
-    prefix, memory = "cdi-worker-", "/dev/shm"  # noqa: S108  (a private directory in it)
-    try:
-        is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PATH
-        return tempfile.TemporaryDirectory(prefix=prefix, dir=memory if is_long else None)
-    except FileNotFoundError:
-        return tempfile.TemporaryDirectory(prefix=prefix, dir=memory)

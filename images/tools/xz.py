@@ -16,6 +16,8 @@ from cdi_worker.images.tools import process
 _CHUNK = 256 << 10
 # The maximum pipe size without privileges; 16 times the default, so that both sides wait less.
 _PIPE = 1 << 20
+#: Bytes that xz may be given beyond what it keeps in memory, while it returns none: padding, empty streams.
+_FRUITLESS = 64 << 20
 
 
 class Reader:
@@ -23,7 +25,8 @@ class Reader:
 
     ``memory`` in bytes limits the memory of the threads (if it is too small, one thread is used) and the
     dictionary of the stream (if it is larger, ``errors.Unsupported``). Raises ``errors.Truncated`` and
-    ``errors.Corrupt``; errors of ``source`` are raised unchanged. Closing it before the end sets ``scope``,
+    ``errors.Corrupt``, and ``errors.Refused`` for input without end and without content; errors of ``source``
+    are raised unchanged. Closing it before the end sets ``scope``,
     which must end the read of ``source`` in progress.
     """
 
@@ -46,6 +49,9 @@ class Reader:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
         self._failure: BaseException | None = None
+        self._most = memory + _FRUITLESS
+        #: Bytes given to xz, and how many of them at its last output.
+        self._fed = self._fruitful = 0
         self._finished = False
         self._feeder = threading.Thread(target=self._feed, name="xz-feeder", daemon=True)
         self._feeder.start()
@@ -59,6 +65,7 @@ class Reader:
             if not more:
                 break
             count += more
+            self._fruitful = self._fed
         if not count:
             self._finish()
         return count
@@ -89,6 +96,10 @@ class Reader:
                 sent = 0
                 while sent < count:
                     sent += os.write(self._process.stdin, buffer[sent:count])
+                self._fed += count
+                if self._fed - self._fruitful > self._most:
+                    reason = f"more than {self._most >> 20} MiB in a row are empty"
+                    raise errors.Refused(format="xz", rule="no content", reason=reason)
         except BrokenPipeError:
             # xz has exited: ``_finish`` reports its exit status.
             pass

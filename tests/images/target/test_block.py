@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import os
 import random
 import threading
@@ -187,6 +188,66 @@ def test_lost_write_is_an_error(tmp_path: Path, when: str, direct: bool) -> None
         oracle.unusable(device.path)
 
 
+@pytest.mark.parametrize(
+    ("unreadable", "expected"),
+    [
+        (range(1), [(0, 4096), (4096, 0)]),
+        (range(1, 2), [(0, 0)]),
+        (range(256), [(page * 4096, 4096) for page in range(256)]),
+    ],
+)
+def test_old_disk_that_cannot_be_read_is_disabled_first(
+    block: Path, monkeypatch: pytest.MonkeyPatch, unreadable: range, expected: list[tuple[int, int]]
+) -> None:
+    """A power cut may tear the write of the head: the sector that makes a disk usable is zeroed before.
+
+    Length 0: one sector.
+    """
+    read, write, sync = os.pread, os.pwrite, os.fsync
+    calls: list[tuple[int, int] | str] = []
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        if any(offset < (page + 1) * 4096 and page * 4096 < offset + length for page in unreadable):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, length, offset)
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        calls.append((offset, len(data)))
+        return write(fd, data, offset)
+
+    def fsync(fd: int) -> None:
+        calls.append("sync")
+        sync(fd)
+
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with target.open(block, 4 * MiB):
+        before = calls[: calls.index((0, MiB))]
+    with block.open("rb") as device:
+        sector = kernel.sector_size(device.fileno())
+    writes = [(offset, length or sector) for offset, length in expected]
+    assert before == [step for each in writes for step in (each, "sync")]
+
+
+def test_head_that_another_run_has_overwritten_is_not_reported_as_written(
+    block: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, size = os.fsync, 4 * MiB
+
+    def fsync(fd: int) -> None:
+        sync(fd)
+        if os.pread(fd, 4, 0) == b"mine":
+            os.pwrite(fd, b"their", 0)
+
+    with target.open(block, size) as disk:
+        disk.write(0, memoryview(b"mine" * MiB))
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(errors.TargetLost, match="another run has written to its beginning"):
+            disk.commit()
+    assert block.read_bytes()[:5] == b"their"
+
+
 def test_failure_is_remembered(tmp_path: Path) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         with target.open(device.path, 16 * MiB) as disk:
@@ -310,3 +371,13 @@ def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, se
             disk.commit()
         (tmp_path / "expected").write_bytes(expected)
         oracle.same(device, tmp_path / "expected", beyond=devices.DIRT)
+
+
+@pytest.mark.parametrize("size", [MiB + 100, MiB + 511, 2 * MiB + 1])
+def test_rest_of_the_last_sector_is_zeroed(block: Path, size: int) -> None:
+    with target.open(block, None) as disk:
+        disk.write(0, memoryview(b"a" * size))
+        disk.commit()
+    written = block.read_bytes()
+    assert written[:size] == b"a" * size
+    assert not any(written[size : -(-size // 512) * 512])

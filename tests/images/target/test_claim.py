@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import target
+from cdi_worker.images import kernel, target
 from cdi_worker.images.engine import cancelling
+from cdi_worker.images.target import claim
 from cdi_worker.scratch import journal
 from tests.support import devices
 
@@ -115,6 +116,28 @@ def test_lock_of_another_kind_is_refused(tmp_path: Path, make: Callable[[Path], 
     with pytest.raises(errors.TargetError):
         target.take(tmp_path / "disk.img")
     assert os.listdir(tmp_path) == ["disk.img.lock"]
+
+
+def test_lock_file_that_was_removed_meanwhile_is_not_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder has ended after it was opened, and another run has locked a new file with its name."""
+    path = tmp_path / "disk.img"
+    first = [target.take(path)]
+    lock = kernel.lock
+
+    def late(fd: int, offset: int) -> bool | None:
+        while first:
+            first.pop().close()
+            other.append(target.take(path))
+        return lock(fd, offset)
+
+    other: list[claim.Claim] = []
+    monkeypatch.setattr(kernel, "lock", late)
+    with pytest.raises(errors.TargetBusy):
+        target.take(path)
+    other[0].check()
+    other[0].close()
 
 
 def test_file_of_another_program_is_not_a_lock_file(tmp_path: Path) -> None:
@@ -326,3 +349,16 @@ def test_special_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
         pytest.raises(errors.TargetError, match="regular file"),
     ):
         target.check_replaceable(held, force=force)
+
+
+def test_lock_of_a_removed_file_is_not_the_disk_s(tmp_path: Path) -> None:
+    """A run may get the lock of a file that its holder has removed, while a third has a new one."""
+    path = tmp_path / "disk.img.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        assert claim._is_named(fd, str(path))
+        path.unlink()
+        path.touch()
+        assert not claim._is_named(fd, str(path))
+    finally:
+        os.close(fd)

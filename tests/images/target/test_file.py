@@ -237,14 +237,16 @@ def test_preallocated_file_is_zeroed_by_its_device_before_data_is_written(
     assert (tmp_path / "disk.img").read_bytes() == data + bytes(MiB)
     calls = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     zeroed = [(offset, length) for mode, offset, length in calls if mode == 0x80]
-    first = [(0, 16 * MiB), (16 * MiB, 24 * MiB)]
+    first = (0, 16 * MiB)
     if not preallocate:
         assert not calls
     elif refuse:
-        assert zeroed == first[: int(refuse) + 1]
+        # How long the second one is depends on how long the first one took.
+        assert [offset for offset, _ in zeroed] == [0, 16 * MiB][: int(refuse) + 1]
+        assert zeroed[0] == first
     else:
         assert sum(length for _, length in zeroed) == len(data)
-        assert zeroed[0] == first[0]
+        assert zeroed[0] == first
     if preallocate:
         assert [mode for mode, *_ in calls] == [0, *[0x80] * len(zeroed), 0]
         assert (tmp_path / "disk.img").stat().st_blocks * 512 >= 41 * MiB

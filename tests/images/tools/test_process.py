@@ -242,8 +242,8 @@ def test_long_directory_for_temporary_files_is_not_used(tmp_path: pathlib.Path) 
     long = tmp_path / ("x" * 100)
     long.mkdir()
     code = (
-        "from cdi_worker.images.tools import process\n"
-        "with process.workspace() as name: print(len(name), name.startswith('/dev/shm/'))"
+        "from cdi_worker.images.tools import workspace\n"
+        "with workspace.Workspace() as name: print(len(name), name.startswith('/dev/shm/'))"
     )
     done = processes.script(code, TMPDIR=str(long))
     assert done.stdout.split()[1:] == ["True"], done.stderr

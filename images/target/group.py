@@ -1,0 +1,62 @@
+"""Disks that become usable together: none before all are complete and verified."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Self
+
+from cdi_worker import errors
+from cdi_worker.images.target import base, claim
+
+
+class Group:
+    """The claims and the written targets of several disks, until the end of the ``with`` block.
+
+    Before the first disk becomes usable, each lock file gets a record of its new disk. So a run with the same
+    ``claim.Terms.key`` recognises the disks of a run that was killed in between, and replaces them.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._claims: dict[str, claim.Claim] = {}
+        self._targets: list[tuple[base.Target, int]] = []
+        self._resumable: list[base.Target] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        is_kept = isinstance(error, errors.Error) and (error.retryable or isinstance(error, errors.Cancelled))
+        for made in self._resumable if is_kept else ():
+            made.keep()
+        with self._stack:
+            for made, _ in self._targets:
+                made.close()
+
+    def hold(self, path: str, taking: contextlib.AbstractContextManager[claim.Claim]) -> None:
+        """Take the claim of a target, and hold it until the end of the group."""
+        self._claims[path] = self._stack.enter_context(taking)
+
+    def claim(self, path: str) -> claim.Claim:
+        """Return the claim of a target."""
+        return self._claims[path]
+
+    def add(self, made: base.Target, size: int) -> None:
+        """Take over a completely written target; ``size``: see ``base.Target.commit``."""
+        made.detach()
+        self._targets.append((made, size))
+
+    def keep(self, made: base.Target) -> None:
+        """Keep the bytes of a target if a later run can help: it has a journal."""
+        self._resumable.append(made)
+
+    def publish(self) -> None:
+        """Make all disks durable, check them, and make them usable."""
+        for made, size in self._targets:
+            made.prepare(size)
+        for made, _ in self._targets:
+            self._claims[made.path].note(made.written_path)
+        for made, _ in self._targets:
+            made.publish()
+        for held in self._claims.values():
+            held.settle()

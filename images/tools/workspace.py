@@ -1,0 +1,131 @@
+"""A private directory for temporary files, removed with its block; after a kill, by a later run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import weakref
+from typing import Final, Self
+
+log = logging.getLogger(__name__)
+
+#: Longest directory for temporary files, in bytes: a unix socket in it has a path of at most 107 (unix(7)).
+LONGEST_PATH: Final = 71
+#: In a pod with a read-only root, it may be the only directory for temporary files.
+_MEMORY: Final = "/dev/shm"  # noqa: S108  (a private directory in it)
+#: Differs from the names of scratch, which a later run resumes.
+_PREFIX: Final = "cdi-worker-tmp-"
+#: The names that ``tempfile`` makes.
+_NAME: Final = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
+#: Other users of a shared directory may fill it with our names.
+_MOST: Final = 1000
+
+
+class Workspace:
+    """A new directory, ``name``, that only this user can access, until ``cleanup`` or the end of the block.
+
+    It is locked (flock(2)) as long as its process lives: a new one removes the directories that are not.
+    It is in ``/dev/shm`` if there is no other directory, or if the path of a socket in it would be too long.
+    """
+
+    def __init__(self) -> None:
+        parent = _parent()
+        _sweep(parent)
+        while True:
+            self._directory = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent)
+            self.name = self._directory.name
+            fd = _lock_new(self.name)
+            if fd is not None:
+                break
+            # A run has removed it before it was locked.
+            self._directory.cleanup()
+        self._unlock = weakref.finalize(self, os.close, fd)
+
+    def __enter__(self) -> str:
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
+        """Remove the directory. Idempotent."""
+        try:
+            self._directory.cleanup()
+        finally:
+            self._unlock()
+
+
+def _parent() -> str:
+    try:
+        found = tempfile.gettempdir()
+    except FileNotFoundError:
+        return _MEMORY
+    return _MEMORY if len(os.fsencode(found)) > LONGEST_PATH else found
+
+
+def _lock_new(path: str) -> int | None:
+    """Open and lock a new directory; return None if a run that removes left ones has it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.lstat(path)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        return fd  # no locks here, so no run removes it: on NFS a directory has none
+    os.close(fd)
+    return None
+
+
+def _sweep(parent: str) -> None:
+    """Remove what killed processes have left in a directory, which other users may share."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, above)
+        with os.scandir(above) as entries:
+            named = (entry.name for entry in entries if _NAME.fullmatch(entry.name))
+            found = list(itertools.islice(named, _MOST))
+        for name in found:
+            with contextlib.suppress(OSError), _Left(name, above) as left:
+                left.remove()
+
+
+class _Left:
+    """A directory that a process has left, open and locked. Raises ``OSError`` if it is not one."""
+
+    def __init__(self, name: str, above: int) -> None:
+        self._name, self._above = name, above
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(name, flags, dir_fd=above)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def remove(self) -> None:
+        """Remove the directory through its descriptor: its name may get another meaning at any time."""
+        found = os.fstat(self._fd)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            return
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        log.info("removing what a killed process has left name=%r", self._name)
+        for name in os.listdir(self._fd):
+            if stat.S_ISDIR(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=self._fd)
+            else:
+                os.unlink(name, dir_fd=self._fd)
+        # Removes an empty directory only.
+        os.rmdir(self._name, dir_fd=self._above)
