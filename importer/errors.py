@@ -1,7 +1,8 @@
 """The exceptions of the project.
 
 Every layer raises only these to its callers; exceptions of libraries and of the operating system are
-translated where the call is made. Of the project, this module imports only ``version``, when it is needed.
+translated where the call is made. Of the project, this module imports only ``masking``, and ``version`` when
+it is needed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from cdi_worker import masking
+
+if TYPE_CHECKING:
+    from cdi_worker.remedy import Remedy
+
+#: Fields of an error that are names of ours. The project decides by them, so they are not masked.
+NAMES = frozenset({"algorithm", "fault", "format", "rule", "tool"})
 
 
 class Error(Exception):
@@ -18,8 +27,8 @@ class Error(Exception):
 
     ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``.
     ``status``: the exit status of the command line (docs/reference/exit-status.md). ``retryable``: whether
-    the same call may succeed later without a change. A message is one printable line without secrets: callers
-    pass URLs through ``sources.wire.safe_url`` first.
+    the same call may succeed later without a change. A message is one printable line, and it and the fields
+    are masked (``masking``). Callers pass URLs through ``sources.wire.safe_url`` first.
     """
 
     template: ClassVar[str] = "{reason}"
@@ -27,8 +36,17 @@ class Error(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        super().__init__(one_line(self.template.format(**fields)))
+        self.fields = {
+            name: each if name in NAMES or not isinstance(each, str) else masking.mask(each)
+            for name, each in fields.items()
+        }
+        super().__init__(self.worded(str))
+
+    def worded(self, words: Callable[[Remedy], str]) -> str:
+        """Return the message, with ``words`` for the field ``remedy`` (``remedy.Remedy``) if it has one."""
+        text = self.template.format(**self.fields)
+        advice = words(self.fields["remedy"]) if self.fields.get("remedy") else ""  # type: ignore[arg-type]
+        return one_line(f"{text}; {advice}" if advice else text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.fields)
@@ -36,7 +54,10 @@ class Error(Exception):
     def as_fields(self) -> dict[str, object]:
         """Return the error for JSON: its class as ``kind``, its message, and its fields."""
         plain = (str, int, float, bool, type(None))
-        fields = {name: each if isinstance(each, plain) else str(each) for name, each in self.fields.items()}
+        fields = {
+            name: each if isinstance(each, plain) else masking.mask(str(each))
+            for name, each in self.fields.items()
+        }
         fixed = {"message": str(self), "status": self.status, "retryable": self.retryable}
         return {**fields, "kind": type(self).__name__, **fixed}
 
@@ -46,10 +67,12 @@ LONGEST = 8000
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` as one printable line, cut to ``LONGEST`` characters.
+    """Return ``text`` as one printable line, masked and then cut to ``LONGEST`` characters.
 
     Names in images and archives are part of messages: they may be invalid UTF-8 or contain terminal escapes.
     """
+    # Decoding all of a hostile text would take long.
+    text = masking.mask(text[: 8 * LONGEST])
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     if text.isprintable():
         return text
@@ -87,7 +110,7 @@ class RequestError(Error):
     status = 2
 
     def __init__(self, *faults: str) -> None:
-        self.faults = faults
+        self.faults = tuple(map(masking.mask, faults))
         super().__init__(reason="; ".join(faults))
 
     def as_fields(self) -> dict[str, object]:
@@ -153,9 +176,11 @@ class Transient(SourceError):
     template = "{url}: {reason}"
     retryable = True
 
-    def __init__(self, *, url: str, reason: object, retry_after: float | None = None) -> None:
+    def __init__(
+        self, *, url: object, reason: object, retry_after: float | None = None, **more: object
+    ) -> None:
         self.retry_after = retry_after
-        super().__init__(url=url, reason=reason)
+        super().__init__(url=url, reason=reason, **more)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_transient, (self.fields, self.retry_after)
@@ -166,7 +191,7 @@ class CutShort(Transient):
 
 
 def _rebuild_transient(fields: dict[str, object], retry_after: float | None) -> Transient:
-    return Transient(url=str(fields["url"]), reason=fields["reason"], retry_after=retry_after)
+    return Transient(url=fields["url"], reason=fields["reason"], retry_after=retry_after)
 
 
 class TransferFailed(SourceError):

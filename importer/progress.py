@@ -42,7 +42,10 @@ class Progress(Protocol):
         """Count ``count`` bytes of this phase that an earlier attempt has moved."""
 
     def resume(self, kept: int, total: int) -> None:
-        """Report that ``kept`` of ``total`` bytes are there from an earlier attempt. Precedes the phase."""
+        """Report that ``kept`` of ``total`` bytes are there from an earlier attempt.
+
+        Precedes the phase, and so may ``keep`` and ``skip`` after it: the phase begins with what they count.
+        """
 
     def disk(self, size: int) -> None:
         """Report the size of the disk in bytes."""
@@ -160,7 +163,8 @@ class Meter(NullProgress):
     """Counts for the reporters below; thread-safe. The percentage never falls, and is 100 only when done.
 
     A phase that begins again (after falling back to another route) counts from 0 again, while the percentage
-    stays until it is exceeded. Without a total the percentage does not change.
+    stays until it is exceeded. Without a total the percentage does not change. What is kept and skipped
+    between ``resume`` and the next phase is counted when that begins: no smaller percentage is ever shown.
     """
 
     def __init__(self) -> None:
@@ -172,6 +176,8 @@ class Meter(NullProgress):
         self.percent = 0.0
         self.finished = False
         self._kept = 0
+        #: Bytes kept and skipped of the phase that is to begin; None: they are those of the current one.
+        self._ahead: tuple[int, int] | None = None
         self._read = 0
         self._read_before = 0
         self._resumed = 0
@@ -183,8 +189,11 @@ class Meter(NullProgress):
 
     def phase(self, name: str, total: int | None) -> None:
         with self._lock:
-            self.name, self.total = name, total
-            self.count = self._kept = 0
+            kept, skipped = self._ahead or (0, 0)
+            self._ahead = None
+            self.name, self.total = name, None if total is None else max(0, total - skipped)
+            self.count = self._kept = kept
+            self._update()
             self._read_before = self._read
             now = time.monotonic()
             self._wire, self._moving = Speed(now, self._read), Speed(now)
@@ -199,6 +208,9 @@ class Meter(NullProgress):
 
     def skip(self, count: int) -> None:
         with self._lock:
+            if self._ahead is not None:
+                self._ahead = self._ahead[0], self._ahead[1] + count
+                return
             if self.total is not None:
                 self.total = max(0, self.total - count)
             self._update()
@@ -206,6 +218,9 @@ class Meter(NullProgress):
 
     def keep(self, count: int) -> None:
         with self._lock:
+            if self._ahead is not None:
+                self._ahead = self._ahead[0] + count, self._ahead[1]
+                return
             self.count += count
             self._kept += count
             self._update()
@@ -214,6 +229,7 @@ class Meter(NullProgress):
     def resume(self, kept: int, total: int) -> None:
         with self._lock:
             self._resumed = kept
+            self._ahead = 0, 0
 
     def disk(self, size: int) -> None:
         with self._lock:
@@ -435,6 +451,56 @@ class Several:
     def done(self) -> None:
         for one in self._each:
             one.done()
+
+
+class Continued(Several):
+    """Passes on the progress of a transfer that continues an earlier one.
+
+    ``moved``, ``skipped``: bytes of the earlier attempt. They are counted at once, before it is known again
+    which bytes they are; what is kept and skipped is passed on only where it exceeds them.
+    """
+
+    def __init__(self, to: Progress, moved: int = 0, skipped: int = 0) -> None:
+        super().__init__(to)
+        self._kept, self._skipped = Exceeding(moved), Exceeding(skipped)
+        self._counting = threading.Lock()
+
+    def begin(self, phase: str, total: int, kept: int, of: int) -> None:
+        """Begin ``phase``, after reporting that ``kept`` bytes ``of`` all are there, if any are."""
+        if kept:
+            self.resume(kept, of)
+            super().skip(self._skipped.passed)
+            super().keep(self._kept.passed)
+        self.phase(phase, total)
+
+    def figures(self) -> tuple[int, int]:
+        """Return the number of bytes that are kept, and of those that need not be moved."""
+        with self._counting:
+            return self._kept.passed, self._skipped.passed
+
+    def skip(self, count: int) -> None:
+        with self._counting:
+            count = self._skipped.add(count)
+        super().skip(count)
+
+    def keep(self, count: int) -> None:
+        with self._counting:
+            count = self._kept.add(count)
+        super().keep(count)
+
+
+class Exceeding:
+    """A count of which ``passed`` has been passed on in advance."""
+
+    def __init__(self, passed: int) -> None:
+        self.passed = self._advance = passed
+        self._count = 0
+
+    def add(self, count: int) -> int:
+        """Add ``count``, which may be negative; return what is to be passed on."""
+        self._count += count
+        before, self.passed = self.passed, max(self._advance, self._count)
+        return self.passed - before
 
 
 class Part(Several):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Mapping
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import detect
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,29 @@ log = logging.getLogger(__name__)
 LIMIT = 4096
 #: Longest word, such as a URL, in a message that would be cut otherwise.
 LONG = 500
+#: Sources of which CDI opens nothing before it transfers: an image that is not reached is one not pulled.
+PULLED = frozenset({"registry"})
+#: Where a DataVolume's user finds the settings of a remedy (``remedy``), by ``IMPORTER_SOURCE``. A kind of
+#: source that no DataVolume has is set by variables. The certificates of a clone's pods are CDI's own.
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "http": {"ca_files": "spec.source.http.certConfigMap"},
+    "s3": {"ca_files": "spec.source.s3.certConfigMap"},
+    "registry": {
+        "ca_files": "spec.source.registry.certConfigMap",
+        "insecure": "insecureRegistries in the configuration of CDI",
+    },
+    "imageio": {
+        "ca_files": "spec.source.imageio.certConfigMap",
+        "insecure": "spec.source.imageio.insecureSkipVerify",
+    },
+    "kubevirt": {
+        "ca_files": "spec.source.kubevirt.certConfigMap",
+        "insecure": "spec.source.kubevirt.insecureSkipVerify",
+    },
+    "vddk": {"thumbprint": "spec.source.vddk.thumbprint"},
+    "nbd": {"ca_files": "IMPORTER_CERT_DIR", "insecure": "INSECURE_TLS"},
+    "": {"ca_files": "delete this pod: CDI makes it again with its current CA"},
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,21 +90,34 @@ def failure(error: errors.Error, source: str) -> Report:
     Two failures have exit status 0, so that the kubelet does not restart the container: the controller starts
     a pod with scratch, or treats the checksum mismatch as final.
     """
+    text = words(error, source)
     if isinstance(error, errors.ScratchRequired):
         fields = {"scratchSpaceRequired": True, "preallocationApplied": False, "message": "Import Complete"}
         return Report(_as_json(fields), 0)
     if isinstance(error, errors.ChecksumMismatch):
-        return Report(_as_json({"message": f"Unable to process data: {error}"}), 0)
-    if isinstance(error, errors.Unreachable):
-        return Report(_one_line(f"Unable to connect to {source} data source: {error}"), 1)
-    if isinstance(error, errors.SourceError) or _is_cut_short(error):
-        return Report(_one_line(f"Unable to process data: failed to pull image: {error}"), 1)
-    return Report(_one_line(f"Unable to process data: {error}"), 1)
+        return Report(_as_json({"message": f"Unable to process data: {text}"}), 0)
+    if isinstance(error, errors.Unreachable) and source not in PULLED:
+        return Report(_one_line(f"Unable to connect to {source} data source: {text}"), 1)
+    if _is_failed_pull(error):
+        return Report(_one_line(f"Unable to process data: failed to pull image: {text}"), 1)
+    return Report(_one_line(f"Unable to process data: {text}"), 1)
 
 
-def _is_cut_short(error: errors.Error) -> bool:
-    """Return whether a compressed stream ended early: the transfer's fault for the controllers, as in CDI."""
-    return isinstance(error, errors.Truncated) and error.fields["format"] in detect.COMPRESSIONS
+def words(error: errors.Error, source: str) -> str:
+    """Return the message, with the DataVolume's fields. ``source``: the value of ``IMPORTER_SOURCE``."""
+    names = _NAMES.get(source, {})
+    return error.worded(lambda found: found.words(names))
+
+
+def _is_failed_pull(error: errors.Error) -> bool:
+    """Return whether the controllers are to report ``ImagePullFailed``.
+
+    As in CDI, a registry that has no image for the architecture has answered, and a compressed stream that
+    cannot be decompressed to its end is a failed transfer.
+    """
+    if isinstance(error, errors.Corrupt):
+        return error.fields["format"] in detect.COMPRESSIONS
+    return isinstance(error, errors.SourceError) and not isinstance(error, errors.WrongPlatform)
 
 
 def internal(error: Exception) -> Report:
@@ -89,12 +126,19 @@ def internal(error: Exception) -> Report:
 
 
 def write(report: Report, path: str) -> None:
-    """Write the termination message to ``path``; a failure is only logged."""
+    """Write the termination message to ``path``; a failure is only logged.
+
+    In a pod it is a mounted file, which can only be written in place: not through a link.
+    """
     try:
-        with open(path, "w", encoding="utf-8") as stream:
+        with open(path, "w", encoding="utf-8", opener=_open_file) as stream:
             stream.write(report.message)
     except OSError as err:
         log.warning("cannot write the termination message path=%r error=%s", path, err.strerror)
+
+
+def _open_file(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _fitting(labels: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, str]:
@@ -119,7 +163,7 @@ def _as_json(fields: Mapping[str, object]) -> str:
 
 
 def _json(fields: Mapping[str, object]) -> str:
-    return _text(json.dumps(fields, separators=(",", ":"), ensure_ascii=False))
+    return _text(json.dumps(masking.masked(fields), separators=(",", ":"), ensure_ascii=False))
 
 
 def _one_line(text: str) -> str:

@@ -13,7 +13,7 @@ import click
 
 from cdi_worker import contract, errors, execute
 from cdi_worker.commands import command, demands, options, output, parameters
-from cdi_worker.images.tools import process
+from cdi_worker.images.tools import workspace
 
 if TYPE_CHECKING:
     from cdi_worker import request
@@ -79,7 +79,9 @@ _after = parameters.option(
     default=None,
     help="Whether the pod gets scratch space [default: if it may be needed].",
 )
-@parameters.option(JOB, "--scratch-class", help="Storage class of scratch space [default: the DataVolume's].")
+@parameters.option(
+    JOB, "--scratch-class", empty=True, help="Storage class of scratch space [default: the DataVolume's]."
+)
 @parameters.option(
     JOB, "--suspend", is_flag=True, help="Create the Job suspended; start it later with kubectl patch."
 )
@@ -191,6 +193,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @options.wait_option
 @options.connections_option
 @options.stall_option("a byte")
+@options.speed_option
 @demands.added(demands.SIGNATURE)
 @parameters.option(
     options.OUTPUT,
@@ -243,7 +246,7 @@ def _planned(
     from cdi_worker.kubernetes import run as datavolume_run
 
     faults: list[str] = []
-    with process.workspace() as folder:
+    with workspace.Workspace() as folder:
         volume = datavolume.parse(datavolume.find(found), faults)
         settings = datavolume_run.Settings(folder=folder, **given)
         keys = references.References(found, secrets)

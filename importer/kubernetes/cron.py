@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import contract, errors, report, request, sources
+from cdi_worker.commands import parameters
 from cdi_worker.images.engine import retry
 from cdi_worker.roles import importer
 from cdi_worker.sources import base, kind
@@ -25,13 +26,17 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 @click.option("-ns", "namespace", required=True, help="Namespace of the DataImportCron.")
 @click.option("-cron", "name", required=True, help="Name of the DataImportCron.")
 @click.option("-url", "url", required=True, help="Disk to watch (docker://, https://, s3://, gs://, …).")
-@click.option(
-    "--checksum-file", "sums", default="", help="File with the checksum of the disk (URL), instead of itself."
+@parameters.option(
+    parameters.GENERAL,
+    "--checksum-file",
+    "sums",
+    here=True,
+    help="File with the checksum of the disk (URL), instead of itself.",
 )
 @click.option("-certdir", "certificates", default="", help="Folder of CA certificates to trust.")
 @click.option("--account", default=ACCOUNT, help="Folder of the pod's credentials.")
 @click.pass_obj
-def poll(obj: group.Context, /, url: str, certificates: str, sums: str, **cron: str) -> int:
+def poll(obj: group.Context, /, url: str, certificates: str, sums: str | None, **cron: str) -> int:
     """Write a source's digest to its DataImportCron."""
     from cdi_worker.sources import watched
 
@@ -39,7 +44,7 @@ def poll(obj: group.Context, /, url: str, certificates: str, sums: str, **cron: 
     watching = Cron(env=env, **cron)
     where = location(env, url, certificates)
     found = retry.patiently(
-        lambda: watched.digest(of(url), where, sums, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
+        lambda: watched.digest(of(url), where, sums or "", obj.cancel), request.CONNECT_PATIENCE, obj.cancel
     )
     click.echo(f"{'wanted' if watching.note(named(found)) else 'known'}: {found}")
     return 0

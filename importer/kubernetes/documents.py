@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ LIMIT = 4 << 20
 DEPTH = 64
 #: YAML nodes of a file: limits what a small document can expand to.
 NODES = 100_000
+#: Characters of a number. Python refuses to write numbers of thousands of digits, and those to base 60
+#: (``1:30``) take the square of their length to read.
+NUMBER = 100
 #: YAML's types of a key: text, and ``<<``.
 KEYS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"})
 #: A name of an object, which also may become a file's (Kubernetes: "DNS subdomain names").
@@ -96,7 +100,7 @@ def _load(text: str, path: str) -> list[Any]:
         return list(yaml.load_all(text, Loader=_loader(yaml)))
     except yaml.MarkedYAMLError as err:
         raise errors.RequestError(f"{path}{_line(err.problem_mark)}: {err.problem}") from err
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as err:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as err:
         # PyYAML raises any of these if a tag does not fit its value, such as !!bool on a text.
         raise errors.RequestError(f"{path}: malformed YAML: {' '.join(str(err).split())}") from err
 
@@ -142,11 +146,22 @@ def _loader(library: Any) -> type[yaml.SafeLoader]:
             made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
             return made
 
+    for kind in ("int", "float"):
+        Strict.add_constructor(f"tag:yaml.org,2002:{kind}", functools.partial(_number, library, kind))
     Strict.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in Strict.yaml_implicit_resolvers.items()
     }
     return Strict
+
+
+def _number(library: Any, kind: str, loader: Any, node: yaml.ScalarNode) -> object:
+    """Construct a number, as the base class does, unless it is long."""
+    if len(node.value) > NUMBER:
+        problem = f"a number of more than {NUMBER} characters; put it in quotes if it is a text"
+        raise library.constructor.ConstructorError(None, None, problem, node.start_mark)
+    construct: object = getattr(loader, f"construct_yaml_{kind}")(node)
+    return construct
 
 
 def _line(mark: Any) -> str:

@@ -144,7 +144,7 @@ def _request(
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
         connect_patience=min(request.CONNECT_PATIENCE, tuning.stall),
-        fetch=fetch.Options(connections=tuning.connections, no_progress=tuning.stall),
+        fetch=fetch.Options(connections=tuning.connections, no_progress=tuning.stall, slowest=tuning.slowest),
     )
 
 

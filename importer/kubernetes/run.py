@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
-from cdi_worker import audit, contract, errors, execute, progress, request, survey, units
+from cdi_worker import audit, contract, errors, execute, masking, progress, request, survey, units
 from cdi_worker.formats import signature
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import cancelling, fetch
@@ -30,8 +30,8 @@ class Settings:
     """Settings beyond the manifest. ``origin``: the file to upload, or the volume to clone.
 
     ``folder``: for certificates and other files that sources read; it must outlive the run. ``after``: the
-    checkpoint already on the target. ``stall``: seconds without data after which a source fails. ``existing``
-    and ``wait``: as in ``request.Request``.
+    checkpoint already on the target. ``stall``: seconds without data after which a source fails; ``slowest``:
+    bytes per second that count as data. ``existing`` and ``wait``: as in ``request.Request``.
     """
 
     target: str
@@ -45,6 +45,7 @@ class Settings:
     wait: float = 0.0
     connections: int = 6
     stall: float = 180.0
+    slowest: float = contract.DEFAULT.slowest
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     demand: signature.Demand = signature.NOTHING
 
@@ -103,7 +104,9 @@ class Planner:
             disk=volume.source.disk,
             demand=self._demand(),
             connect_patience=min(request.CONNECT_PATIENCE, settings.stall),
-            fetch=fetch.Options(connections=settings.connections, no_progress=settings.stall),
+            fetch=fetch.Options(
+                connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest
+            ),
         )
 
     def _demand(self) -> signature.Demand:
@@ -175,7 +178,7 @@ class Planner:
         is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
         held = {} if is_file or not source.secret else self._secret(path, source.secret, (USER, PASSWORD))
         return reading.access(
-            contract.Tuning(self.settings.connections, self.settings.stall),
+            contract.Tuning(self.settings.connections, self.settings.stall, slowest=self.settings.slowest),
             user=self._text(path, held, USER),
             password=self._text(path, held, PASSWORD),
             session_token=self._text(path, held, TOKEN),
@@ -334,7 +337,7 @@ class Status:
         if self._as_json:
             done = "100.0%" if phase == "Succeeded" else "N/A"
             found = {"claimName": self._name, "phase": phase, "progress": done, "conditions": conditions}
-            self._print(json.dumps(found))
+            self._print(json.dumps(masking.masked(found)))
             return
         shown = " ".join(f"{condition['type']}={condition['status']}" for condition in conditions)
         self._print(f"{phase:<16} {shown}{'  ' + message if message else ''}")

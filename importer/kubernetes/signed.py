@@ -56,10 +56,10 @@ def faults(annotations: Mapping[str, str], others: frozenset[str]) -> Iterator[t
         if name.startswith(PREFIX) and name not in ANNOTATIONS and name not in others:
             known = sorted(others | set(ANNOTATIONS))
             yield name, f"unknown; {errors.supported(name, known)}"
-    for name, meaning, value in given(annotations):
-        if not value.strip():
+        elif name.startswith(PREFIX) and not annotations[name].strip():
             yield name, "is empty"
-        elif meaning.field == "annotations":
+    for name, meaning, value in given(annotations):
+        if meaning.field == "annotations" and value.strip():
             try:
                 pairs(value)
             except errors.RequestError as err:

@@ -1,0 +1,467 @@
+"""The secrets of this process, replaced by ``***`` in every text that leaves it.
+
+A secret is registered where it becomes known (``hold``): a location when it is made, a token when a source
+obtains it. It is masked where texts are written (``mask``, ``masked``): errors, logs, results, reports.
+Nothing in between hides anything.
+
+A server may repeat a secret in another encoding. So the text is decoded, up to ``DEPTH`` times:
+percent-encoding, HTML, and the escapes of JSON and of Python's ``repr``. After each step every secret is
+searched in plain and in base64, also in the middle of longer base64, as in ``Authorization: Basic``.
+
+Not masked: a secret of fewer than ``SHORTEST`` characters, which would be found in any text; one of letters
+and digits with fewer than ``WORD`` characters inside a longer word, because ``a1b2`` must not hide part of a
+digest, nor ``disk`` of every name; and a word in one of the ``PHRASES``, which controllers search for.
+"""
+
+from __future__ import annotations
+
+import binascii
+import functools
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+#: Stands for a secret.
+MASK: Final = "***"
+#: In characters: a secret that is masked, and one of letters and digits that is masked inside a word.
+SHORTEST, WORD = 4, 12
+#: Shortest part of base64, in characters, that is taken for a secret's.
+_SHORTEST_PACKED = 6
+#: Shortest value of a query, in characters, that is taken for a secret by its length alone.
+_SHORTEST_VALUE = 8
+#: How often a text is decoded.
+DEPTH = 3
+#: Secrets of one owner; secrets kept after their owner, because a traceback may be logged late; characters of
+#: the latter.
+OF_ONE, KEPT, KEPT_LENGTH = 64, 256, 1 << 18
+#: Characters of a secret that are compared.
+LONGEST = 1 << 16
+
+#: What CDI's controllers search for in a message.
+PHRASES: Final = (
+    "Unable to process data",
+    "Unable to connect to",
+    "data source",
+    "failed to pull image",
+    "no space left on device",
+    "disk quota exceeded",
+    "checksum mismatch",
+    "virtual image size",
+    "is larger than the reported available storage",
+    "A larger PVC is required",
+    "Import Complete",
+    "Upload Complete",
+    "Clone Complete",
+    "Preallocation applied",
+    "Deadline Passed",
+)
+
+#: Headers and fields of queries and forms that are sent without being secrets, in lower case.
+_PUBLIC = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "account",
+        "alt",
+        "client_id",
+        "connection",
+        "content-length",
+        "content-type",
+    }
+    | {
+        "expires",
+        "generation",
+        "grant_type",
+        "host",
+        "if-match",
+        "prettyprint",
+        "projection",
+        "range",
+        "scope",
+    }
+    | {"service", "user-agent", "x-amz-algorithm", "x-amz-content-sha256", "x-amz-date", "x-amz-expires"}
+    | {"x-amz-signedheaders", "x-goog-algorithm", "x-goog-date", "x-goog-expires", "x-goog-signedheaders"}
+)
+#: Names of fields whose values are secrets however short or ordinary they look.
+_SECRET_NAME = re.compile(
+    r"auth|credential|key|pass|pwd|secret|session|signature|ticket|token|^sig$", re.IGNORECASE
+)
+_FILE_NAME = re.compile(r"[^?#]*\.[A-Za-z][A-Za-z0-9]{1,5}")
+#: The schemes of addresses that are paths: an ``@`` is part of a name there.
+PATHS: Final = frozenset({"file", "oci-archive", "nbd+unix"})
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
+
+
+class _Needle(NamedTuple):
+    """What is searched. ``is_word``: not inside a longer word."""
+
+    text: str
+    is_word: bool
+
+
+class _Registry:
+    """The secrets by the ``id`` of their owner, and those kept after it. Thread-safe."""
+
+    def __init__(self) -> None:
+        # A finalizer may run in any thread at any time, also in one that holds the lock.
+        self._lock = threading.RLock()
+        self._owned: dict[int, tuple[str, ...]] = {}
+        self._kept: dict[str, None] = {}
+        self._needles: list[_Needle] | None = []
+
+    def add(self, owner: object, secrets: list[str]) -> None:
+        with self._lock:
+            key = id(owner)
+            if key not in self._owned:
+                self._owned[key] = ()
+                weakref.finalize(owner, self._release, key).atexit = False
+            if set(secrets) <= set(self._owned[key]):
+                return
+            earlier = (each for each in self._owned[key] if each not in secrets)
+            found = (*earlier, *dict.fromkeys(secrets))
+            self._owned[key] = found[-OF_ONE:]
+            self._keep(found[:-OF_ONE])
+            self._needles = None
+
+    def needles(self) -> list[_Needle]:
+        """Return what to search."""
+        found = self._needles
+        if found is None:
+            with self._lock:
+                secrets = {each for owned in self._owned.values() for each in owned} | set(self._kept)
+                found = self._needles = [*{each for secret in secrets for each in _forms(secret)}]
+        return found
+
+    def _release(self, key: int) -> None:
+        with self._lock:
+            self._keep(self._owned.pop(key, ()))
+
+    def _keep(self, secrets: tuple[str, ...]) -> None:
+        for each in secrets:
+            self._kept.pop(each, None)
+            self._kept[each] = None
+        while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_LENGTH:
+            del self._kept[next(iter(self._kept))]
+            self._needles = None
+
+
+_registry = _Registry()
+
+
+# -- registering ----------------------------------------------------------------------------------
+
+
+def hold(owner: object, *secrets: str) -> None:
+    """Mask ``secrets`` for the life of ``owner``, and for a while longer. Of one owner the latest count."""
+    wanted = [each[:LONGEST] for each in secrets if len(each) >= SHORTEST]
+    if not wanted:
+        return
+    _registry.add(owner, wanted)
+    if not any(isinstance(each, _Door) for each in _log.handlers):
+        # First: later handlers, and those of the root logger, get what this one leaves.
+        _log.handlers.insert(0, _Door())
+
+
+def login(user: str, password: str) -> tuple[str, ...]:
+    """Return the secrets of a user name and a password: also both as Basic authorization sends them."""
+    return (password, f"{user}:{password}") if password else ()
+
+
+def headers(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the secrets of headers: their values, and what is behind a scheme or the name of a cookie."""
+    for name, value in fields:
+        if name.lower() in _PUBLIC:
+            continue
+        yield value
+        scheme, _, packed = value.partition(" ")
+        if scheme.lower() == "basic":
+            yield from _unpacked(packed)
+        # A token behind its scheme; cookies and parameters.
+        first, *more = re.split(r"[\s,;]+", value)
+        yield from (each for each in more if len(each) >= _SHORTEST_VALUE and "=" not in each)
+        for pair in (first, *more):
+            key, _, text = pair.partition("=")
+            if _is_secret(key, text):
+                yield text.strip('"')
+
+
+def _unpacked(packed: str) -> Iterator[str]:
+    try:
+        data = binascii.a2b_base64(packed)
+    except binascii.Error:
+        return
+    for text in {data.decode("utf-8", "replace"), data.decode("latin-1")}:
+        yield from (packed, *login(*text.partition(":")[::2]))
+
+
+def credentials(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the secrets of headers that libraries have added: of those whose names say so."""
+    return headers((name, value) for name, value in fields if name == "Cookie" or _SECRET_NAME.search(name))
+
+
+def address(url: str) -> Iterator[str]:
+    """Yield the secrets of an address: what is before its ``@``, and the values of its query."""
+    info = user_info(url)
+    if info:
+        yield from _of_user_info(info)
+    found = _SCHEME.match(url)
+    if found is None or found[1].lower() in PATHS:
+        return
+    query = url.partition("#")[0].partition("?")[2]
+    for pair in re.split("[&;]", query) if query else ():
+        name, _, value = pair.partition("=")
+        if _is_secret(name, value):
+            yield from (value, _plain(value), _plain(value.replace("+", " ")))
+
+
+def user_info(url: str) -> str:
+    """Return what is before the ``@`` of an address, as it is written; empty without one.
+
+    A password may contain ``/``, ``?`` and ``#`` that are not encoded. Then the address has no host, or its
+    port is not a number, and the result is everything before the last ``@``.
+    """
+    found = _SCHEME.match(url) if "@" in url else None
+    if found is None or found[1].lower() in PATHS:
+        return ""
+    rest = url[found.end() :]
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in authority:
+        return authority.rpartition("@")[0]
+    is_odd = "//" not in found[0] or not re.fullmatch(r"[^:]+(:\d*)?|\[[^\]]*\](:\d*)?", authority)
+    return rest.rpartition("@")[0] if is_odd else ""
+
+
+def proxy(url: str) -> Iterator[str]:
+    """Yield the secrets of the address of a proxy, whose scheme may be missing."""
+    yield from address(url if "://" in url else f"http://{url}")
+
+
+def _of_user_info(info: str) -> Iterator[str]:
+    for text in {info, _plain(info)}:
+        user, colon, password = text.partition(":")
+        yield text
+        yield password if colon else user
+        if re.search("[/?#@]", password):
+            # Messages of parsers quote the parts of what they could not parse.
+            yield from re.split("[/?#@]", password)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Return whether the value of a query is to be masked: the name of a file is not."""
+    if name.lower() in _PUBLIC or name.lower().startswith("response-content-"):
+        return False
+    if _SECRET_NAME.search(name):
+        return True
+    is_plain = value.isalpha() or value.isdigit() or _FILE_NAME.fullmatch(value)
+    return len(value) >= _SHORTEST_VALUE and not is_plain
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` without percent-encoding."""
+    if "%" not in text:
+        return text
+    decoded = _PERCENT.sub(lambda found: chr(int(found[1], 16)), text)
+    try:
+        return decoded.encode("latin-1").decode()
+    except UnicodeError:
+        return decoded
+
+
+# -- masking --------------------------------------------------------------------------------------
+
+
+def mask(text: str) -> str:
+    """Return ``text`` with ``***`` in place of each secret."""
+    needles = _registry.needles()
+    if not needles or not text:
+        return text
+    spans = _merged(_spans(text, needles, DEPTH))
+    if not spans:
+        return text
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], MASK]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def masked(value: Any) -> Any:
+    """Return ``value``, of which JSON is made, with its texts masked; names of fields stay."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, Mapping):
+        return {name: masked(each) for name, each in value.items()}
+    return [masked(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@functools.lru_cache(KEPT)
+def _forms(secret: str) -> tuple[_Needle, ...]:
+    """Return what is searched for a secret."""
+    data = secret.encode("utf-8", "surrogatepass")
+    # http.client decodes headers as Latin-1, and percent-encoding is of bytes.
+    wire = data.decode("latin-1")
+    found = {secret, wire, secret.replace(" ", "+"), wire.replace(" ", "+")}
+    found |= {line for line in secret.splitlines() if len(line) > WORD and not line.startswith("-----")}
+    packed = {part for each in {data, secret.encode("latin-1", "replace")} for part in _packed(each)}
+    packed |= {part.replace("+", "-").replace("/", "_") for part in packed}
+    return (
+        *(_Needle(each, len(each) < WORD and each.isalnum()) for each in found if len(each) >= SHORTEST),
+        *(_Needle(each, False) for each in packed if len(each) >= _SHORTEST_PACKED),
+    )
+
+
+def _packed(data: bytes) -> Iterator[str]:
+    """Yield the characters of base64 that depend on ``data`` only, for each place where it may begin."""
+    for before in range(3):
+        text = binascii.b2a_base64(bytes(before) + data, newline=False).decode()
+        whole = (before + len(data)) * 8 // 6
+        yield text[(0, 2, 3)[before] : whole]
+    yield binascii.b2a_base64(data, newline=False).decode().rstrip("=")
+
+
+def _spans(text: str, needles: list[_Needle], depth: int) -> list[tuple[int, int]]:
+    """Return where secrets are in ``text`` and in what it decodes to."""
+    found = [span for each in needles if each.text in text for span in _occurrences(text, each)]
+    if not depth:
+        return found
+    for codec in _CODECS:
+        if codec.sign not in text:
+            continue
+        decoded = codec.pattern.sub(codec.decode, text)
+        inner = _spans(decoded, needles, depth - 1) if decoded != text else []
+        if inner:
+            starts = _starts(codec, text)
+            found += [(starts[start], starts[end]) for start, end in inner]
+    return found
+
+
+def _occurrences(text: str, needle: _Needle) -> Iterator[tuple[int, int]]:
+    wanted, at = needle.text, text.find(needle.text)
+    while at >= 0:
+        end = at + len(wanted)
+        if not (needle.is_word and (_continues(text, at, end) or _is_phrase(text, wanted, at))):
+            yield at, end
+        at = text.find(wanted, end)
+
+
+def _continues(text: str, start: int, end: int) -> bool:
+    """Return whether a word goes on before ``start`` or after ``end``."""
+    return any(each.isalnum() or each == "_" for each in (text[start - 1 : start], text[end : end + 1]))
+
+
+def _is_phrase(text: str, word: str, at: int) -> bool:
+    """Return whether the word at ``at`` belongs to one of ``PHRASES``."""
+    return any(
+        text.startswith(phrase, at - found.start())
+        for phrase in PHRASES
+        for found in re.finditer(re.escape(word), phrase)
+        if at >= found.start()
+    )
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+class _Codec(NamedTuple):
+    """An encoding of single characters. ``sign``: begins each of them."""
+
+    sign: str
+    pattern: re.Pattern[str]
+    decode: Callable[[re.Match[str]], str]
+
+
+def _starts(codec: _Codec, text: str) -> list[int]:
+    """Return where each character of the decoded text begins in ``text``, and at last the end."""
+    starts: list[int] = []
+    at = 0
+    for found in codec.pattern.finditer(text):
+        starts += [*range(at, found.start()), *[found.start()] * len(codec.decode(found))]
+        at = found.end()
+    return [*starts, *range(at, len(text) + 1)]
+
+
+def _html(found: re.Match[str]) -> str:
+    if found[1]:
+        return _character(int(found[1]))
+    if found[2]:
+        return _character(int(found[2], 16))
+    # Imported when used: its table takes 2 ms.
+    import html
+
+    return html.unescape(found[0])
+
+
+#: Of one letter: those of JSON and of Python.
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
+
+
+def _escape(found: re.Match[str]) -> str:
+    if found[1]:
+        high, low = int(found[1], 16), int(found[2], 16)
+        return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
+    if found[3]:
+        return _character(int(found[3][1:], 16))
+    return _ESCAPES.get(found[4], found[4])
+
+
+def _character(number: int) -> str:
+    return chr(number) if number < 0x110000 else "\ufffd"
+
+
+_PERCENT = re.compile("%([0-9A-Fa-f]{2})")
+_CODECS = (
+    _Codec("%", _PERCENT, lambda found: chr(int(found[1], 16))),
+    _Codec("&", re.compile("&(?:#([0-9]{1,7})|#[xX]([0-9A-Fa-f]{1,6})|[A-Za-z][A-Za-z0-9]{1,31});"), _html),
+    _Codec(
+        "\\",
+        re.compile(
+            r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})"
+            r"|(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|([nrtbfva\"'\\/]))",
+            re.IGNORECASE,
+        ),
+        _escape,
+    ),
+)
+
+
+# -- the log of a program that uses this one as a library -----------------------------------------
+
+
+class _Door(logging.Handler):
+    """Masks the records of this project before any other handler gets them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            return
+        if (shown := mask(message)) != message:
+            record.msg, record.args = shown, None
+        if record.exc_info:
+            text = _formatter.formatException(record.exc_info)
+            if (shown := mask(text)) != text:
+                # What formats the exception itself would show the secret.
+                record.exc_info, record.exc_text = None, shown
+        last, root = logging.lastResort, logging.getLogger()
+        if (
+            last is not None
+            and not root.handlers
+            and record.levelno >= last.level
+            and _log.handlers == [self]
+        ):
+            # The program has set up no logging: warnings are shown as without this handler.
+            last.handle(record)
+
+
+_formatter = logging.Formatter()
+_log = logging.getLogger("cdi_worker")

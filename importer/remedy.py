@@ -1,0 +1,32 @@
+"""What to do about a failure, as a value: each front end has its own names for the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+#: Settings, by the library's names: fields of ``base.Access`` and of locations.
+CA: Final = "ca_files"
+INSECURE: Final = "insecure"
+THUMBPRINT: Final = "thumbprint"
+
+#: Something to do, and the setting that does it, empty if it is none of ours.
+Way = tuple[str, str]
+
+
+class Remedy(tuple[Way, ...]):
+    """Ways to mend a failure. As text, it has the names of the library."""
+
+    __slots__ = ()
+
+    def words(self, names: Mapping[str, str] | None = None) -> str:
+        """Return the ways as one sentence. One whose setting has no name in ``names`` is left out."""
+        ways = [
+            f"{what} ({setting if names is None else names[setting]})" if setting else what
+            for what, setting in self
+            if not setting or names is None or setting in names
+        ]
+        return ", or ".join(ways)
+
+    def __str__(self) -> str:
+        return self.words()

@@ -1,0 +1,91 @@
+"""Why a TLS handshake failed, and what to do about it. Imported when one fails (start-up time)."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from cdi_worker.remedy import CA, INSECURE, THUMBPRINT, Remedy
+
+
+class Cause(NamedTuple):
+    """Why a handshake failed."""
+
+    reason: str
+    remedy: Remedy | None = None
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Return the fields of an error."""
+        return {"reason": self.reason, **({"remedy": self.remedy} if self.remedy else {})}
+
+
+_UNVERIFIED: Final = ("do not verify it", INSECURE)
+_UNKNOWN: Final = Remedy([("add the CA that signed it", CA), _UNVERIFIED])
+_OTHER_NAME: Final = Remedy(
+    [("use a host name that is in the certificate", ""), ("have it issued for this one", "")]
+)
+#: By OpenSSL's codes (x509_vfy.h). A self-signed certificate can be trusted like a CA.
+_REMEDIES: Final = {
+    2: _UNKNOWN,
+    9: Remedy([("correct the clock of this machine", ""), ("renew the server's certificate", "")]),
+    10: Remedy([("renew the server's certificate", ""), ("correct the clock of this machine", "")]),
+    18: Remedy([("trust this certificate", CA), _UNVERIFIED]),
+    19: _UNKNOWN,
+    20: _UNKNOWN,
+    21: _UNKNOWN,
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+_UNUSABLE: Final = Remedy([("replace the server's certificate", ""), _UNVERIFIED])
+#: GnuTLS does not say what is wrong with the certificate.
+UNTOLD: Final = Remedy([("check its dates and its host name", ""), *_UNKNOWN])
+
+#: OpenSSL's reasons. After an alert of the server, only the server's log says more.
+_REASONS: Final = (
+    (
+        "UNSUPPORTED_PROTOCOL|ALERT_PROTOCOL_VERSION|NO_PROTOCOLS|VERSION_TOO_LOW|(?i:legacy.sigalg)",
+        "no version of TLS in common with the server",
+        Remedy([("enable TLS 1.2 or 1.3 on the server", "")]),
+    ),
+    (
+        "ALERT_(HANDSHAKE_FAILURE|INSUFFICIENT_SECURITY)|NO_(SHARED_CIPHER|CIPHERS)|DH_KEY_TOO_SMALL",
+        "no cipher in common with the server",
+        Remedy([("enable current ciphers on the server", "")]),
+    ),
+    (
+        "CERTIFICATE_REQUIRED|ALERT_(UNKNOWN_CA|(BAD|UNSUPPORTED)_CERTIFICATE|CERTIFICATE_[EUR])",
+        "the server refuses the certificate of this client, or demands one",
+        Remedy([("check the client's certificate and the CA that the server trusts", "")]),
+    ),
+)
+
+
+def cause(links: Iterable[BaseException]) -> Cause | None:
+    """Return the cause that the exceptions of a failed handshake tell; None for an unknown one."""
+    found = list(links)
+    for link in found:
+        if isinstance(link, ssl.SSLCertVerificationError):
+            return certificate(link)
+    text = " ".join(map(str, found))
+    if told := re.search("certificate verify failed: ([^(]+)", text):
+        return Cause(f"TLS: certificate verify failed: {told[1].strip()}", _UNUSABLE)
+    for pattern, reason, remedy in _REASONS:
+        if re.search(pattern, text):
+            return Cause(f"TLS: {reason}", remedy)
+    return None
+
+
+def certificate(err: ssl.SSLCertVerificationError) -> Cause:
+    """Return why the server's certificate was refused."""
+    # Without the attributes, the exception was made by Python's own code.
+    code, text = getattr(err, "verify_code", 0), getattr(err, "verify_message", "") or str(err)
+    reason = f"TLS: certificate verify failed: {text.rstrip('.')}"
+    return Cause(reason, _REMEDIES.get(code, _UNUSABLE))
+
+
+def pinned(remedy: Remedy | None) -> Remedy:
+    """Return ``remedy`` for a source that can pin a certificate."""
+    return Remedy([*(remedy or ()), ("pin the certificate", THUMBPRINT)])

@@ -1,0 +1,221 @@
+"""Secrets are masked in every text that leaves the process, whatever a server makes of them."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import html
+import io
+import json
+import logging
+import socketserver
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import errors, masking
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.nbd import locations as nbd
+from cdi_worker.sources.objects import buckets
+from tests.support import worker
+
+PASSWORD = "pa/s w\u00f6rd+&\"'<hunter2"
+ENCODINGS = {
+    "plain": str,
+    "quote": urllib.parse.quote,
+    "quote all": lambda text: urllib.parse.quote(text, safe=""),
+    "quote plus": urllib.parse.quote_plus,
+    "quote in lower case": lambda text: urllib.parse.quote_plus(text).lower(),
+    "quote Latin-1": lambda text: urllib.parse.quote(text.encode("latin-1")),
+    "html": html.escape,
+    "json": json.dumps,
+    "repr": repr,
+    "repr of bytes": lambda text: repr(text.encode()),
+    "on the wire": lambda text: text.encode().decode("latin-1"),
+    "html of quote": lambda text: html.escape(urllib.parse.quote(text)),
+    "quote of json": lambda text: urllib.parse.quote(json.dumps(text)),
+    "json of html of quote": lambda text: json.dumps(html.escape(urllib.parse.quote(text))),
+    "basic": lambda text: base64.b64encode(f"me:{text}".encode()).decode(),
+    "base64, second place": lambda text: base64.b64encode(f"a{text}".encode()).decode(),
+    "base64, third place": lambda text: base64.urlsafe_b64encode(f"ab{text}b".encode()).decode(),
+}
+
+
+class Owner:
+    pass
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_secret_is_masked_in_every_encoding(owner: Owner, encoding: str) -> None:
+    encoded = ENCODINGS[encoding](PASSWORD)
+    assert masking.mask(encoded) == encoded
+    masking.hold(owner, *masking.login("me", PASSWORD))
+    shown = masking.mask(f"before {encoded} after")
+    assert shown.startswith("before ")
+    assert shown.endswith(" after")
+    # What base64 mixes with its neighbours is left.
+    assert masking.MASK in shown
+    assert len(shown) <= len("before  after") + len(masking.MASK) + 9
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "shown"),
+    [
+        ("abc", "abc", "abc"),
+        ("disk", "disk1 disks a disk.", "disk1 disks a ***."),
+        ("space", "no space left on device: space", "no space left on device: ***"),
+        ("a1b2", "sha256:00a1b2ff a1b2", "sha256:00a1b2ff ***"),
+        ("pw-x", "apw-xb", "a***b"),
+    ],
+)
+def test_words_are_masked_as_words(owner: Owner, secret: str, text: str, shown: str) -> None:
+    masking.hold(owner, secret)
+    assert masking.mask(text) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://KEY:SECRETpw@bucket/k",
+        "s3://KEY:SECR/ETpw@bucket/k",
+        "gs://KEY:SE@CRETpw@bucket/k",
+        "nbd://user:SECRETpw/x@host",
+        "nbds://user:a:SECRETpw@host/x",
+        "https://SECRETpw@host/x",
+        "http:/user:SECRETpw@host/x",
+        "https://host/x?X-Amz-Signature=SECRETpw&file=a.img",
+    ],
+)
+def test_address_is_shown_without_its_secrets(url: str) -> None:
+    location = base.Location(url)
+    assert "ETpw" not in wire.safe_url(url)
+    assert "ETpw" not in repr(location)
+    for parse in (nbd.parse, lambda text: buckets.parse(text, "s3", "")):
+        with pytest.raises(errors.RequestError) as caught:
+            parse(url)
+        assert "ETpw" not in str(caught.value)
+
+
+def test_address_with_a_doubtful_host_is_not_shown() -> None:
+    assert wire.safe_url("https://user:a@SECRETpw/x@host/y") == "https://…"
+
+
+def test_address_without_user_is_shown_whole() -> None:
+    for url in ("docker://h:5000/r@sha256:12", "http://h:80/a@b.img", "file:///a/b@c.img"):
+        base.Location(url)
+        assert wire.safe_url(url) == masking.mask(url) == url
+
+
+def test_errors_are_masked_before_they_are_cut(owner: Owner) -> None:
+    secret = "s3cr-et-" * 20
+    masking.hold(owner, secret)
+    assert "s3cr" not in wire.printable("x" * 70 + secret)
+    failure = errors.Unreachable(url="u", reason="x" * (errors.LONGEST - 20) + secret)
+    assert "s3cr" not in f"{failure}{failure.fields}"
+    assert errors.RequestError(secret).faults == ("***",)
+
+
+def test_memory_of_secrets_is_bounded() -> None:
+    for number in range(1000):
+        masking.hold(Owner(), f"secret-number-{number}")
+    gc.collect()
+    assert masking.mask("secret-number-999 secret-number-0") == "*** secret-number-0"
+    held = Owner()
+    masking.hold(held, "the-first-one")
+    for number in range(1000):
+        masking.hold(Owner(), f"secret-again-{number}")
+    assert masking.mask("the-first-one") == "***"
+
+
+def test_log_of_a_library_is_masked_with_its_tracebacks(owner: Owner) -> None:
+    masking.hold(owner, PASSWORD)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        try:
+            raise ValueError(PASSWORD)
+        except ValueError:
+            logging.getLogger("cdi_worker.sources").exception("got %s", PASSWORD)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "hunter2" not in stream.getvalue()
+    assert "got ***" in stream.getvalue()
+    assert "ValueError: ***" in stream.getvalue()
+
+
+WHERE = ("reason", "header", "redirect", "body", "trailer")
+
+
+class _Echo(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        head = b""
+        while not head.endswith(b"\r\n\r\n") and (line := self.rfile.readline(65536)):
+            head += line
+        text = " ".join(head.decode("latin-1").split())
+        packed = text.rpartition("Basic ")[2].partition(" ")[0]
+        password = base64.b64decode(packed).decode() if "Basic " in text else ""
+        token = text.partition("X-Key: ")[2].partition(" ")[0]
+        found = f"{packed} {password} {token} {urllib.parse.quote(password)} {html.escape(password)}"
+        found = found.encode().decode("latin-1")
+        where, status = self.server.where, self.server.status  # type: ignore[attr-defined]
+        reason = found if where == "reason" else "Odd"
+        more = {
+            "header": f'X-Odd: {found}\r\nETag: "{found}"\r\n',
+            "redirect": f"Location: http://{found.replace(' ', '-')}:bad/\r\n",
+        }.get(where, "")
+        if where == "trailer":
+            tail = f"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n{found}\r\n\r\n"
+        else:
+            body = found if where == "body" else ""
+            tail = f"Content-Length: {len(body)}\r\n\r\n{body}"
+        status = 302 if where == "redirect" else status
+        self.wfile.write(f"HTTP/1.1 {status} {reason}\r\n{more}Connection: close\r\n{tail}".encode("latin-1"))
+
+
+@pytest.fixture
+def echo() -> Iterator[socketserver.ThreadingTCPServer]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("source", ["http", "s3", "gcs", "proxy"])
+def test_no_door_shows_what_a_server_repeats(
+    echo: socketserver.ThreadingTCPServer, tmp_path: Path, where: str, source: str
+) -> None:
+    echo.where, echo.status = where, 407 if source == "proxy" else 403  # type: ignore[attr-defined]
+    at = f"127.0.0.1:{echo.server_address[1]}"
+    url, env = f"http://{at}/b/disk.img?X-Amz-Signature=hunter2-signature", {}
+    if source == "proxy":
+        login = f"me:{urllib.parse.quote(PASSWORD, safe='')}"
+        url, env = "http://example.invalid/disk.img", {"http_proxy": f"http://{login}@{at}"}
+    if source in {"s3", "gcs"}:
+        url = url.partition("?")[0]
+    env |= {
+        "IMPORTER_SOURCE": "http" if source == "proxy" else source,
+        "IMPORTER_ENDPOINT": url,
+        "IMPORTER_ACCESS_KEY_ID": "me",
+        "IMPORTER_SECRET_KEY": PASSWORD,
+        "IMPORTER_EXTRA_HEADER_0": "X-Key: the-hunter2-header",
+        "NO_GCE_CHECK": "true",
+    }
+    pod = worker.Pod(tmp_path)
+    done = worker.run("-v=5", *pod.arguments, env=env)
+    assert done.status != 0
+    left = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    for text in (done.errors, done.output, pod.message, left):
+        assert "hunter2" not in text
+        assert base64.b64encode(f"me:{PASSWORD}".encode()).decode() not in text
