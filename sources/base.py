@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import readers, remembered, signature
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
@@ -39,13 +39,14 @@ class Extent:
     zero: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Access:
-    """Credentials, certificates and proxies for a server. ``repr`` hides the secrets.
+    """Credentials, certificates and proxies for a server. ``repr`` omits the secrets, texts mask them.
 
     ``session_token``: part of temporary S3 keys. ``headers``, like the credentials, are only sent to the
     origin of the request. ``ca_files``: PEM files trusted in addition to the system's. ``patience``: seconds
-    without data after which a source that retries by itself fails.
+    without data after which a source that retries by itself fails. ``slowest``: bytes per second, on average
+    over that time, that count as data; 0: each byte does.
     """
 
     user: str = dataclasses.field(default="", repr=False)
@@ -59,18 +60,22 @@ class Access:
     no_proxy: str = ""
     connections: int = 6
     patience: float = 180.0
+    slowest: float = 1024.0
 
     @property
     def secret(self) -> bool:
         """Whether it holds what only the server of the address may see."""
         return bool(self.user or self.password or self.session_token or self.headers)
 
-    def hide(self, text: str, *more: str) -> str:
-        """Hide the secrets, and ``more``, in ``text`` of a server, which may repeat them."""
-        for secret in (self.password, self.session_token, *(value for _, value in self.headers), *more):
-            # A shorter one would be found in any text.
-            text = text.replace(secret, "***") if len(secret) >= 4 else text
-        return text
+    def __post_init__(self) -> None:
+        masking.hold(
+            self,
+            *masking.login(self.user, self.password),
+            self.session_token,
+            *masking.headers(self.headers),
+            *masking.proxy(self.http_proxy),
+            *masking.proxy(self.https_proxy),
+        )
 
 
 #: Sources without checkpoints refuse it: they would overwrite the disk with a full copy.
@@ -89,9 +94,13 @@ class Stage(NamedTuple):
     final: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Location:
-    """The address of a disk and the access to it. Sources with options of their own derive a dataclass."""
+    """The address of a disk and the access to it. Sources with options of their own derive a dataclass.
+
+    Its secrets are masked in all texts of this process while it exists. A class with a ``__post_init__`` of
+    its own must call this one.
+    """
 
     #: Whether the source supports multi-stage imports (``sources.staged``).
     staged: ClassVar[bool] = False
@@ -105,6 +114,13 @@ class Location:
     #: May contain a password or a signature.
     endpoint: str = dataclasses.field(repr=False)
     access: Access = Access()
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            text = getattr(self, each.name)
+            if isinstance(text, str) and text:
+                is_secret = not each.repr and each.name != "endpoint"
+                masking.hold(self, *([text] if is_secret else masking.address(text)))
 
     @property
     def stage(self) -> Stage:
@@ -150,9 +166,6 @@ class Engine(Protocol):
     def at_random(self, source: Source, cancel: Cancel) -> Callable[[int, int], bytes] | None:
         """Return a function that reads ``(offset, length)``; None if ``source`` is read in order."""
 
-    def cpus(self) -> int:
-        """Return the number of CPUs for ``groups.open``: 1 if there is little memory."""
-
 
 class Plain:
     """Reads the plain stream, without retries: for a source that is opened outside of an import."""
@@ -171,10 +184,6 @@ class Plain:
     ) -> Reader:
         """See ``Engine``."""
         return source.stream(start)
-
-    def cpus(self) -> int:
-        """See ``Engine``."""
-        return 1
 
 
 class Source:

@@ -18,7 +18,8 @@ class Field(NamedTuple):
     ``key``: dotted path below the source in a DataVolume; with ``entry`` it names a Secret or ConfigMap,
     and ``entry`` is mounted as a file. ``parse``: converts the text; raises ``ValueError`` or
     ``errors.RequestError``. ``flag``: a boolean, not parsed. ``secret``: hidden in ``repr``. ``lines``:
-    several values, each a line; its option may be repeated.
+    several values, each a line; its option may be repeated. ``selects``: whether other bytes are read with
+    another value (``sources.selection``): all but credentials and tuning; a ``secret`` never does.
     """
 
     env: str = ""
@@ -34,6 +35,7 @@ class Field(NamedTuple):
     flag: bool = False
     secret: bool = False
     lines: bool = False
+    selects: bool = True
 
 
 def field(default: Any = "", about: Field | None = None, **where: Any) -> Any:

@@ -37,6 +37,7 @@ def _listed(of: kind.Kind, location: base.Location, sums: str, cancel: base.Canc
     place = document.place(sums, of, disk)
     data = place.read(checksum_file.LARGEST, cancel)
     try:
-        return checksum_file.find(data, disk.file_name)
+        # The strongest one changes whenever the bytes do.
+        return checksum_file.find(data, disk.file_name).partition(",")[0]
     except errors.SourceError as err:
         raise errors.SourceError(reason=f"{place.name}: {err}") from err

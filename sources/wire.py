@@ -12,9 +12,14 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.sources.base import Access
+
+if TYPE_CHECKING:
+    from cdi_worker.remedy import Remedy
+    from cdi_worker.sources import handshakes
 
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)
@@ -30,7 +35,12 @@ def safe_url(url: str) -> str:
         return url
     try:
         parts = urllib.parse.urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
+        if parts.scheme in masking.PATHS:
+            return url
+        info, _, host = parts.netloc.rpartition("@")
+        if info and "@" in parts.path.partition("@sha")[0]:
+            # Perhaps a slash in the password: then the host is a part of it.
+            return f"{parts.scheme}://…"
         # With a missing slash after the scheme, or a slash in the password, the password parses as path.
         if "@" in url and (not host or (parts.port is None and ":" in host.rpartition("]")[2])):
             return HIDDEN
@@ -57,8 +67,8 @@ def origin(url: str) -> tuple[str, str, int | None]:
 
 
 def printable(text: str) -> str:
-    """Return the first 80 characters of a server's message, without control characters."""
-    return "".join(char for char in text[:80] if char.isprintable())
+    """Return the first 80 characters of a server's message, masked and without control characters."""
+    return "".join(char for char in masking.mask(text)[:80] if char.isprintable())
 
 
 def tls_context(access: Access) -> ssl.SSLContext:
@@ -103,7 +113,7 @@ _EXPECTS_TLS = re.compile(
     re.IGNORECASE,
 )
 #: OpenSSL's reasons for bytes that are not TLS; since OpenSSL 3.2 it is mostly the second one.
-_NOT_TLS = re.compile(r"\[SSL(: (WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST))?\]")
+_NOT_TLS = re.compile(r"\[SSL(: (WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST)\]|\] record layer)")
 
 
 def advice(url: str, answer: str) -> str:
@@ -142,9 +152,10 @@ def failure(url: str, err: Exception, *, first: bool) -> errors.Error:
     ``first``: on the first request an unknown host, a refused connection or a failed TLS handshake is a
     configuration error (``errors.Unreachable``); later it is an outage (``errors.Transient``).
     """
-    cause, final = _cause(url, err)
-    kind = errors.Unreachable if first and final else errors.Transient
-    return kind(url=url, reason=cause)
+    cause, final, remedy = _cause(url, err)
+    if first and final:
+        return errors.Unreachable(url=url, reason=cause, **({"remedy": remedy} if remedy else {}))
+    return errors.Transient(url=url, reason=cause)
 
 
 #: Class names and text pattern of an exception, its message, and whether it is fatal on the first request.
@@ -155,33 +166,41 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
     (set(), "unreachable|No route to host", "no route to the host", True),
     ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError"}, "timed out", "timed out", False),
-    ({"Endless"}, "", "the server sends interim responses, headers or trailers without end", True),
+    # The second is http.client's own limit (Python 3.13), for the answer of a proxy.
+    (
+        {"Endless"},
+        "got more than \\d+ headers",
+        "the server sends interim responses, headers or trailers without end",
+        True,
+    ),
     (set(), "IncompleteRead|Connection broken", "the connection ended before the end of the body", False),
     ({"ConnectionResetError"}, "reset|aborted", "connection reset", False),
 )
 
 
-def _cause(url: str, err: BaseException) -> tuple[str, bool]:
-    """Return the message, and whether the failure is fatal on the first request."""
+def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
+    """Return the message, whether the failure is fatal on the first request, and what to do."""
     text = " ".join(str(link) for link in _chain(err))
     kinds = {type(link).__name__ for link in _chain(err)}
     if kinds & {"SSLError", "SSLCertVerificationError"}:
-        found = re.search(r"certificate verify failed: ([^(]+)", text)
-        if found:
-            return (
-                (
-                    f"TLS: certificate verify failed: {found[1].strip()}; add the server's CA "
-                    "(IMPORTER_CERT_DIR), or do not verify it (INSECURE_TLS)"
-                ),
-                True,
-            )
         if "ProxyError" in kinds and not_tls(url, err):
-            return "the proxy does not speak TLS: write http:// in its URL", True
-        return not_tls(url, err) or "TLS handshake failed; is this an https server?", True
+            return "the proxy does not speak TLS: write http:// in its URL", True, None
+        reason, remedy = handshake(url, err) or ("TLS handshake failed; is this an https server?", None)
+        return reason, True, remedy
     for names, pattern, sentence, final in _CAUSES:
         if kinds & names or (pattern and re.search(pattern, text)):
-            return sentence, final
-    return f"connection failed ({type(err).__name__})", False
+            return sentence, final, None
+    return f"connection failed ({type(err).__name__})", False, None
+
+
+def handshake(url: str, err: BaseException) -> handshakes.Cause | None:
+    """Return why a TLS handshake failed; None if its exceptions do not tell."""
+    # Imported when used: only a failure needs it (start-up time).
+    from cdi_worker.sources import handshakes
+
+    if reason := not_tls(url, err):
+        return handshakes.Cause(reason)
+    return handshakes.cause(_chain(err))
 
 
 def _chain(err: BaseException | None) -> Iterator[BaseException]:

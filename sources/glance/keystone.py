@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import requests
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.glance import locations
@@ -48,7 +48,9 @@ class Keystone:
     def token(self) -> str:
         """Return a valid token; log in if there is none or it is about to expire."""
         with self._lock, self._translated():
-            return str(self._auth.get_token(self._session))
+            token = str(self._auth.get_token(self._session))
+        masking.hold(self, token)
+        return token
 
     def renew(self, refused: str) -> bool:
         """Forget the token ``refused``; return whether a new one can be had."""
@@ -95,7 +97,7 @@ class Keystone:
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except known.HttpError as err:
             status = err.http_status or 0
-            text = f"login: {self._printable(str(err.message or 'failed'))} (HTTP {status})"
+            text = f"login: {wire.printable(str(err.message or 'failed'))} (HTTP {status})"
             if status in wire.TRANSIENT_STATUS:
                 raise errors.Transient(
                     url=self.name, reason=text, retry_after=getattr(err, "retry_after", None) or None
@@ -105,7 +107,7 @@ class Keystone:
             reason = "the server lists its versions only after a login; check the URL of Keystone"
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except known.ClientException as err:
-            text = self._printable(str(err).splitlines()[0] if str(err) else type(err).__name__)
+            text = wire.printable(str(err).splitlines()[0] if str(err) else type(err).__name__)
             raise errors.Unreachable(
                 url=self.name, reason=f"login: {text}; check the URL of Keystone"
             ) from err
@@ -113,12 +115,6 @@ class Keystone:
             # The library trusts the shape of the answers.
             reason = "the answer is not one of Keystone's; check the URL"
             raise errors.Unreachable(url=self.name, reason=reason) from err
-
-    def _printable(self, text: str) -> str:
-        """Return a server's message, without our secrets."""
-        where = self._location
-        secrets = where.password, where.token, where.application_secret
-        return wire.printable(where.access.hide(text, *secrets))
 
 
 class _Transport:

@@ -54,6 +54,7 @@ class Glance(base.Location):
         env="OS_AUTH_TYPE",
         ambient=True,
         help="How to log in: password, token or applicationcredential; needed if several are given.",
+        selects=False,
     )
     user_name: str = fields.field(env="OS_USERNAME", ambient=True, help="User name.")
     user_password: str = fields.field(
@@ -64,12 +65,16 @@ class Glance(base.Location):
         env="OS_TOKEN", ambient=True, help="Token, instead of a user and a password.", secret=True
     )
     application_id: str = fields.field(
-        env="OS_APPLICATION_CREDENTIAL_ID", ambient=True, help="Id of an application credential."
+        env="OS_APPLICATION_CREDENTIAL_ID",
+        ambient=True,
+        help="Id of an application credential.",
+        selects=False,
     )
     application_name: str = fields.field(
         env="OS_APPLICATION_CREDENTIAL_NAME",
         ambient=True,
         help="Name of an application credential, with its user.",
+        selects=False,
     )
     application_secret: str = fields.field(
         env="OS_APPLICATION_CREDENTIAL_SECRET",
@@ -103,6 +108,7 @@ class Glance(base.Location):
         if self.endpoint.startswith("glance:"):
             object.__setattr__(self, "image_id", self.endpoint.removeprefix("glance:").strip("/"))
             object.__setattr__(self, "endpoint", self.auth_url)
+        base.Location.__post_init__(self)
 
     @property
     def method(self) -> str:

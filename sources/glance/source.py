@@ -38,7 +38,7 @@ MOST_RENEWALS: Final = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metadata:
-    """An image as Glance describes it. ``size``: in bytes. ``checksum``: ``ALGORITHM:HEX``, may be empty."""
+    """An image as Glance describes it. ``size``: in bytes. ``checksum``: see ``_promised``."""
 
     size: int
     format: str
@@ -102,7 +102,7 @@ class GlanceSource(http.HttpSource):
         self.format = found.format
         self.checksum = found.checksum
         # The bytes of an image never change; without a checksum, its id tells them from those of others.
-        self.digest = found.checksum or f"image:{self._image.image_id}"
+        self.digest = found.checksum.partition(",")[0] or f"image:{self._image.image_id}"
         self.identity = f"image {self._image.image_id} {found.checksum} size {found.size}"
         return self
 
@@ -199,15 +199,10 @@ def _without_login(access: base.Access) -> base.Access:
 
 
 def _promised(algorithm: Any, value: Any, md5: Any) -> str:
-    """Return the strongest checksum that can be verified, as ``ALGORITHM:HEX``; empty if there is none.
+    """Return the checksums that can be verified, as ``checksum.parse`` reads them; empty if there is none.
 
     ``os_hash_algo`` is the operator's choice; images older than Glance 17 have only ``checksum``, an MD5.
     """
-    if algorithm in checksum.ALGORITHMS and value:
-        found = f"{algorithm}:{value}"
-    elif md5:
-        found = f"md5:{md5}"
-    else:
-        return ""
-    parsed = checksum.parse(found)
-    return f"{parsed.algorithm}:{parsed.digest}"
+    stated = [f"{algorithm}:{value}"] if algorithm in checksum.ALGORITHMS and value else []
+    stated += [f"md5:{md5}"] if md5 else []
+    return str(checksum.parse(",".join(stated))) if stated else ""

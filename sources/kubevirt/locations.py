@@ -55,6 +55,7 @@ class KubeVirt(staged.Staged):
         entry="token",
         mount="/export-token/token",
         file=True,
+        selects=False,
     )
 
     def __post_init__(self) -> None:
@@ -64,6 +65,7 @@ class KubeVirt(staged.Staged):
         object.__setattr__(self, "endpoint", url)
         if token and not self.token:
             object.__setattr__(self, "token", token)
+        staged.Staged.__post_init__(self)
 
     @property
     def form(self) -> Form | None:

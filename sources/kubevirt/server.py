@@ -12,7 +12,7 @@ from typing import Final
 import requests
 import requests.auth
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.sources import base
 from cdi_worker.sources.kubevirt import locations
 from cdi_worker.sources.web import pinned, session
@@ -48,6 +48,7 @@ class Token:
             raise errors.RequestError(f"{self._path}: cannot read the token") from err
         if not text:
             raise errors.RequestError(f"{self._path}: is empty; expected the token of the export")
+        masking.hold(self, text)
         return session.on_the_wire(text)
 
 

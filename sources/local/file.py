@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
@@ -22,16 +24,17 @@ STDIN = 0
 def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
     """Return the source for a path, a ``file://`` URL, or ``-`` for standard input."""
     if location.endpoint == locations.STDIN:
-        return StandardInput(cancel)
-    return LocalSource(locations.path_of(location.endpoint), cancel)
+        return StandardInput(cancel, location.access)
+    return LocalSource(locations.path_of(location.endpoint), cancel, location.access)
 
 
 class LocalSource(base.Source):
-    """A local file, block device or pipe, opened once."""
+    """A local file, block device or pipe, opened once. ``access``: how long a pipe may be silent."""
 
-    def __init__(self, path: str, cancel: base.Cancel) -> None:
+    def __init__(self, path: str, cancel: base.Cancel, access: base.Access) -> None:
         self.name = path
         self._cancel = cancel
+        self._meter = retry.Meter(access.patience, access.slowest)
         self._fd = -1
         self._seekable = False
         self._fresh = True
@@ -134,15 +137,27 @@ class LocalSource(base.Source):
         poll.register(self._fd, select.POLLIN)
         with cancelling.woken(self._cancel) as wake:
             poll.register(wake, select.POLLIN)
-            while True:
-                poll.poll()
-                self._cancel.check()
-                try:
-                    return os.readv(self._fd, [into])
-                except BlockingIOError:
-                    continue
-                except OSError as err:
-                    raise self._broken(offset, err) from err
+            try:
+                return self._next(poll, into)
+            except TimeoutError as err:
+                reason = f"{err}; check the program that writes to it"
+                raise errors.TransferFailed(url=self.name, offset=offset, reason=reason) from err
+            except OSError as err:
+                raise self._broken(offset, err) from err
+
+    def _next(self, poll: select.poll, into: memoryview) -> int:
+        while True:
+            began = time.monotonic()
+            happened = poll.poll(self._meter.left * 1000)
+            self._cancel.check()
+            count = 0
+            # Standard input may block.
+            with contextlib.suppress(BlockingIOError):
+                if happened and not (count := os.readv(self._fd, [into])):
+                    return 0
+            self._meter.count(count, time.monotonic() - began)
+            if count:
+                return count
 
     def _broken(self, offset: int, err: OSError) -> errors.TransferFailed:
         return errors.TransferFailed(url=self.name, offset=offset, reason=errors.words(err))
@@ -154,8 +169,8 @@ class StandardInput(LocalSource):
     It is not set to O_NONBLOCK: other programs share it, such as the shell.
     """
 
-    def __init__(self, cancel: base.Cancel) -> None:
-        super().__init__("standard input", cancel)
+    def __init__(self, cancel: base.Cancel, access: base.Access) -> None:
+        super().__init__("standard input", cancel, access)
 
     def _open(self) -> int:
         if sys.stdin is None:

@@ -39,8 +39,8 @@ class Limits:
 
     ``always``: open them in any case, because the disk does not change. ``connect``: for one attempt,
     ``another``: beside a connection that works, because qemu-nbd leaves excess clients waiting. ``stall``:
-    without a byte of a reply. ``patience``: without progress in a list of extents. ``longest``: bytes of a
-    read.
+    without a byte of a reply. ``patience``: without progress in a list of extents. ``slowest``: bytes per
+    second that are progress. ``longest``: bytes of a read.
     """
 
     connections: int = 6
@@ -49,6 +49,7 @@ class Limits:
     another: float = 3.0
     stall: float = wire.TIMEOUT[1]
     patience: float = 180.0
+    slowest: float = retry.SLOWEST
     longest: int = connection.LONGEST
 
 
@@ -186,7 +187,7 @@ class Client:
                 self._allowed = max(1, len(self._connections))
             log.info("no more connections number=%d reason=%s", self._allowed, err)
             return
-        made = connection.Connection(handle, self._limits.stall)
+        made = connection.Connection(handle, self._limits.stall, self._limits.slowest)
         try:
             self._accept(made)
         except errors.Error:
@@ -223,12 +224,14 @@ class Client:
             return
         if error == errno.EMSGSIZE:
             self._drop(used)
-            reason = f"{self._server.name}: {doing}: the server sends more than was requested"
+            reason = (
+                f"{self._server.name}: {doing}: the server sends more than was requested, or a part twice"
+            )
             raise errors.SourceError(reason=reason)
         is_lost = error == errno.ENOTCONN
         reason = used.failure if is_lost else os.strerror(error).lower()
         if error == errno.EPROTO:
-            reason = "the server left out a part of the reply"
+            reason = "the reply is malformed, or a part of it is missing"
         # qemu-nbd without --persistent ends with its last client.
         if is_lost or self._allowed > 1:
             self._drop(used)
@@ -256,16 +259,17 @@ class Client:
         """
         size = self.open()
         left = [(0, size)] if parts is None else list(parts)
-        patience = retry.Patience(self._limits.patience, self._cancel)
+        patience = retry.Patience(self._limits.patience, self._cancel, slowest=self._limits.slowest)
         asked = _Asked()
         at = 0
         while True:
             try:
                 runs = self._asked(context, left, asked, unknown)
                 for start, length, flags in _merged((run[0], run[1], run[2] & mask) for run in runs):
-                    yield start, length, flags
                     at = start + length
-                    patience.progress()
+                    patience.progress(length, self._server.name, at)
+                    yield start, length, flags
+                    patience.resume()
                 return
             except errors.Transient as err:
                 patience.wait(err, at)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from cdi_worker.scratch import ranges
 from cdi_worker.sources.nbd import handshake
 
 #: Bytes of the largest read that all servers support (doc/proto.md, Size constraints).
@@ -23,6 +24,9 @@ LARGEST_UNIT = 64 << 10
 MOST_CHUNKS = LONGEST // 512 + 100
 #: The most extents of one reply; QEMU returns at most 1/8 of them.
 MOST_EXTENTS = 1 << 20
+#: Bytes per second: a reply that brings less, for longer than the stall timeout, is given up. It may consist
+#: of chunks without data, or of errors, without end.
+SLOWEST = 64 << 10
 #: Seconds for which libnbd may keep on reading, before its socket is shut down. It reads what there is.
 _NOTICE = 5.0
 #: Size of reads that discard the rest of a connection, in bytes, and seconds for which they last.
@@ -35,10 +39,11 @@ Entries = list[tuple[int, int]]
 class Connection:
     """A connection, with a thread for its I/O. Thread-safe.
 
-    ``stall``: seconds without a byte of a reply after which it is given up. ``load``: for its users.
+    ``stall``: seconds without a byte of a reply after which it is given up. ``slowest``: bytes per second, on
+    average over ``stall`` and the time for what is requested at ``SLOWEST``. ``load``: for its users.
     """
 
-    def __init__(self, handle: Any, stall: float) -> None:
+    def __init__(self, handle: Any, stall: float, slowest: float) -> None:
         self.load = 0
         self.dead = False
         #: Why it is dead.
@@ -54,6 +59,8 @@ class Connection:
         self._handle = handle
         self._stall = stall
         self._heard = time.monotonic()
+        #: When a reply last brought data, extents, or its end.
+        self._useful = _Clock(slowest)
         self._leaving = False
         self._pending: set[_Pending] = set()
         self._lock = threading.Lock()
@@ -76,7 +83,7 @@ class Connection:
         pieces = []
         for start in range(0, len(into), self._longest):
             piece = into[start : start + self._longest]
-            pending = _Pending(len(piece), self._socket)
+            pending = _Pending(self._socket, self._useful, offset + start, len(piece))
             self._send(
                 pending,
                 functools.partial(
@@ -94,9 +101,10 @@ class Connection:
         """Return 0 or an errno, and the extents of each context from ``offset``."""
         found: dict[str, Entries] = {}
 
-        pending = _Pending(0, self._socket)
+        pending = _Pending(self._socket, self._useful)
 
         def take(context: str, _offset: int, entries: list[int], _error: object) -> int:
+            self._useful.tick()
             if context in found or len(entries) > 2 * MOST_EXTENTS:
                 pending.refuse()
             else:
@@ -126,6 +134,7 @@ class Connection:
                 return
             if not self._pending:
                 self._heard = time.monotonic()
+                self._useful.tick()
             self._pending.add(pending)
             try:
                 request()
@@ -135,13 +144,19 @@ class Connection:
 
     def _await(self, pending: _Pending) -> int:
         while not pending.done.wait(self._stall):
-            # libnbd does not return to ``_turn`` within a reply that never ends.
-            if time.monotonic() - self._heard > self._stall + _NOTICE:
+            # libnbd does not return to ``_turn`` within a reply that never ends, and may bring nothing.
+            now, longest = time.monotonic(), self._stall + _NOTICE
+            if now - self._heard > longest or now - self._useful.at > longest + self._owed() / SLOWEST:
                 _shut(self._socket)
         with self._lock:
             # Under the lock: ``_run`` iterates over the set at the end.
             self._pending.discard(pending)
         return errno.EMSGSIZE if pending.is_refused else pending.error
+
+    def _owed(self) -> int:
+        """Return the bytes of the reads in progress."""
+        with self._lock:
+            return sum(pending.length for pending in self._pending if not pending.done.is_set())
 
     def _run(self) -> None:
         nbd = handshake.library()
@@ -198,19 +213,42 @@ class Connection:
         return left * 1000
 
 
+class _Clock:
+    """A time that callbacks of libnbd set. It keeps no connection open."""
+
+    def __init__(self, slowest: float) -> None:
+        self._slowest = slowest
+        self.tick()
+
+    def tick(self) -> None:
+        self.at = time.monotonic()
+        self._bytes = 0
+
+    def count(self, count: int) -> None:
+        """Add bytes of data; set the time if they are not too slow."""
+        self._bytes += count
+        if self._bytes >= self._slowest * (time.monotonic() - self.at):
+            self.tick()
+
+
 class _Pending:
     """A request in progress. ``chunk`` and ``complete`` are libnbd's callbacks.
 
-    libnbd keeps them: a reference to the connection would keep that open.
+    libnbd keeps them: a reference to the connection would keep that open. ``offset``, ``length``: the bytes
+    of a read, each of which must be in exactly one chunk. libnbd counts at most their number. ``useful`` is
+    set when the reply brings data or ends.
     """
 
-    def __init__(self, length: int, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, useful: _Clock, offset: int = 0, length: int = 0) -> None:
         self.done = threading.Event()
         self.error = 0
-        self._missing = length
+        self._offset = offset
+        self.length = length
+        self._useful = useful
+        self._arrived = ranges.Ranges()
         self._chunks = MOST_CHUNKS
         self._socket = connected
-        #: The server has sent more than was requested.
+        #: The server has sent more than was requested, or a part of it twice.
         self.is_refused = False
 
     def refuse(self) -> None:
@@ -218,16 +256,23 @@ class _Pending:
         self.is_refused = True
         _shut(self._socket)
 
-    def chunk(self, data: memoryview, _offset: int, _status: int, _error: object) -> int:
-        self._missing -= len(data)
+    def chunk(self, data: memoryview, offset: int, _status: int, _error: object) -> int:
+        start = offset - self._offset
+        end = start + len(data)
+        is_new = start >= end or self._arrived.missing(start, end) == [(start, end)]
+        self._arrived.add(start, end)
         self._chunks -= 1
-        if min(self._missing, self._chunks) < 0:
+        if data:
+            self._useful.count(len(data))
+        if not is_new or end > self.length or self._chunks < 0:
             self.refuse()
         return 0
 
     def complete(self, error: Any) -> int:
         # libnbd does not notice chunks that a reply omits.
-        self.end(error.value or (errno.EPROTO if self._missing else 0))
+        self._useful.tick()
+        is_whole = not self.length or self._arrived.is_all(0, self.length)
+        self.end(error.value or (0 if is_whole else errno.EPROTO))
         # 1: libnbd retires the command itself.
         return 1
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.tools import process
+from cdi_worker.images.tools import workspace
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.nbd import locations
 
@@ -52,7 +52,7 @@ class Server:
 @contextlib.contextmanager
 def credentials(location: locations.Nbd) -> Iterator[str]:
     """Yield a folder of links to the CAs, the client certificate and its key, under libnbd's names."""
-    with process.workspace() as folder, wire.authorities(location.access) as authorities:
+    with workspace.Workspace() as folder, wire.authorities(location.access) as authorities:
         files = {"ca-cert.pem": authorities}
         if location.certificate:
             files["client-cert.pem"] = location.certificate
@@ -213,7 +213,7 @@ def _refusal(handle: Any, server: Server, error: int, wait: Callable[[], None]) 
 #: Part of libnbd's message, and ours.
 _CAUSES = (
     ("getaddrinfo", "unknown host"),
-    ("certificate", "TLS: {text}; add the server's CA, or do not verify it (--insecure)"),
+    ("certificate", "TLS: {text}"),
     ("refused TLS", "the server has no TLS; use nbd://"),
     ("server policy", "the server has no TLS; use nbd://"),
     ("gnutls", "TLS handshake failed ({text}); does the server require a client certificate (--cert)?"),
@@ -231,10 +231,16 @@ _FINAL = {
 
 def _failure(server: Server, err: Any) -> errors.Error:
     """Return the error for an exception of libnbd while connecting."""
+    # Imported when used: only a failure needs it (start-up time).
+    from cdi_worker.sources import handshakes
+
     text = words(err)
     for part, message in _CAUSES:
         if part in err.string:
-            return Failed(url=server.name, reason=message.format(text=text))
+            reason = message.format(text=text)
+            if part == "certificate":
+                return Failed(url=server.name, reason=reason, remedy=handshakes.UNTOLD)
+            return Failed(url=server.name, reason=reason)
     if err.errnum:
         reason = f"connect: {os.strerror(err.errnum).lower()}"
         return (Failed if err.errnum in _FINAL else errors.Transient)(url=server.name, reason=reason)

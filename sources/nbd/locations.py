@@ -50,13 +50,18 @@ class Nbd(staged.Staged):
         help="Dirty bitmap with the changes since the previous checkpoint; default: the checkpoint's name.",
     )
     certificate: str = fields.field(
-        option="--cert", help="Client certificate (PEM).", mount="/nbd-client/tls.crt", file=True
+        option="--cert",
+        help="Client certificate (PEM).",
+        mount="/nbd-client/tls.crt",
+        file=True,
+        selects=False,
     )
     key: str = fields.field(
         option="--key",
         help="Key of the client certificate (PEM), if it is not in the file of --cert.",
         mount="/nbd-client/tls.key",
         file=True,
+        selects=False,
     )
 
     @property
@@ -91,7 +96,7 @@ def parse(url: str) -> Address:
         query = urllib.parse.parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         export = urllib.parse.unquote(parts.path.removeprefix("/"), errors="strict")
     except ValueError as err:
-        raise errors.RequestError(f"malformed NBD address: {err}") from err
+        raise errors.RequestError("malformed NBD address; expected nbd://host[:port]/export") from err
     if parts.scheme not in {"nbd", "nbds", "nbd+unix"}:
         raise errors.RequestError("an NBD address begins with nbd://, nbds:// or nbd+unix://")
     if "@" in parts.netloc:

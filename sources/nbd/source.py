@@ -9,6 +9,7 @@ from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats import detect
+from cdi_worker.images.engine import filled
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.nbd import client, handshake, locations
 
@@ -46,9 +47,9 @@ class NbdSource(base.Source):
             try:
                 self.size = self._client.open()
             except handshake.Failed as err:
-                raise errors.Unreachable(url=self.name, reason=err.fields["reason"]) from err
+                raise errors.Unreachable(**{**err.fields, "url": self.name}) from err
             self._check_bitmap()
-            self.head = self._beginning(min(HEAD_SIZE, self.size))
+            self.head = filled.head(self._client, min(HEAD_SIZE, self.size), self.name)
             self._open = stack.pop_all()
         current = self._location.current
         self.weak = bool(current)
@@ -100,6 +101,7 @@ class NbdSource(base.Source):
             connect=min(connect, patience),
             stall=min(stall, patience),
             patience=patience,
+            slowest=access.slowest,
         )
 
     def _check_bitmap(self) -> None:
@@ -118,10 +120,3 @@ class NbdSource(base.Source):
         log.info("changed bitmap=%r areas=%d bytes=%d", bitmap, len(areas), changed)
         runs = self._client.extents(extents.pieces(areas))
         yield from extents.coarse(extents.overlay(areas, runs))
-
-    def _beginning(self, length: int) -> bytes:
-        head = bytearray(length)
-        filled = 0
-        while filled < length:
-            filled += self._client.read_range(filled, memoryview(head)[filled:])
-        return bytes(head)

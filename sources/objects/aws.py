@@ -11,7 +11,7 @@ from typing import Any
 import requests
 import requests.auth
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets
@@ -105,6 +105,7 @@ class _Signature(requests.auth.AuthBase):
         signed = awsrequest.AWSRequest(request.method, request.url, headers=headers)
         with _translated():
             keys = cancelling.apart(self._keys.get_frozen_credentials, self._cancel)
+        masking.hold(self, keys.secret_key or "", keys.token or "")
         auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
         return request

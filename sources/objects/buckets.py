@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from typing import Any, NamedTuple
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.sources import wire
 from cdi_worker.sources.web import pinned
 
@@ -26,6 +26,11 @@ def parse(endpoint: str, scheme: str, signed: str) -> Name:
     """
     shown = wire.safe_url(endpoint)
     if endpoint.startswith(f"{scheme}://"):
+        if masking.user_info(endpoint):
+            advice = (
+                "give the credentials apart from the address, for example with --user and --password-file"
+            )
+            raise errors.RequestError(f"{shown}: credentials in an address of {scheme}://; {advice}")
         bucket, _, key = endpoint.removeprefix(f"{scheme}://").partition("/")
         server = ""
     else:

@@ -16,7 +16,7 @@ import requests
 import requests.auth
 import urllib3.exceptions
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets, locations
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: In bytes. A token service answers with a few KiB.
 LARGEST_ANSWER = 1 << 20
+#: Fields of a credentials file.
+SECRETS = ("private_key", "client_secret", "refresh_token")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_only",)
 
@@ -66,7 +68,7 @@ class Keys(buckets.Keys):
         self._access = location.access
         self._connection: requests.Session | None = None
         self._lock = threading.Lock()
-        super().__init__(_load(location.credentials_file) if location.credentials_file else None)
+        super().__init__(_load(location.credentials_file, self) if location.credentials_file else None)
 
     def _find(self) -> Any:
         """Return the credentials of the environment, of gcloud or of the machine, or None."""
@@ -92,6 +94,7 @@ class Keys(buckets.Keys):
         what = (self._transport, request.method, request.url, request.headers)
         with self._lock, _translated():
             cancelling.apart(lambda: self._keys.before_request(*what), self._cancel)
+            masking.hold(self, str(self._keys.token or ""))
 
     def renew(self) -> bool:
         """Discard the token, so that the next request gets a new one. Return False without credentials."""
@@ -138,7 +141,7 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _load(path: str) -> Any:
+def _load(path: str, owner: object) -> Any:
     """Load a credentials file: service account, authorized user or external account.
 
     An external account with an executable source is refused: it would run a program.
@@ -149,6 +152,7 @@ def _load(path: str) -> Any:
 
     try:
         info = json.loads(Path(path).read_text(encoding="utf-8"))
+        masking.hold(owner, *(str(info.get(name, "")) for name in SECRETS))
         kind, origin = info.get("type"), info.get("credential_source", {})
         if kind == "service_account":
             return service_account.Credentials.from_service_account_info(info, scopes=SCOPES)

@@ -60,6 +60,7 @@ class Gcs(staged.Files):
         help="Google credentials (JSON).",
         key="secretRef",
         entry="credentials.json",
+        selects=False,
     )
     emulator: str = fields.field(
         env="STORAGE_EMULATOR_HOST", ambient=True, help="Address of an emulator, for gs:// URLs."

@@ -113,7 +113,7 @@ class _Object(pinned.Resource):
         #: Sent as If-Match once known.
         self.etag: str | None = None
         super().__init__(self._address.url(self._region), access, cancel=cancel)
-        self.name = wire.safe_url(location.address) if self._address.server else location.endpoint
+        self.name = wire.safe_url(location.address)
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         if self.etag:

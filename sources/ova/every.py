@@ -13,21 +13,20 @@ from cdi_worker.formats.ova import descriptor
 from cdi_worker.sources import base
 from cdi_worker.sources.ova import passing, source
 
-#: Disks that pass: each is imported within the one before it, which takes about thirty frames of the stack.
-MOST: Final = 20
+#: Disks that are imported together: each keeps some files open until all are complete.
+MOST: Final = 100
 
 
 class PassingDisk(base.Source):
-    """One of all disks of an OVA, imported as they pass. ``follow``: imports the disks after it."""
+    """One of all disks of an OVA, imported as they pass."""
 
     once = True
 
-    def __init__(self, whole: base.Source, file: passing.File, follow: Callable[[], None]) -> None:
+    def __init__(self, whole: base.Source, file: passing.File) -> None:
         self.name = f"{whole.name}#{file.disk.file}"
         self.size, self.head = file.member.size, file.head
         self._file = file
-        self._follow = follow
-        self._used = self._verified = False
+        self._used = False
 
     def stream(self, offset: int = 0) -> base.Reader:
         if offset or self._used:
@@ -36,13 +35,9 @@ class PassingDisk(base.Source):
         return self._file
 
     def verify(self) -> None:
-        """Import the disks after this one first: the manifest may come last."""
-        if not self._verified:
-            self._file.rest()
-            # If the manifest has passed, the disks after a wrong one need not.
-            self._file.verify()
-            self._follow()
-            self._verified = True
+        """Verify the checksum if the manifest has passed; ``each`` does it otherwise. Safe to call twice."""
+        self._file.rest()
+        self._file.verify()
 
 
 def each(
@@ -53,35 +48,38 @@ def each(
 ) -> None:
     """Import each disk of ``whole``, an open OVA. ``begin`` gets them all, and returns what imports each.
 
-    In a stream, each is verified by importing those after it: the calls are nested.
+    When it returns, the whole is verified: none may be usable before.
     """
     if expected is None and whole.engine.at_random(whole, cancel) is not None:
         found = source.disks(whole, cancel)
-        source.check(whole, *found)
+        _check_count(whole, found)
         for disk, run in zip(found, begin(found), strict=True):
             run(source.OvaSource(whole, disk.file, None, cancel))
-        return
-    stream = passing.Pass(whole, cancel, expected)
+    else:
+        with contextlib.closing(passing.Pass(whole, cancel, expected)) as stream:
+            _each_passing(whole, stream, begin)
+    whole.verify()
+
+
+def _each_passing(
+    whole: base.Source,
+    stream: passing.Pass,
+    begin: Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]],
+) -> None:
     imports: list[Callable[[base.Source], None]] = []
-
-    def follow() -> None:
-        if (file := stream.next_disk()) is None:
-            return
+    while (file := stream.next_disk()) is not None:
         if not imports:
-            source.check(whole, *stream.package.disks)
-            _check_count(whole, stream.package.disks)
-            imports.extend(begin(stream.package.disks))
-        imports[file.disk.index - 1](PassingDisk(whole, file, follow))
-
-    with contextlib.closing(stream):
-        follow()
+            found = stream.package.disks
+            source.check(whole, *found)
+            _check_count(whole, found)
+            stream.package.check_listed()
+            imports.extend(begin(found))
+        imports[file.disk.index - 1](PassingDisk(whole, file))
 
 
 def _check_count(whole: base.Source, disks: tuple[descriptor.Disk, ...]) -> None:
     if len(disks) > MOST:
-        reason = (
-            f"{len(disks)} disks, at most {MOST} of a stream are imported together; choose each with --disk"
-        )
+        reason = f"{len(disks)} disks, at most {MOST} are imported together; choose each with --disk"
         raise errors.Unsupported(reason=f"{whole.name}: {reason}")
 
 

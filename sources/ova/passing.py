@@ -24,12 +24,11 @@ class Pass:
 
     def __init__(self, whole: base.Source, cancel: base.Cancel, expected: checksum.Checksum | None) -> None:
         self.name = whole.name
-        self._expected = expected
         self._arrived = 0
         self._report: Callable[[int], None] | None = None
         self._finished = False
         self._files: list[File] = []
-        self._hash = hashlib.new(expected.algorithm, usedforsecurity=False) if expected else None
+        self._hash = checksum.Hash(expected) if expected else None
         self._reader = readers.Watched(whole.ordered(cancel), self._see)
         self.package = package.Package(self._reader)
 
@@ -69,8 +68,8 @@ class Pass:
             pass
         self.package.drain()
         warn(self.name, self.package)
-        if self._expected is not None:
-            _compare(self._expected, self._hash)
+        if self._hash is not None:
+            self._hash.verify()
         self._finished = True
 
     def report(self, advance: Callable[[int], None]) -> None:

@@ -67,9 +67,14 @@ class OvaSource(part.Part):
             self._passing.close()
 
     @property
-    def listed(self) -> tuple[descriptor.Disk, ...]:
-        """The disks that the descriptor lists."""
-        return self._package.disks if self._package is not None else ()
+    def complete(self) -> tuple[descriptor.Disk, ...]:
+        """The disks that the descriptor lists. Raises an error if one cannot be imported, or is not there."""
+        if (found := self._package) is None:
+            return ()
+        check(self._whole, *found.disks)
+        for disk in found.disks:
+            found.checksum_of(passing.needed(found, disk))
+        return found.disks
 
     @property
     def transferred(self) -> int | None:
@@ -181,10 +186,10 @@ class OvaSource(part.Part):
 
 
 def disks(whole: base.Source, cancel: base.Cancel) -> tuple[descriptor.Disk, ...]:
-    """Return the disks of ``whole``, an open OVA with ranges."""
-    with contextlib.closing(OvaSource(whole, "", None, cancel)) as found:
-        found.__enter__()
-        return found.listed
+    """Return the disks of ``whole``, an open OVA with ranges, if the headers show that all are there."""
+    with contextlib.closing(OvaSource(whole, "", None, cancel)) as opened:
+        opened.__enter__()
+        return opened.complete
 
 
 def check(whole: base.Source, *disks: descriptor.Disk) -> None:

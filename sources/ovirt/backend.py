@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import ovirt_imageio.client
 from ovirt_imageio._internal.backends import http
@@ -24,25 +25,30 @@ class _Response(responses.Bounded):
 class _Backend(http.Backend):  # type: ignore[misc]  # without types
     """The library's connection. It reads lists, options and errors whole, whatever their length."""
 
+    #: Bytes per second. The library clones the class.
+    slowest: ClassVar[float]
+
     def extents(self, context: str = "zero") -> Iterator[Any]:
         """Yield the extents. The library keeps them, and copies them for each connection."""
         yield from self._get_extents(context) if self._can_extents else super().extents(context)
 
     def _create_tcp_connection(self) -> Any:
-        return _bounded(super()._create_tcp_connection())
+        return self._bounded(super()._create_tcp_connection())
 
     def _create_unix_connection(self, unix_socket: str) -> Any:
-        return _bounded(super()._create_unix_connection(unix_socket))
+        return self._bounded(super()._create_unix_connection(unix_socket))
+
+    def _bounded(self, connection: Any) -> Any:
+        connection.response_class = functools.partial(_Response, slowest=self.slowest)
+        return connection
 
 
 class Client(ovirt_imageio.client.ImageioClient):  # type: ignore[misc]  # without types
     """The library's client, with ``_Backend``, which its constructor cannot be given."""
 
-    def __init__(self, url: str, *, cafile: str | None, secure: bool, buffer_size: int) -> None:
-        self._backend = _Backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)
+    def __init__(
+        self, url: str, *, cafile: str | None, secure: bool, buffer_size: int, slowest: float
+    ) -> None:
+        backend = type("_Backend", (_Backend,), {"slowest": slowest})
+        self._backend = backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)
         self._buf = bytearray(buffer_size)
-
-
-def _bounded(connection: Any) -> Any:
-    connection.response_class = _Response
-    return connection

@@ -176,6 +176,7 @@ class Pool:
                 cafile=None if insecure else self._authorities,
                 secure=not insecure,
                 buffer_size=BUFFER,
+                slowest=self._access.slowest,
             )
             return self._model
 
@@ -194,7 +195,7 @@ class Pool:
 
     def _error(self, err: Exception) -> errors.Error | None:
         """Translate an exception of the library, whose classes are not public. None: unknown."""
-        code, message = getattr(err, "code", None), wire.printable(self._access.hide(str(err)))
+        code, message = getattr(err, "code", None), wire.printable(str(err))
         answer = f"the imageio server answers {code} {message}".rstrip()
         if code in _REFUSED:
             return TicketRefused(url=self._name, reason=answer)

@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.ovirt import locations
@@ -60,7 +60,6 @@ class Engine:
         self.name = wire.safe_url(location.endpoint)
         self._sdk = library()
         access = location.access
-        self._hide = access.hide
         self._connection = self._sdk.Connection(
             url=location.endpoint.rstrip("/"),
             username=access.user,
@@ -74,7 +73,8 @@ class Engine:
         """Log in. The SDK sets no time-out here, and the engine's web server allows an hour."""
         try:
             with self._translated("login"):
-                cancelling.apart(self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT)
+                token = cancelling.apart(self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT)
+            masking.hold(self, str(token))
         except TimeoutError as err:
             raise errors.Transient(url=self.name, reason=f"login: no response within {TIMEOUT} s") from err
 
@@ -140,7 +140,7 @@ class Engine:
             raise errors.Transient(url=self.name, reason=f"{what}: invalid response") from err
 
     def _error(self, what: str, err: Any) -> errors.Error:
-        message = self._hide(_message(err))
+        message = _message(err)
         reason = f"{what}: {message}"
         if isinstance(err, self._sdk.NotFoundError):
             return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")
@@ -196,6 +196,8 @@ class Transfer:
                 phase = _phase(found)
                 urls = [url for url in (found.transfer_url, found.proxy_url) if _is_web(url)]
                 if phase == "transferring" and urls:
+                    # The last part of the path is the ticket.
+                    masking.hold(self, *(url.rpartition("/")[2] for url in urls))
                     return urls
                 if phase == "paused_system":
                     self.resume()
@@ -268,4 +270,4 @@ def _message(err: Any) -> str:
     fault = getattr(err, "fault", None)
     detail = (fault.detail or fault.reason or "") if fault is not None else ""
     text = detail.strip("[]") or str(err)
-    return " ".join("".join(char if char.isprintable() else " " for char in text[:300]).split())
+    return " ".join(masking.mask(text)[:300].split())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling, filled, retry
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.ovirt import data, engine, locations
 
@@ -166,7 +166,7 @@ class ImageioSource(base.Source):
                 self._connect(self._transfer)
             self._extents = self._pool.extents()
             self.size = self._extents.end
-            self.head = self._beginning()
+            self.head = filled.head(self, min(HEAD_SIZE, self.size or 0), self.name)
 
         try:
             retry.patiently(look, self._patience.first, self._cancel)
@@ -265,13 +265,6 @@ class ImageioSource(base.Source):
     def _limit(self) -> float:
         """Return the limit in seconds for the end of a transfer. It is shorter after a cancel."""
         return self._patience.last if self._cancel.is_set() else self._patience.end
-
-    def _beginning(self) -> bytes:
-        head = bytearray(min(HEAD_SIZE, self.size or 0))
-        filled = 0
-        while filled < len(head):
-            filled += self.read_range(filled, memoryview(head)[filled:])
-        return bytes(head)
 
 
 class _Ordered:

@@ -18,7 +18,7 @@ from typing import Any
 
 import requests
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.registry import reference as oci_reference
 from cdi_worker.sources.web import session
@@ -86,6 +86,7 @@ class Authorizer:
     ) -> None:
         self._scope = f"repository:{repository}:pull"
         self._credentials = login
+        masking.hold(self, *masking.login(login.user, login.password), login.identity)
         self._access = access
         self._session = connection
         self._lock = threading.Lock()
@@ -104,6 +105,7 @@ class Authorizer:
             offered = parse_challenges(challenges)
             if "bearer" in offered:
                 self.header = "Bearer " + self._token(offered["bearer"], url)
+                masking.hold(self, self.header.removeprefix("Bearer "))
                 return True
             if "basic" in offered and (basic := self._credentials.basic()) and basic != refused:
                 self._refuse_plaintext(url, url)

@@ -51,10 +51,6 @@ class Verified:
             raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._done} bytes or more")
         return count
 
-    def cpus(self) -> int:
-        """Return the number of CPUs to decompress it with."""
-        return self._engine.cpus()
-
     def close(self) -> None:
         """Close the blob and abort a read of it. Safe to call twice."""
         self._stop.set("closed")

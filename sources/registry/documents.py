@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cdi_worker import errors, units
+from cdi_worker.formats.signature import simple
 from cdi_worker.sources.registry import reference
 
 #: Accepted media types. Docker's schema 1 is obsolete and not accepted.
@@ -142,11 +142,12 @@ def parse(data: bytes, name: str) -> Index | Manifest:
 
 
 def load(data: bytes, name: str) -> dict[str, Any]:
-    """Return the JSON object in ``data``. Raises ``errors.Unsupported``."""
+    """Return the JSON object in ``data``, without repeated names. Raises ``errors.Unsupported``."""
     try:
-        document = json.loads(data)
+        # Who signs it may use a parser that takes the first of two members with one name.
+        document = simple.parse(data)
     except (ValueError, RecursionError) as err:
-        raise errors.Unsupported(reason=f"{name}: not JSON") from err
+        raise errors.Unsupported(reason=f"{name}: not JSON, or a name in it is repeated") from err
     if not isinstance(document, dict):
         raise errors.Unsupported(reason=f"{name}: not a JSON object")
     return document
@@ -207,6 +208,27 @@ def check_platform(config: Mapping[str, Any], wanted: str, name: str) -> None:
     if normal_architecture(stated) != architecture:
         system = config.get("os") or "linux"
         raise errors.WrongPlatform(url=name, wanted=architecture, found=f"{system}/{stated}")
+
+
+def contradiction(entry: Descriptor, config: Mapping[str, Any]) -> str:
+    """Return how the platform of an image in an index differs from the one in its configuration; else empty.
+
+    What either does not state does not count.
+    """
+    stated = _mapping(config)
+    pairs = (
+        (entry.system, stated.get("os", "")),
+        (normal_architecture(entry.architecture or "unstated"), _architecture(stated)),
+        (entry.variant, stated.get("variant", "")),
+    )
+    if all(listed in {"", "unstated", own} or own in {"", "unstated"} for listed, own in pairs):
+        return ""
+    own = "/".join(filter(None, (stated.get(name) for name in ("os", "architecture", "variant"))))
+    return f"its index lists it as {entry.platform}, and it is {own}"
+
+
+def _architecture(config: Mapping[str, str]) -> str:
+    return normal_architecture(config.get("architecture") or "unstated")
 
 
 class Ambiguous(errors.Refused):

@@ -81,6 +81,8 @@ def rule(document: Any, where: str) -> Rule:
     """Return the rule of a policy's ``signedIdentity``. Raises ``errors.RequestError``."""
     fields = dict(document) if isinstance(document, dict) else {}
     kind = fields.pop("type", None)
+    if not all(isinstance(value, str) for value in (kind, *fields.values())):
+        raise errors.RequestError(f"{where}: malformed signedIdentity: a value is not a string")
     if kind in RULES and not fields:
         return RULES[kind]
     try:
@@ -92,7 +94,7 @@ def rule(document: Any, where: str) -> Rule:
             for each in fields.values():
                 _check_prefix(each)
             return Remapped(fields["prefix"], fields["signedPrefix"])
-    except (errors.RequestError, AttributeError) as err:
+    except errors.RequestError as err:
         raise errors.RequestError(f"{where}: malformed signedIdentity: {err}") from err
     raise errors.RequestError(f"{where}: malformed signedIdentity {kind!r}")
 

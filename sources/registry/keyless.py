@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from cryptography import exceptions, x509
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
@@ -24,13 +26,24 @@ with errors.optional("a signature with a certificate", package="sigstore", extra
     import sigstore.verify
     import sigstore.verify.policy
 
+#: What the library raises for a bundle, and for a certificate that lacks or repeats an extension.
+_FAILURES: Final = (
+    ValueError,
+    exceptions.UnsupportedAlgorithm,
+    sigstore.errors.Error,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
 
 def verify(demand: signature.Demand) -> Callable[[signatures.Found], signature.Claims]:
     """Return the function that verifies a signature, with the authorities and logs of the trusted root.
 
     Raises ``errors.RequestError`` if the file of the trusted root is missing or malformed.
     """
-    path = demand.trusted_root
+    path = demand.trusted_root or ""
     try:
         root = sigstore.models.TrustedRoot.from_file(path)
         verifier = sigstore.verify.Verifier(trusted_root=root)
@@ -52,14 +65,14 @@ def _claims(
         raise errors.Untrusted(url=name, fault=signature.UNVERIFIABLE, reason=reason)
     bundle.envelope(found.bundle, name)
     who = f"{demand.identity} ({demand.issuer})"
-    policy = sigstore.verify.policy.Identity(identity=demand.identity, issuer=demand.issuer)
+    policy = sigstore.verify.policy.Identity(identity=demand.identity or "", issuer=demand.issuer)
     try:
         given = sigstore.models.Bundle.from_json(found.bundle)
-    except (ValueError, sigstore.errors.Error) as err:
+    except _FAILURES as err:
         raise simple.malformed(name, f"the bundle is not one with a certificate: {err}") from err
     try:
         policy.verify(given.signing_certificate)
-    except (ValueError, sigstore.errors.Error) as err:
+    except _FAILURES as err:
         reason = f"its certificate is not of {who}: {err}"
         raise errors.Untrusted(url=name, fault=signature.OTHER_SIGNER, reason=reason) from err
     _check_time(given, found.bundle, name)
@@ -68,7 +81,7 @@ def _claims(
     except sigstore.errors.CertValidationError as err:
         reason = f"its certificate is not by an authority in {demand.trusted_root}: {err}"
         raise errors.Untrusted(url=name, fault=signature.OTHER_SIGNER, reason=reason) from err
-    except (ValueError, sigstore.errors.Error) as err:
+    except _FAILURES as err:
         raise simple.malformed(name, f"{demand.trusted_root}: {err}") from err
     return bundle.statement(payload, who, name)
 

@@ -109,7 +109,7 @@ class LayerDisk(Disk):
         super().__init__(store, blob)
         self._hidden = hidden
         self._name = f"{store.name}: layer {blob.digest}"
-        self._plain = plain(self._reader, self._reader.head, self._reader.cpus())
+        self._plain = plain(self._reader, self._reader.head)
         self._layer = Layer(self._plain, hidden, self._name)
 
     def find(self) -> bool:
@@ -192,15 +192,15 @@ LONGEST_NAME = 255  # NAME_MAX
 _MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
-def plain(reader: base.Reader, head: bytes, cpus: int = 1) -> base.Reader:
+def plain(reader: base.Reader, head: bytes) -> base.Reader:
     """Return a reader of the tar of a layer, which is compressed with gzip or zstd or not at all.
 
     ``head``: the first bytes, which show the compression. The media type is ignored: some images have a
-    wrong one. ``cpus``: see ``groups.open``.
+    wrong one.
     """
     skippable = len(head) > 3 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
     kind = "zst" if skippable else next((_MAGICS[magic] for magic in _MAGICS if head.startswith(magic)), "")
-    return layers.decompressed(kind, reader, cpus=cpus) if kind else reader
+    return layers.decompressed(kind, reader) if kind else reader
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

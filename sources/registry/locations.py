@@ -39,9 +39,13 @@ class Registry(base.Location):
         option="--auth-file",
         help="Docker configuration file with registry credentials.",
         file=True,
+        selects=False,
     )
     docker_config: str = fields.field(
-        env="DOCKER_CONFIG", ambient=True, help="Folder of Docker's `config.json` with registry credentials."
+        env="DOCKER_CONFIG",
+        ambient=True,
+        help="Folder of Docker's `config.json` with registry credentials.",
+        selects=False,
     )
 
     @property

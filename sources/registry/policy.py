@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,12 @@ FOREIGN: Final = frozenset({"signedBy", "signedBaseLayer"})
 LARGEST: Final = 1 << 20
 #: Where a requirement may have its keys: the value is a path, paths, PEM in base64, or several.
 KEYS: Final = ("keyPath", "keyPaths", "keyData", "keyDatas")
+#: The transports that a policy may name (containers-transports(5), containers-policy.json(5)).
+TRANSPORTS: Final = (
+    "docker", "oci-archive", "atomic", "containers-storage", "dir", "docker-archive", "docker-daemon", "oci",
+    "ostree", "sif", "tarball",
+)  # fmt: skip
+_WILDCARD: Final = re.compile(r"\*(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)+")
 REKOR: Final = tuple(f"rekorPublic{name[0].upper()}{name[1:]}" for name in KEYS)
 
 
@@ -122,6 +129,45 @@ def _archive_scopes(of: reference.ArchiveReference) -> Iterator[str]:
     yield ""
 
 
+def check_scope(transport: str, scope: str) -> None:
+    """Raise ``errors.RequestError`` for a scope that is not one of any image: the default would decide.
+
+    containers-policy.json(5), "Supported transports and their scopes". Scopes of transports that are not
+    imported from have no effect here.
+    """
+    if scope and transport == "docker" and not _WILDCARD.fullmatch(scope):
+        _check_image(scope)
+    if scope and transport == "oci-archive":
+        _check_path(scope)
+
+
+def _check_path(scope: str) -> None:
+    """Check the path of an archive, or of a folder above it."""
+    try:
+        path = str(Path(scope).resolve())
+    except (ValueError, OSError, RuntimeError) as err:
+        # A zero byte, a character that no name has, or links in a circle.
+        raise errors.RequestError(f"it is not a path: {err}") from err
+    if scope != path:
+        raise errors.RequestError(f"scopes are absolute paths without links: write {path}")
+
+
+def _check_image(scope: str) -> None:
+    """Check a host, a namespace, a repository, or an image with its tag or digest."""
+    host, slash, rest = scope.partition("/")
+    if "://" in scope:
+        raise errors.RequestError(f"a scope has no scheme: write {scope.partition('://')[2]}")
+    if not (set(".:[") & set(host) or host == "localhost"):
+        raise errors.RequestError(f"a scope begins with a host: {reference.HUB}/{scope.removeprefix('/')}")
+    found = reference.named(scope if slash else f"{scope}/any")
+    is_image = bool(found.tag or found.digest)
+    at = f"@{found.digest}" if found.digest else f":{found.tag}"
+    # Docker Hub has other names, and a part of the name that may be left out; a namespace of it has not.
+    name = f"{found.host}/{found.repository if is_image else rest}" if slash else found.host
+    if scope != (wanted := f"{name}{at}" if is_image else name):
+        raise errors.RequestError(f"images have another name in a policy: write {wanted}")
+
+
 def read(path: str) -> Policy:
     """Return the policy in a file. Raises ``errors.RequestError``."""
     document = _load(keyfiles.content(path, LARGEST), path)
@@ -134,8 +180,16 @@ def read(path: str) -> Policy:
     found: dict[str, dict[str, tuple[Requirement, ...]]] = {}
     for transport, scoped in _mapping(transports, path, "transports").items():
         where = f"transports.{transport}"
+        if transport not in TRANSPORTS:
+            hint = errors.supported(transport, TRANSPORTS)
+            raise errors.RequestError(f"{path}: unknown transport {transport!r}; {hint}")
         entries = _mapping(scoped, path, where).items()
         found[transport] = {scope: _requirements(of, path, f"{where}.{scope}") for scope, of in entries}
+        for scope in found[transport]:
+            try:
+                check_scope(transport, scope)
+            except errors.RequestError as err:
+                raise errors.RequestError(f"{path}: {where}: {scope!r} matches no image: {err}") from err
     return Policy(path, _requirements(document["default"], path, "default"), found)
 
 
@@ -147,8 +201,8 @@ def _requirements(found: Any, path: str, where: str) -> tuple[Requirement, ...]:
 
 def _requirement(fields: Mapping[str, Any], where: str) -> Requirement:
     kind = fields.get("type")
-    if kind in FOREIGN or (kind in {ACCEPT, REJECT} and len(fields) == 1):
-        return Requirement(str(kind))
+    if isinstance(kind, str) and (kind in FOREIGN or (kind in {ACCEPT, REJECT} and len(fields) == 1)):
+        return Requirement(kind)
     if kind != SIGSTORE:
         raise errors.RequestError(f"{where}: unknown requirement {kind!r}, or one with unknown members")
     where = f"{where}: {SIGSTORE}"

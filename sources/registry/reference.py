@@ -99,6 +99,8 @@ def named(name: str) -> Reference:
     if not slash or not (set(".:[") & set(host) or host == "localhost"):
         host, repository = HUB, rest
     repository, colon, tag = repository.partition(":")
+    # Names of hosts have no case (RFC 4343): a policy must not depend on how a request writes them.
+    host = host.lower()
     if host in HUB_NAMES:
         host = HUB
         repository = repository if "/" in repository else f"library/{repository}"

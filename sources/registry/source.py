@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from cdi_worker import errors
+from cdi_worker.formats import signature
 from cdi_worker.sources import base, labels
 from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import reference as oci_reference
@@ -69,6 +70,7 @@ class RegistrySource(base.Source):
             chosen = choose(self._store, self._location.architecture)
             self.claims = judge.check(self._store, chosen.digests) if judge else ()
             self._image = resolve(self._store, chosen, self._location.architecture)
+            self._check_platform(chosen, self._image)
             self._disk = self._find(self._store, self._image.manifest)
         except BaseException:
             self.close()
@@ -94,6 +96,17 @@ class RegistrySource(base.Source):
         from cdi_worker.sources.registry import trust
 
         return trust.Judge(self.demand, self._reference)
+
+    def _check_platform(self, chosen: Chosen, image: Image) -> None:
+        """Refuse a signed image that an index lists for another platform: the index may be somebody else's.
+
+        Unsigned images are often built with a wrong configuration, and nothing of them is verified.
+        """
+        found = documents.contradiction(chosen.entry, image.config) if chosen.entry else ""
+        if found and self.claims:
+            raise errors.Untrusted(url=self.name, fault=signature.OTHER_DATA, reason=found)
+        if found:
+            log.warning("wrong platform url=%r: %s", self.name, found)
 
     def _find(self, store: layer.Store, manifest: documents.Manifest) -> layer.Disk:
         """Return the disk; of several the first one, which can be examined but is not imported."""
@@ -200,10 +213,6 @@ class _Counting:
         """See ``base.Engine``."""
         return self._engine.at_random(source, cancel)
 
-    def cpus(self) -> int:
-        """See ``base.Engine``."""
-        return self._engine.cpus()
-
     def ordered(
         self,
         source: base.Source,
@@ -292,11 +301,15 @@ class Image:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chosen:
-    """The manifest for an architecture. ``digests``: of the reference's document, and of the manifest."""
+    """The manifest for an architecture. ``digests``: of the reference's document, and of the manifest.
+
+    ``entry``: what an index says about it; None without an index.
+    """
 
     digests: tuple[str, ...]
     platforms: list[str]
     manifest: documents.Manifest
+    entry: documents.Descriptor | None = None
 
 
 def choose(store: layer.Store, architecture: str) -> Chosen:
@@ -308,6 +321,7 @@ def choose(store: layer.Store, architecture: str) -> Chosen:
     digests = [documents.digest(data)]
     document = documents.parse(data, store.name)
     platforms: list[str] = []
+    chosen = None
     while isinstance(document, documents.Index):
         if len(digests) > DEEPEST_INDEX:
             raise errors.Unsupported(reason=f"{store.name}: indexes nested more than {DEEPEST_INDEX} deep")
@@ -315,7 +329,7 @@ def choose(store: layer.Store, architecture: str) -> Chosen:
         chosen = documents.choose(document, architecture, store.name)
         digests.append(chosen.digest)
         document = documents.parse(store.manifest(chosen), store.name)
-    return Chosen(tuple(digests), platforms, document)
+    return Chosen(tuple(digests), platforms, document, chosen)
 
 
 def resolve(store: layer.Store, chosen: Chosen, architecture: str) -> Image:

@@ -143,7 +143,7 @@ def _keys(path: str) -> tuple[keys.Key, ...]:
     return found
 
 
-def _of_policy(path: str, of: reference.Reference | reference.ArchiveReference) -> Iterator[Check]:
+def _of_policy(path: str | None, of: reference.Reference | reference.ArchiveReference) -> Iterator[Check]:
     """Yield the signatures that a policy demands. Raises ``errors.Untrusted`` for a rejected image."""
     if not path:
         return

@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.sources import base
@@ -45,12 +44,11 @@ _CAUSES = {
 class Log:
     """The log of nbdkit: VDDK's version and host in ``info`` (contract, ``vddkInfo``), and recent errors.
 
-    ``hide`` removes secrets from messages. Thread-safe.
+    Thread-safe.
     """
 
-    def __init__(self, name: str, hide: Callable[[str], str] = str) -> None:
+    def __init__(self, name: str) -> None:
         self.info: dict[str, str] = {}
-        self._hide = hide
         self._name = name
         self._errors: collections.deque[tuple[float, str]] = collections.deque(maxlen=4)
         self._connections = 0
@@ -59,7 +57,6 @@ class Log:
 
     def line(self, line: str) -> None:
         """Parse a log line."""
-        line = self._hide(line)
         log.debug("%s", line)
         for key, pattern in (("Version", _VERSION), ("Host", _HOST)):
             if found := pattern.search(line):
@@ -73,7 +70,7 @@ class Log:
 
     def ended(self, failure: errors.Error, again: bool) -> None:
         """Take note that nbdkit has ended, with all its connections, and whether it is started again."""
-        log.warning("nbdkit has ended reason=%r again=%s", self._hide(str(failure)), again)
+        log.warning("nbdkit has ended reason=%r again=%s", str(failure), again)
         with self._changed:
             self._connections = 0
             self._gone = None if again else failure
@@ -94,11 +91,9 @@ class Log:
             message = "; ".join(dict.fromkeys(self._recent()))
             gone = self._gone
         if gone is not None:
-            reason = f"{self._hide(str(gone))}; run the import again" + (
-                f" (VDDK: {message})" if message else ""
-            )
+            reason = f"{gone}; run the import again" + (f" (VDDK: {message})" if message else "")
             return errors.TransferFailed(url=self._name, offset=at, reason=reason)
-        reported = self._hide(str(error.fields["reason"]))
+        reported = str(error.fields["reason"])
         message = message or reported
         for pattern, cause in _CAUSES.items():
             if re.search(pattern, message, re.IGNORECASE):

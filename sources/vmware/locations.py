@@ -47,9 +47,14 @@ class Vddk(staged.Staged):
         option="--thumbprint",
         help="SHA-1 thumbprint of the vCenter or ESXi certificate.",
         key="thumbprint",
+        selects=False,
     )
     vddk_libdir: str = fields.field(
-        LIBRARY, option="--vddk-libdir", help="Folder of VMware's VDDK library.", mount=LIBRARY
+        LIBRARY,
+        option="--vddk-libdir",
+        help="Folder of VMware's VDDK library.",
+        mount=LIBRARY,
+        selects=False,
     )
     vddk_config: str = fields.field(
         option="--vddk-config",
@@ -58,6 +63,7 @@ class Vddk(staged.Staged):
         entry="vddk-config-file",
         mount="/vddk-args/vddk-config-file",
         file=True,
+        selects=False,
     )
 
     vddk_connections: int = fields.field(
@@ -66,6 +72,7 @@ class Vddk(staged.Staged):
         env="IMPORTER_VDDK_CONNECTIONS",
         help="Most sessions with the ESXi host, which has memory for 12 of all workers; default: 3.",
         parse=_count,
+        selects=False,
     )
 
     def faults(self) -> Iterator[str]:

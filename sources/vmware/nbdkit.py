@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.tools import process
+from cdi_worker.images.tools import process, workspace
 
 #: nbdkit is not started again after so many ends within a number of seconds: VDDK fails on this disk.
 MOST_ENDS, SPAN = 4, 30.0
@@ -66,7 +66,7 @@ def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
     within ``SPAN`` seconds. Raises ``errors.ToolFailed`` with nbdkit's message if it does not start.
     """
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(process.workspace())
+        folder = stack.enter_context(workspace.Workspace())
         secrets = {key: _in_memory(text, stack) for key, text in plugin.secrets.items()}
         files = {key: str(pathlib.Path(folder, key)) for key in plugin.files}
         for key, path in files.items():

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import responses
 from cdi_worker.sources import wire
 from cdi_worker.sources.vmware import locations
@@ -115,6 +115,8 @@ class Session:
     def _log_in(self) -> None:
         self._content = self._instance.RetrieveContent()
         self._content.sessionManager.Login(self._access.user, self._access.password, None)
+        # As pyvmomi sends it: NAME="VALUE"; Path=/; ...
+        masking.hold(self, *masking.headers([("cookie", str(self._stub.cookie or "").partition(";")[0])]))
 
     @contextlib.contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
@@ -124,9 +126,12 @@ class Session:
         except errors.Error:
             raise
         except ssl.SSLCertVerificationError as err:
-            why = getattr(err, "verify_message", "")
-            reason = f"certificate not trusted: {why}; add its CA or set the thumbprint" if why else err
-            raise errors.Unreachable(url=self.name, reason=reason) from err
+            # Imported when used: only a failure needs it (start-up time).
+            from cdi_worker.sources import handshakes
+
+            cause = handshakes.certificate(err)
+            remedy = handshakes.pinned(cause.remedy)
+            raise errors.Unreachable(url=self.name, reason=cause.reason, remedy=remedy) from err
         except responses.TooLong as err:
             raise errors.Unreachable(url=self.name, reason=f"{doing}: {err}; check the server") from err
         except (OSError, http.client.HTTPException) as err:
@@ -148,10 +153,8 @@ class Session:
             if name in _FAULTS:
                 return errors.Unreachable(url=self.name, reason=f"{doing}: {_FAULTS[name]}")
             if name in _PASSING:
-                return errors.Transient(
-                    url=self.name, reason=f"{doing}: {self._access.hide(_message(fault))}"
-                )
-        return errors.SourceError(reason=f"{self.name}: {doing}: {self._access.hide(_message(fault))}")
+                return errors.Transient(url=self.name, reason=f"{doing}: {_message(fault)}")
+        return errors.SourceError(reason=f"{self.name}: {doing}: {_message(fault)}")
 
 
 #: Messages of faults, by the name of their type.

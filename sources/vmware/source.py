@@ -53,7 +53,7 @@ class VddkSource(base.Source):
         self._location = location
         self._cancel = cancel
         self._machine = machine
-        self._vddk = vddk_disk.Log(self.name, location.access.hide)
+        self._vddk = vddk_disk.Log(self.name)
         self._areas: extents.Kept | None = None
         self._allocated: extents.Kept | None = None
         self._names: dict[str, frozenset[str]] = {}

@@ -27,7 +27,7 @@ import urllib3
 import urllib3.connection
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, responses, sockets
+from cdi_worker.images.engine import cancelling, responses, retry, sockets
 from cdi_worker.sources.web import proxies
 
 #: Bytes of one read of a body without a length. Larger reads mean less work in Python.
@@ -79,11 +79,15 @@ class Adapter(requests.adapters.HTTPAdapter):
     """
 
     def __init__(
-        self, context: Callable[[], ssl.SSLContext], connections: int, cancel: cancelling.Cancel
+        self,
+        context: Callable[[], ssl.SSLContext],
+        connections: int,
+        cancel: cancelling.Cancel,
+        slowest: float = retry.SLOWEST,
     ) -> None:
         self._context = context
         # A pool passes unknown arguments on to its connections.
-        shared: dict[str, Any] = {"cancel": cancel, "border": Border()}
+        shared: dict[str, Any] = {"cancel": cancel, "border": Border(), "slowest": slowest}
         self._pools = {
             "http": functools.partial(_PlainPool, **shared),
             "https": functools.partial(_SecurePool, **shared),
@@ -151,14 +155,17 @@ class _Plain(urllib3.connection.HTTPConnection):
     answering: Any = None
     _is_left = False
 
-    def __init__(self, *args: Any, cancel: cancelling.Cancel, border: Border, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, cancel: cancelling.Cancel, border: Border, slowest: float, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._slowest = slowest
         self._cancel = cancel
         self._border = border
 
     # http.client only calls it; a class is not needed.
     def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a class attribute in http.client
-        self.answer = responses.Response(*args, **kwargs)
+        self.answer = responses.Response(*args, slowest=self._slowest, **kwargs)
         return self.answer
 
     def connect(self) -> None:

@@ -33,10 +33,14 @@ class Http(staged.Files):
         parse=_method,
     )
     ready_file: str = fields.field(
-        env="IMPORTER_READY_FILE", help="File that says that the disk is served (node pull)."
+        env="IMPORTER_READY_FILE",
+        help="File that says that the disk is served (node pull).",
+        selects=False,
     )
     done_file: str = fields.field(
-        env="IMPORTER_DONE_FILE", help="File to create when the disk is imported (node pull)."
+        env="IMPORTER_DONE_FILE",
+        help="File to create when the disk is imported (node pull).",
+        selects=False,
     )
 
     @property

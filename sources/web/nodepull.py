@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import stat
 import time
 import urllib.parse
 from collections.abc import Mapping
@@ -21,6 +24,17 @@ log = logging.getLogger(__name__)
 READY_PATIENCE = 3600.0
 DISK = "disk.img"
 LARGEST_INFO = 1 << 20
+#: Characters of the name in the ready file: Linux has no longer paths.
+LONGEST_NAME = 4096
+
+
+def _read(path: Path) -> str:
+    """Return the ready file, which another container writes. Raises ``OSError``, ``UnicodeDecodeError``."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, encoding="utf-8") as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return stream.read(LONGEST_NAME)
 
 
 class NodePullSource(http.HttpSource):
@@ -50,7 +64,9 @@ class NodePullSource(http.HttpSource):
         """Fetch the labels, then create the done file, on which the server exits."""
         self._labels = self._ask_labels()
         try:
-            Path(self._location.done_file).touch()
+            # The volume is shared with a container of somebody else's image: never through a link.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            os.close(os.open(self._location.done_file, flags, 0o666))
         except OSError as err:
             raise errors.target_error(self._location.done_file, err, "create") from err
 
@@ -86,7 +102,7 @@ class NodePullSource(http.HttpSource):
         while time.monotonic() < deadline:
             try:
                 # The file is empty at first if the server does not write it atomically.
-                if name := path.read_text(encoding="utf-8").strip():
+                if name := _read(path).strip():
                     return name
             except FileNotFoundError:
                 pass

@@ -15,15 +15,13 @@ from typing import Any
 import requests
 import requests.auth
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling, sockets
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
-#: Headers that messages may show.
-SHOWN = frozenset({"etag", "last-modified", "content-encoding", "x-amz-bucket-region"})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -52,6 +50,7 @@ class Resource:
         )
         self.access = access
         self.name = wire.safe_url(url)
+        masking.hold(self, *masking.address(url), *masking.headers(access.headers))
         self._session = connection or session.new_session(access, cancel)
         self._is_shared = connection is not None
         self._cancel = cancel
@@ -76,7 +75,7 @@ class Resource:
             if response.status_code not in REDIRECTS or not location:
                 break
             self.drop(response)
-            url = self._redirect_target(url, location, response)
+            url = self._redirect_target(url, location)
         else:
             raise errors.Unreachable(url=self.name, reason=f"more than {session.MAX_REDIRECTS} redirects")
         if url != self.url:
@@ -86,7 +85,7 @@ class Resource:
             self._answered = True
         return response
 
-    def _redirect_target(self, url: str, location: str, response: requests.Response) -> str:
+    def _redirect_target(self, url: str, location: str) -> str:
         """Return the target of a redirect from ``url``."""
         try:
             there = urllib.parse.urljoin(url, location)
@@ -94,11 +93,12 @@ class Resource:
         except (ValueError, errors.RequestError) as err:
             reason = "redirects to a URL that is not http or https"
             raise errors.Unreachable(url=self.name, reason=reason) from err
+        masking.hold(self, *masking.address(there))
         if parts.scheme == "http" and url.startswith("https:"):
             # Mirrors do this; a checksum protects the content.
             log.warning(
                 "redirected from https to %s: the content can be changed on the way",
-                session.hide(response, wire.safe_url(there)),
+                wire.safe_url(there),
             )
         return there
 
@@ -125,8 +125,7 @@ class Resource:
             self.unpin()
             raise
         response.raw.decode_content = False
-        for name in SHOWN & {key.lower() for key in response.headers}:
-            response.headers[name] = session.hide(response, response.headers[name])
+        session.hold(self, response)
         with self._lock:
             self._answers[response] = self._cancel.on_set(functools.partial(_shut, response))
         if self._closed:

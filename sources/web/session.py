@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
 import logging
 import re
 import time
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +16,7 @@ import requests
 import urllib3
 import urllib3.exceptions
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
@@ -74,7 +71,7 @@ def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
     adapter = connections.Adapter(
-        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel
+        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel, access.slowest
     )
     session.mount("https://", adapter)
     session.mount("http://", adapter)
@@ -99,65 +96,15 @@ def retry_after(value: str | None) -> float | None:
         return None
 
 
-def hide(response: requests.Response, text: str) -> str:
-    """Hide the secrets of the request in ``text`` of a server: it can repeat only what it was sent."""
-    for secret in sorted(_secrets(response.request), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text
-
-
-#: What is sent without being a secret, in lower case.
-_PUBLIC_HEADERS = frozenset(
-    {"accept", "accept-encoding", "connection", "content-length", "content-type", "if-match", "range"}
-    | {"user-agent", "x-amz-content-sha256", "x-amz-date"}
-)
-_PUBLIC_FIELDS = frozenset(
-    {
-        "account",
-        "alt",
-        "client_id",
-        "generation",
-        "grant_type",
-        "prettyprint",
-        "projection",
-        "scope",
-        "service",
-    }
-)
-#: Shorter values are not hidden, because they would be found in any text: passwords and headers, queries.
-_SHORTEST_SECRET, _SHORTEST_QUERY = 4, 8
-
-
-def _secrets(request: requests.PreparedRequest) -> set[str]:
-    """Return the credentials, secret headers and query values of a request, in every form of them."""
-    found: set[str] = set()
-    for name, value in request.headers.items():
-        if name.lower() not in _PUBLIC_HEADERS:
-            text = value.decode("latin-1") if isinstance(value, bytes) else value
-            found |= {text, *text.split(), *_basic(text)}
-    body = request.body if isinstance(request.body, str) else ""
-    for name, value in urllib.parse.parse_qsl(f"{urllib.parse.urlsplit(request.url or '').query}&{body}"):
-        if name.lower() not in _PUBLIC_FIELDS and len(value) >= _SHORTEST_QUERY:
-            found |= {value, urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
-    return {secret for secret in found if len(secret) >= _SHORTEST_SECRET} - {"Basic", "Bearer"}
-
-
-def _basic(header: str) -> set[str]:
-    """Return the password in the value of a Basic Authorization header, decoded in both ways."""
-    scheme, _, packed = header.partition(" ")
-    if scheme != "Basic":
-        return set()
-    try:
-        data = base64.b64decode(packed, validate=True)
-    except binascii.Error:
-        return set()
-    texts = {data.decode("utf-8", "replace"), data.decode("latin-1")}
-    return {password for text in texts for password in (text, text.partition(":")[2])}
+def hold(owner: object, response: requests.Response) -> None:
+    """Mask what was sent with the request of ``response`` and what the server has set for later ones."""
+    sent = [(name, value) for name, value in response.request.headers.items() if isinstance(value, str)]
+    masking.hold(owner, *masking.credentials(sent), *(cookie.value or "" for cookie in response.cookies))
 
 
 def status_error(url: str, response: requests.Response, text: str = "") -> errors.Error:
     """Return the error for the status of a failed response. ``text``: its body, if it was read already."""
-    status, reason = response.status_code, wire.printable(hide(response, response.reason or ""))
+    status, reason = response.status_code, wire.printable(response.reason or "")
     message = f"server answers {status} {reason}".rstrip()
     if status in wire.TRANSIENT_STATUS:
         return errors.Transient(
@@ -199,13 +146,14 @@ def exchange(
     """
     given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
     with connection.request(method, url, proxies=proxy(access, url), **given) as answer:
+        hold(connection, answer)
         return answer, body(answer, limit)
 
 
 def error_text(response: requests.Response) -> str:
     """Return the beginning of the body of an error response; empty if the connection breaks."""
     try:
-        return hide(response, body(response, LARGEST_ERROR).decode(errors="replace"))
+        return body(response, LARGEST_ERROR).decode(errors="replace")
     except (urllib3.exceptions.HTTPError, OSError):
         return ""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.local import file
-from tests.support import devices, processes, vmdk_stream
+from tests.support import devices, oracle, processes, vmdk_stream, worker
 
 MIB = 1 << 20
 
@@ -90,6 +93,91 @@ def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> Non
         cdi_worker.run(import_request(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
     assert time.monotonic() - started < processes.PATIENCE
     end.set()
+
+
+@pytest.mark.parametrize("sent", [None, 0, MIB], ids=["no writer", "silent", "falls silent"])
+def test_pipe_that_stays_silent_is_given_up(tmp_path: Path, sent: int | None) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = threading.Event()
+
+    def write() -> None:
+        with pipe.open("wb", buffering=0) as stream:
+            stream.write(os.urandom(sent or 0))
+            end.wait(2 * processes.PATIENCE)
+
+    if sent is not None:
+        threading.Thread(target=write, daemon=True).start()
+    done = worker.run(
+        "import", "--stall-timeout", "1", pipe, tmp_path / "disk.img", timeout=processes.PATIENCE
+    )
+    end.set()
+    assert done.status == errors.TransferFailed.status
+    at = f"transfer failed at byte {sent}: " if sent else ""
+    assert f"{pipe}: {at}no data for 1 s (--stall-timeout); check the program" in done.error_message
+    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_silent_standard_input_is_given_up(tmp_path: Path) -> None:
+    """It is left in blocking mode, which other programs share."""
+    reading, writing = os.pipe()
+    try:
+        done = subprocess.run(
+            [*worker.COMMAND, "import", "-", tmp_path / "disk.img"],
+            env={**worker.ENVIRONMENT, "CDI_WORKER_STALL_TIMEOUT": "1"},
+            stdin=reading,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=processes.PATIENCE,
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert done.returncode == errors.TransferFailed.status
+    assert "standard input: no data for 1 s (--stall-timeout)" in done.stderr
+
+
+@contextlib.contextmanager
+def trickling(pipe: Path) -> Iterator[None]:
+    """Write a byte to a pipe as often as a reader has taken the one before, and a little later."""
+    os.mkfifo(pipe)
+    end = threading.Event()
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), pipe.open("wb", buffering=0) as stream:
+            while not end.wait(0.02):
+                stream.write(b"x")
+
+    threading.Thread(target=write, daemon=True).start()
+    try:
+        yield
+    finally:
+        end.set()
+
+
+def test_pipe_that_trickles_is_given_up(tmp_path: Path) -> None:
+    request = dataclasses.replace(
+        import_request(tmp_path / "pipe", tmp_path / "disk.img"),
+        location=cdi_worker.Location(str(tmp_path / "pipe"), cdi_worker.Access(patience=1.0)),
+    )
+    with (
+        trickling(tmp_path / "pipe"),
+        pytest.raises(
+            errors.Unreachable, match=r"only \d+ bytes in 1 s, less than 1024 per second \(--speed-limit\)"
+        ),
+    ):
+        cdi_worker.run(request)
+
+
+def test_pipe_that_trickles_is_read_without_a_floor(tmp_path: Path) -> None:
+    access = base.Access(patience=0.2, slowest=0)
+    with trickling(tmp_path / "pipe"):
+        made = file.LocalSource(str(tmp_path / "pipe"), cancelling.Cancel(), access)
+        made._fd = made._open()
+        part = memoryview(bytearray(1))
+        assert [made.read_next(part, at) for at in range(30)] == [1] * 30
+        made.close()
 
 
 def test_path_with_zero_byte_is_refused() -> None:

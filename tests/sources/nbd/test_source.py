@@ -216,7 +216,7 @@ def test_untrusted_and_missing_certificates_are_reported(
     trusted = base.Access(ca_files=(str(authority.certificate),))
     stranger = tls.Authority(tmp_path / "other").issue(common_name="worker", client=True)
     for access, given, message in (
-        (base.Access(), client, "certificate verification.*add the server's CA"),
+        (base.Access(), client, "certificate verification.*add the CA"),
         (trusted, {}, "TLS handshake failed.*client certificate"),
         (trusted, {"certificate": str(stranger.certificate), "key": str(stranger.key)}, "TLS handshake"),
     ):

@@ -13,9 +13,9 @@ import threading
 import urllib.parse
 
 import pytest
-import zstandard
 
 from cdi_worker import errors
+from cdi_worker.formats import zstd
 from cdi_worker.sources import base
 from cdi_worker.sources.web import http
 from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads, worker
@@ -131,6 +131,28 @@ def test_changed_object_is_detected(kind: str, request: pytest.FixtureRequest) -
             reading.read_range(source, 0, 10)
 
 
+def test_every_later_request_is_for_the_version_of_the_first(server: misbehave.Server) -> None:
+    """The server itself refuses another version, before a byte of it is read."""
+    url = server.serve("/b/k", misbehave.Page(s3_objects.DATA, etag='"one"'))
+    with s3_objects.opened(url) as source:
+        assert reading.read_range(source, 1000, 5000) == s3_objects.DATA[1000:6000]
+        server.serve("/b/k", misbehave.Page(status=412))
+        with pytest.raises(errors.SourceChanged, match='etag was "one", now another'):
+            reading.read_range(source, 1000, 5000)
+    first, *later = (request.headers.get("if-match") for request in server.gets("/b/k"))
+    assert first is None
+    assert {*later} == {'"one"'}
+
+
+@pytest.mark.parametrize("etag", ['W/"one"', None])
+def test_weak_etag_is_no_condition(server: misbehave.Server, etag: str | None) -> None:
+    """If-Match compares strongly (RFC 9110, 13.1.1): every request would be refused."""
+    url = server.serve("/b/k", misbehave.Page(s3_objects.DATA, etag=etag))
+    with s3_objects.opened(url) as source:
+        assert reading.read_range(source, 1000, 5000) == s3_objects.DATA[1000:6000]
+    assert {request.headers.get("if-match") for request in server.gets("/b/k")} == {None}
+
+
 def test_server_answering_ranges_with_200_is_supported(rclone_store: objectservers.Store) -> None:
     with s3_objects.opened(rclone_store.url("disk.img")) as source:
         assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: http.HEAD_SIZE])
@@ -189,7 +211,7 @@ def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
 
 
 def test_compressed_error_document_is_bounded(server: misbehave.Server) -> None:
-    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    packer = zstd.ZstdCompressor(level=1)
     bomb = b"".join(packer.compress(bytes(1 << 24)) for _ in range(64)) + packer.flush()
     headers = {"Content-Encoding": "zstd"}
     url = server.serve("/b/k", misbehave.Page(bomb, status=403, ranges=False, headers=headers))

@@ -26,6 +26,18 @@ def test_manifests_of_oci_and_docker_are_parsed() -> None:
         assert parsed.config.size == len(image.config_blob.data)
 
 
+def test_repeated_member_is_refused() -> None:
+    """Parsers differ on which one counts: what was signed for one reader is another image for the next."""
+    data = IMAGE.manifest.data
+    twice = data[:-1] + b', "layers": []}'
+    with pytest.raises(errors.Unsupported, match="a name in it is repeated"):
+        documents.parse(twice, "x")
+    inside = data.replace(b'"size":', b'"size": 1, "size":', 1)
+    assert inside != data
+    with pytest.raises(errors.Unsupported, match="a name in it is repeated"):
+        documents.parse(inside, "x")
+
+
 @pytest.mark.parametrize("docker", [False, True])
 def test_indexes_of_oci_and_docker_are_parsed(docker: bool) -> None:
     both = containers.index(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import itertools
 import json
@@ -13,6 +14,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
+from cdi_worker.sources.registry import keyless, signatures
 from tests.support import containers, fulcio, pulled, registries, signing
 
 IMAGE = containers.Image((containers.layer(*containers.disk(pulled.DISK)),))
@@ -165,3 +167,19 @@ def test_missing_trusted_root_is_a_fault_of_the_request(
 ) -> None:
     with pytest.raises(errors.RequestError, match=r"root\.json: no such file"):
         pull(guarded, name, str(tmp_path / "root.json"))
+
+
+@pytest.mark.parametrize("extension", [b"\x55\x1d\x11", b"\x55\x1d\x0f"])
+def test_certificate_with_another_extension_is_refused(tmp_path: Path, extension: bytes) -> None:
+    """Without the names of the signer, or without the usage of its key; the library raises what it meets."""
+    document = json.loads(INSTANCE.bundle(f"sha256:{'0' * 64}").data)
+    certificate = document["verificationMaterial"]["certificate"]
+    changed = base64.b64decode(certificate["rawBytes"]).replace(extension, b"\x55\x1d\x7f")
+    certificate["rawBytes"] = base64.b64encode(changed).decode()
+    demand = signature.Demand(
+        identity=fulcio.IDENTITY,
+        issuer=fulcio.ISSUER,
+        trusted_root=INSTANCE.trusted_root(tmp_path / "root.json"),
+    )
+    with pytest.raises(errors.Untrusted):
+        keyless.verify(demand)(signatures.Found("image", bundle=json.dumps(document).encode()))

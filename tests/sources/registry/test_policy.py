@@ -55,8 +55,11 @@ def kinds(path: str, name: str) -> tuple[str, list[str]]:
         ("docker://private-mirror:5000/vendor-mirror/product-a/image1", "private-mirror:5000/vendor-mirror"),
     ],
 )
-def test_closest_scope_decides(name: str, scope: str) -> None:
-    assert kinds(str(FIXTURES / "policy.json"), name)[0] == f"docker:{scope}"
+def test_closest_scope_decides(name: str, scope: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    # Some scopes there are of no image: they begin without a host.
+    path.write_text((FIXTURES / "policy.json").read_text().replace('"bogus/', '"bogus.example/'))
+    assert kinds(str(path), name)[0] == f"docker:{scope}"
 
 
 def test_scopes_are_those_of_containers_image() -> None:
@@ -79,6 +82,89 @@ def test_scopes_are_those_of_containers_image() -> None:
         "docker.io/library/busybox",
         "docker.io/library",
     ]
+
+
+@pytest.mark.parametrize(
+    ("scope", "hint"),
+    [
+        ("docker://example.org", "write example.org"),
+        ("https://example.org", "write example.org"),
+        ("example.org/vm/", "malformed repository"),
+        ("example.org/", "malformed repository"),
+        ("/vm", "begins with a host: docker.io/vm"),
+        ("example.org//vm", "malformed repository"),
+        ("example.org/VM", "malformed repository"),
+        ("Example.org", "write example.org"),
+        ("EXAMPLE.org/vm:Tag", "write example.org/vm:Tag"),
+        ("example.org/vm:", "malformed tag"),
+        ("example.org/vm@sha256:12", "malformed digest"),
+        (f"example.org/vm:1@{DIGEST}", f"write example.org/vm@{DIGEST}"),
+        (f"example.org/vm@{DIGEST.upper()}", "malformed digest"),
+        ("user:pw@example.org/vm", "malformed"),
+        ("example.org/vm*", "malformed repository"),
+        ("example.org/*", "malformed repository"),
+        ("*", "begins with a host"),
+        ("*.", "malformed host"),
+        ("*.Example.org", "malformed host"),
+        ("*.example.org:5000", "malformed host"),
+        ("*.example.org/vm", "malformed host"),
+        ("a.*.example.org", "malformed host"),
+        (" example.org", "malformed host"),
+        ("example.org ", "malformed host"),
+        ("example.org:port/vm", "malformed host"),
+        ("registry/vm", "begins with a host: docker.io/registry/vm"),
+        ("busybox", "begins with a host: docker.io/busybox"),
+        ("index.docker.io", "write docker.io"),
+        ("index.docker.io/team", "write docker.io/team"),
+        ("docker.io/busybox:latest", "write docker.io/library/busybox:latest"),
+    ],
+)
+def test_scope_that_matches_no_image_is_refused(tmp_path: Path, scope: str, hint: str) -> None:
+    path = write(tmp_path / "policy.json", **{scope: [{"type": "reject"}]})
+    with pytest.raises(errors.RequestError) as caught:
+        policy.read(path)
+    assert f"transports.docker: {scope!r} matches no image: " in str(caught.value)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost/a", "localhost:5000/a/b", "[::1]:5000/a", "H.example/a", "a", "t/a"]
+)
+@pytest.mark.parametrize("version", ["", ":Tag", f"@{DIGEST}"])
+def test_every_scope_of_an_image_is_accepted(tmp_path: Path, name: str, version: str) -> None:
+    """What is refused is exactly what no image has."""
+    of = reference.parse(f"docker://{name}{version}")
+    assert isinstance(of, reference.Reference)
+    for scope in policy.scopes(of):
+        path = write(tmp_path / "policy.json", **{scope: [{"type": "insecureAcceptAnything"}]})
+        assert kinds(path, str(of)) == (f"docker:{scope}", ["insecureAcceptAnything"])
+
+
+def test_case_of_a_host_is_no_way_around_its_scope(tmp_path: Path) -> None:
+    path = write(tmp_path / "p", {"type": "insecureAcceptAnything"}, **{"example.org": [{"type": "reject"}]})
+    assert kinds(path, "docker://Example.ORG/vm") == ("docker:example.org", ["reject"])
+
+
+@pytest.mark.parametrize("transport", ["dockre", "Docker", "http", ""])
+def test_unknown_transport_is_refused(tmp_path: Path, transport: str) -> None:
+    path = tmp_path / "policy.json"
+    accept = [{"type": "insecureAcceptAnything"}]
+    path.write_text(json.dumps({"default": accept, "transports": {transport: {"": [{"type": "reject"}]}}}))
+    with pytest.raises(errors.RequestError, match=f"unknown transport '{transport}'; "):
+        policy.read(str(path))
+
+
+def test_paths_of_archives_that_match_no_image_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = tmp_path / "policy.json"
+    for scope in ("images", "./images", f"{tmp_path}/", f"{tmp_path}/../x", f"{tmp_path}/link/a.tar:v1"):
+        document = {
+            "default": [{"type": "reject"}],
+            "transports": {"oci-archive": {scope: [{"type": "reject"}]}},
+        }
+        path.write_text(json.dumps(document))
+        with pytest.raises(errors.RequestError, match="absolute paths without links"):
+            policy.read(str(path))
 
 
 def test_transport_has_a_default_before_the_policy(tmp_path: Path) -> None:
@@ -436,3 +522,36 @@ def test_bundle_names_no_image_so_that_a_policy_refuses_it(tmp_path: Path) -> No
             with pytest.raises(expected) as caught, source:
                 pass
             assert bool(source.claims) == (expected is errors.Unreachable), caught.value
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        {"type": []},
+        {"type": {}},
+        {"type": "sigstoreSigned", "keyData": "AAAA", "signedIdentity": {"type": []}},
+        {
+            "type": "sigstoreSigned",
+            "keyData": "AAAA",
+            "signedIdentity": {"type": "exactReference", "dockerReference": 5},
+        },
+        {
+            "type": "sigstoreSigned",
+            "keyData": "AAAA",
+            "signedIdentity": {"type": "remapIdentity", "prefix": 5, "signedPrefix": "example.org"},
+        },
+    ],
+)
+def test_value_of_another_type_is_refused(tmp_path: Path, requirement: dict[str, Any]) -> None:
+    path = write(tmp_path / "policy.json", **{"example.org": [requirement]})
+    with pytest.raises(errors.RequestError, match=r"unknown requirement|malformed signedIdentity"):
+        policy.read(path)
+
+
+@pytest.mark.parametrize("scope", ["/images\0", "/images\ud800"])
+def test_archive_scope_that_is_no_path_is_refused(tmp_path: Path, scope: str) -> None:
+    path = tmp_path / "policy.json"
+    reject = [{"type": "reject"}]
+    path.write_text(json.dumps({"default": reject, "transports": {"oci-archive": {scope: reject}}}))
+    with pytest.raises(errors.RequestError, match="matches no image: it is not a path"):
+        policy.read(str(path))

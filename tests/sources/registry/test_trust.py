@@ -164,6 +164,15 @@ def test_bundle_that_names_another_repository_is_refused(
     refused(guarded, name, key, signature.OTHER_REFERENCE)
 
 
+def test_bundle_with_another_digest_beside_the_right_one_is_refused(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    digest = guarded.push(name, IMAGE)
+    both = {"sha256": digest.partition(":")[2], "sha512": "0" * 128}
+    signing.refer(guarded, name, digest, SIGNER.bundle(digest, digest=both))
+    assert "other digests" in str(refused(guarded, name, key, signature.MALFORMED))
+
+
 @pytest.mark.parametrize("change", ["type", "signatures", "subjects", "statement"])
 def test_bundle_of_an_unknown_form_is_refused(
     guarded: registries.Registry, name: str, key: str, change: str
@@ -238,6 +247,52 @@ def test_signature_of_an_index_or_its_manifest_is_enough(
     index = containers.index(containers.for_platform(IMAGE.manifest, containers.MACHINE))
     guarded.push_manifest(name, index, "latest")
     digest = index.digest if signed == "index" else manifest
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
+    assert pull(guarded, name, key) == pulled.DISK
+
+
+FOREIGN = "s390x" if containers.MACHINE != "s390x" else "arm64"
+
+
+@pytest.mark.parametrize(
+    ("listed", "own"),
+    [
+        ({"architecture": containers.MACHINE, "os": "linux"}, {"architecture": FOREIGN}),
+        ({"architecture": containers.MACHINE, "os": "linux"}, {"os": "windows"}),
+        ({"architecture": containers.MACHINE, "variant": "v3"}, {"variant": "v1"}),
+        # Not of this machine, and the only one.
+        ({"architecture": FOREIGN, "os": "linux"}, {}),
+    ],
+)
+def test_index_does_not_choose_the_platform_of_a_signed_image(
+    guarded: registries.Registry, name: str, key: str, listed: dict[str, str], own: dict[str, str]
+) -> None:
+    """Only the image is signed: who can write to the tag may list it as anything."""
+    image = dataclasses.replace(IMAGE, config={**containers.config(), **own})
+    digest = guarded.push(name, image, "one")
+    index = containers.index(dataclasses.replace(image.manifest, platform=listed))
+    guarded.push_manifest(name, index, "latest")
+    signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
+    for more in ({}, {"architecture": listed["architecture"]}):
+        source = pulled.opened(guarded, guarded.reference(name), **more)
+        source.demand = signature.Demand(signed_by=key)
+        with pytest.raises((errors.Untrusted, errors.WrongPlatform)) as caught, source:
+            pass
+        assert more or "its index lists it as" in str(caught.value)
+    # Without a demand nothing of it is verified, and the image may be built with a wrong configuration.
+    with pulled.opened(guarded, guarded.reference(name)) as source:
+        assert pulled.read(source) == pulled.DISK
+
+
+def test_platform_that_only_the_index_states_is_accepted(
+    guarded: registries.Registry, name: str, key: str
+) -> None:
+    config = {key: value for key, value in containers.config().items() if key not in {"os", "architecture"}}
+    image = dataclasses.replace(IMAGE, config=config)
+    digest = guarded.push(name, image, "one")
+    listed = {"architecture": containers.MACHINE, "os": "linux", "variant": "v8"}
+    index = containers.index(dataclasses.replace(image.manifest, platform=listed))
+    guarded.push_manifest(name, index, "latest")
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
     assert pull(guarded, name, key) == pulled.DISK
 

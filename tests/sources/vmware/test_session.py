@@ -82,7 +82,7 @@ def test_snapshot_is_found_by_its_name(vcsim: vmware.Vcsim) -> None:
         ({"current": "snapshot-99"}, r"no snapshot 'snapshot-99'; available: snapshot-11 \(stage 0\), snap"),
         ({"access": base.Access("root", "wrong")}, "log in: wrong user name or password"),
         ({"thumbprint": ":".join(["AB"] * 20)}, "has thumbprint [0-9A-F:]*, not AB:AB.*check the server"),
-        ({"thumbprint": ""}, "not trusted: .*; add its CA or set the thumbprint"),
+        ({"thumbprint": ""}, "verify failed: .*; add the CA .*pin the certificate .thumbprint"),
     ],
 )
 def test_wrong_location_is_explained(vcsim: vmware.Vcsim, changes: dict[str, Any], reason: str) -> None:

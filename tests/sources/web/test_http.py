@@ -261,6 +261,16 @@ def test_proxies_are_used(tmp_path: Path, server: misbehave.Server, password: st
             http_disk.refused(server.url("/disk", host=tls.FAR), wrong)
 
 
+def test_range_that_begins_elsewhere_is_no_answer(server: misbehave.Server) -> None:
+    """Also if its bytes are those that it says it has."""
+    page = http_disk.changed(content_range="bytes 0-{last}/{total}")
+    with http_disk.opened(server.serve("/disk", page)) as source:
+        ranges = source.ranges()
+        assert ranges is not None
+        with pytest.raises(errors.NoRanges, match="received bytes 0-"):
+            ranges.read_range(400_000, memoryview(bytearray(1000)))
+
+
 def test_loopback_is_never_proxied(server: misbehave.Server) -> None:
     server.serve("/disk", http_disk.GOOD)
     with proxy.Proxy() as between:

@@ -24,6 +24,9 @@ from tests.support import http_disk, misbehave, reading, tls
         ({"body": http_disk.DATA + b"more"}, errors.SourceChanged),
         ({"content_range": "bytes {first}-{last}/7"}, errors.SourceChanged),
         ({"content_range": "bytes 0-{last}/{total}"}, errors.NoRanges),
+        # As many bytes as requested, from another place.
+        ({"content_range": "bytes 2000-6999/{total}"}, errors.NoRanges),
+        ({"content_range": "bytes 999-5998/{total}"}, errors.NoRanges),
         ({"content_range": "nonsense"}, errors.NoRanges),
         ({"ranges": False}, errors.NoRanges),
         ({"status": 416}, errors.NoRanges),
@@ -40,6 +43,15 @@ def test_response_of_another_range_is_refused(
         pytest.raises(kind),
     ):
         reading.read_range(source, 1000, 5000)
+
+
+def test_first_response_that_begins_elsewhere_is_not_the_beginning(server: misbehave.Server) -> None:
+    """The first bytes are asked for again, without a range."""
+    elsewhere = http_disk.changed(content_range="bytes 1-{last}/{total}", lie=lambda first, _: first + 1)
+    url = server.serve("/disk", (elsewhere, 1), http_disk.GOOD)
+    with http_disk.opened(url) as source:
+        assert source.ranges() is None
+        assert bytes(source.head) == http_disk.DATA[: len(source.head)]
 
 
 LATER = "Tue, 03 Nov 2026 10:00:00 GMT"

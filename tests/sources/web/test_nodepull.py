@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -88,3 +89,42 @@ def test_missing_labels_are_ignored(server: misbehave.Server, tmp_path: Path, pa
         source.finish()
         assert source.labels() == {}
     assert (tmp_path / "done").exists()
+
+
+def test_done_file_is_not_created_through_a_link(server: misbehave.Server, tmp_path: Path) -> None:
+    """The other container of the pod has an image of somebody else, and writes to the same volume."""
+    server.serve("/fedora.raw", misbehave.Page(DATA))
+    (tmp_path / "done").symlink_to(tmp_path / "elsewhere")
+    with pulled(server, tmp_path) as source, pytest.raises(errors.TargetError, match="done"):
+        source.finish()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_done_file_may_exist(server: misbehave.Server, tmp_path: Path) -> None:
+    server.serve("/fedora.raw", misbehave.Page(DATA))
+    (tmp_path / "done").touch()
+    with pulled(server, tmp_path) as source:
+        source.finish()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "device"])
+def test_ready_file_is_a_file(server: misbehave.Server, tmp_path: Path, kind: str) -> None:
+    """Its content becomes a request to the other container: no link to a secret, and no endless file."""
+    source = pulled(server, tmp_path)
+    ready = tmp_path / "ready"
+    ready.unlink()
+    if kind == "fifo":
+        os.mkfifo(ready)
+    else:
+        (tmp_path / "secret").write_text("hush")
+        ready.symlink_to(tmp_path / "secret" if kind == "link" else "/dev/zero")
+    with pytest.raises(errors.Unreachable, match="cannot read the ready file"):
+        source.__enter__()
+    assert not server.requests
+
+
+def test_endless_ready_file_is_not_read_to_its_end(server: misbehave.Server, tmp_path: Path) -> None:
+    page = misbehave.Page(DATA)
+    server.serve(f"/{'x' * nodepull.LONGEST_NAME}", page)
+    with pulled(server, tmp_path, "x" * (64 << 20)) as source:
+        assert source.head == DATA
