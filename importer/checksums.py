@@ -32,7 +32,7 @@ class _Files:
         retried: Callable[[errors.Transient], None],
     ) -> None:
         kind = sources.find(wanted.source)
-        self.place = document.place(wanted.demand.checksum_file, kind, kind.accept(wanted.location))
+        self.place = document.place(wanted.demand.checksum_file or "", kind, kind.accept(wanted.location))
         self.name = self.place.name
         self.cancel = cancel
         self._patience = wanted.connect_patience
@@ -56,7 +56,8 @@ def resolved(
     ``errors.Untrusted``, ``errors.SourceError``.
     """
     demand = wanted.demand
-    known = keyring.read(keyfiles.read(demand.signed_by), demand.signed_by) if demand else None
+    path = demand.signed_by
+    known = None if path is None else keyring.read(keyfiles.read(path), path)
     files = _Files(wanted, cancel, retried)
     data = files.read(files.place, checksum_file.LARGEST)
     clear = openpgp.clear(data, files.name)

@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
-from cdi_worker import contract, errors
+from cdi_worker import contract, errors, masking
 from cdi_worker.commands import context, group
 from cdi_worker.images.engine import cancelling
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def cancelled_by_signals() -> cancelling.Cancel:
-    """Return a cancel that the first SIGTERM or SIGINT sets.
+    """Return a cancel that the first SIGTERM, SIGINT or SIGHUP sets; nohup's SIGHUP stays ignored.
 
     A thread reads the numbers that the interpreter writes to a pipe. Python's own handlers would run
     in the main thread: only when its wait ends, if the signal came just before it, and with any lock held.
@@ -45,8 +45,9 @@ def cancelled_by_signals() -> cancelling.Cancel:
 
     threading.Thread(target=set_it, name="signals", daemon=True).start()
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     return cancel
 
 
@@ -73,12 +74,10 @@ def _arguments() -> list[str]:
 
 
 class _Formatter(logging.Formatter):
-    """Hides queries and passwords of URLs in tracebacks: exceptions of urllib3 show them with a signature."""
+    """Masks the secrets, also in tracebacks and in what libraries log."""
 
-    _SECRETS = r"(?<=\?)[^\s?'\")>]*=[^\s'\")>]*|(?<=//)[^/\s@'\"]+(?=@)"
-
-    def formatException(self, *args: Any) -> str:  # noqa: N802  (logging's name)
-        return re.sub(self._SECRETS, "…", super().formatException(*args))
+    def format(self, record: logging.LogRecord) -> str:
+        return masking.mask(super().format(record))
 
 
 def set_up_logging(verbosity: int) -> None:
@@ -91,6 +90,10 @@ def set_up_logging(verbosity: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=level, force=True)
+    # What Python would print itself is logged, and so masked.
+    logging.captureWarnings(True)
+    threading.excepthook = _log_thread
+    sys.unraisablehook = _log_unraisable
     for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client", "keystoneauth"):
         # urllib3 warns about malformed headers with the URL and its signature.
         logging.getLogger(noisy).setLevel(
@@ -98,14 +101,27 @@ def set_up_logging(verbosity: int) -> None:
         )
 
 
+def _log_thread(found: threading.ExceptHookArgs) -> None:
+    name = found.thread.name if found.thread is not None else ""
+    log.error("thread %s has failed", name, exc_info=found.exc_value)
+
+
+def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
+    log.error("ignored in %r", found.object, exc_info=found.exc_value)
+
+
 def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
     obj = context.Context(cancel, set_up_logging, contract.environment())
+    # A wrong command line may be refused, with its arguments in the message, before there is a location.
+    for text in (*(re.sub("^-[^=]*=", "", each) for each in argv), *obj.env.values()):
+        masking.hold(obj, *masking.address(text))
     try:
         outcome = group.cli.main(
             _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj
         )
     except click.ClickException as err:
         with contextlib.suppress(BrokenPipeError):
+            err.message = masking.mask(err.message)  # type: ignore[misc]  # final in click
             err.show()
         _say_json(errors.RequestError(err.format_message()), argv, obj)
         return err.exit_code
@@ -134,8 +150,8 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
 
 
 def _say(message: str) -> None:
-    """Print a line for people. A closed standard error (``2>&1 | head``) does not change the outcome."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print a line for people. A closed standard error (``2>&1 | head``, ssh) does not change the outcome."""
+    with contextlib.suppress(OSError):
         print(f"cdi-worker: {errors.one_line(message)}", file=sys.stderr, flush=True)
 
 

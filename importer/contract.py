@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,9 @@ HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)"
 
 #: The mode of a disk's file, whatever the umask: the virtual machine has access by its group.
 FILE_MODE = 0o660
+#: Begins the names of our own variables. All others are CDI's, which its controllers may leave empty, or of
+#: other tools.
+PREFIX = "CDI_WORKER"
 #: Seconds to wait for another run on the volume: a deleted pod gets 30 s to end by default. After them the
 #: pod fails, and the kubelet starts it again.
 WAIT = 60.0
@@ -34,7 +37,8 @@ WAIT = 60.0
 class Tuning(NamedTuple):
     """What an administrator may set for all pods.
 
-    ``stall``: seconds without data. ``direct``: O_DIRECT. ``read_back``: read the finished disk once.
+    ``stall``: seconds without data. ``slowest``: bytes per second that count as data. ``direct``: O_DIRECT.
+    ``read_back``: read the finished disk once.
     ``layers``: addresses of the other files of a chain. ``update``: change an existing disk in place.
     ``report``: the file of the report (``provenance``); empty: none.
     """
@@ -46,6 +50,7 @@ class Tuning(NamedTuple):
     layers: tuple[str, ...] = ()
     update: bool = False
     report: str = ""
+    slowest: float = 1024.0
 
 
 #: What is tuned where an administrator has set nothing.
@@ -80,6 +85,38 @@ class Paths:
 def environment() -> dict[str, str]:
     """Return a copy of the process's environment."""
     return dict(os.environ)
+
+
+def own(env: Mapping[str, str]) -> list[str]:
+    """Return the names of our own variables in ``env``.
+
+    Kubernetes sets variables with such names, too, in the pods beside a Service whose name begins with
+    ``cdi-worker`` (Kubernetes, "Accessing Services", environment variables).
+    """
+    names = [name for name in env if name.startswith(f"{PREFIX}_")]
+    end = "_SERVICE_HOST"
+    services = tuple(
+        f"{name.removesuffix(end)}{more}"
+        for name in names
+        if name.endswith(end)
+        for more in ("_SERVICE_", "_PORT_")
+    )
+    return [name for name in names if not f"{name}_".startswith(services)] if services else names
+
+
+def own_faults(
+    env: Mapping[str, str], known: Collection[str], may_be_empty: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield a message for each of our own variables that is empty or not among ``known``.
+
+    Either may be a demand that would be dropped: a misspelt name, or a script's variable that is not set.
+    """
+    for name in own(env):
+        if name not in known:
+            hint = errors.did_you_mean(name, known) or "no setting has this name; unset it"
+            yield f"{name}: unknown variable; {hint}"
+        elif not env[name].strip() and name not in may_be_empty:
+            yield f"{name}: empty; give it a value or unset it"
 
 
 def role(env: Mapping[str, str]) -> str | None:
@@ -217,7 +254,9 @@ class Reading:
         proxies: dict[str, Any] = {
             name: self.env.get(name) or self.env.get(name.upper()) or "" for name in names
         }
-        return base.Access(**given, **proxies, connections=tuning.connections, patience=tuning.stall)
+        return base.Access(
+            **given, **proxies, connections=tuning.connections, patience=tuning.stall, slowest=tuning.slowest
+        )
 
 
 def parse_overhead(text: str) -> Fraction:

@@ -22,6 +22,8 @@ class Engine:
         self._options = options
         self._retried = retried
         self._ranges = True
+        #: Why ranges are not used any more.
+        self._given_up = ""
         self._used = False
         self._seams: dict[base.Source, seams.Seams] = {}
 
@@ -34,6 +36,7 @@ class Engine:
         if not self._ranges or not self._used:
             raise failure
         self._ranges = False
+        self._given_up = str(failure.fields["reason"])
 
     def fetcher(
         self, source: base.Source, cancel: cancelling.Cancel, advance: Callable[[int], None] = lambda _: None
@@ -46,6 +49,7 @@ class Engine:
             self._reader(source),
             source.size or 0,
             self._tuned(source),
+            name=source.name,
             scope=cancel,
             known=source.known,
             advance=advance,
@@ -77,18 +81,12 @@ class Engine:
             source.size,
             name=source.name,
             no_progress=self._options.no_progress,
+            slowest=self._options.slowest,
             cancel=cancel,
             delivered=source.head[:start],
             advance=advance,
             retried=self._retried,
         )
-
-    def cpus(self) -> int:
-        """See ``sources.base.Engine``."""
-        # Imported when used: only compressed images need it (start-up time).
-        from cdi_worker import machine
-
-        return machine.cpus() if machine.has_memory() else 1
 
     def _reader(self, source: base.Source) -> base.RandomReader:
         """Return a reader that compares the ranges of a server with each other, also of several files."""
@@ -122,7 +120,8 @@ class Engine:
 
         def open_at(offset: int) -> base.Reader:
             if offset:
-                raise errors.NoRanges(url=source.name, reason="they were not right earlier")
+                reason = f"cannot continue at an offset, since byte ranges failed: {self._given_up}"
+                raise errors.NoRanges(url=source.name, reason=reason)
             return source.stream()
 
         return open_at
@@ -152,6 +151,9 @@ class _Once:
         count = self._reader.readinto(into)
         self._at += count
         self._count(count)
+        if self._source.size is not None and self._at > self._source.size:
+            more = f"more than {self._source.size}"
+            raise errors.SourceChanged(url=self._source.name, what="size", before=self._source.size, now=more)
         if not count and len(into) and self._at < (self._source.size or 0):
             reason = f"ended at byte {self._at} of {self._source.size}"
             raise errors.TransferFailed(url=self._source.name, offset=self._at, reason=reason)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cdi_worker import engine, errors, lazy, package, plan, request, sources
 from cdi_worker import progress as progress_module
 from cdi_worker import survey as survey_module
-from cdi_worker.formats import signature
+from cdi_worker.formats import checksum, signature
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
@@ -22,6 +22,7 @@ from cdi_worker.sources import base
 
 if TYPE_CHECKING:
     from cdi_worker.images.target import compare
+    from cdi_worker.images.target import group as target_group
 
 log = logging.getLogger(__name__)
 
@@ -150,19 +151,21 @@ def run_source(
     reads: cancelling.Reads,
     *,
     accepted: Callable[[], object] = lambda: None,
+    group: target_group.Group | None = None,
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
-    ``accepted``: see ``routes.job.Job``.
+    ``accepted``, ``group``: see ``routes.job.Job``. The group holds the claim.
     """
     started = time.monotonic()
-    if wanted.existing != "remove":
+    if not (wanted.volume or wanted.existing == "remove"):
+        # On a volume, whoever has mounted it before may have made a link that leads to other mounts.
         wanted = dataclasses.replace(wanted, target=target.followed(wanted.target))
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     reading = engine.Engine(wanted.fetch, progress.retry)
     opening = opened(unopened, reading, wanted, progress, reads)
     with (
-        _claimed(wanted, reads) as held,
+        contextlib.nullcontext(group.claim(wanted.target)) if group else _claimed(wanted, reads) as held,
         opening as served,
         _reached(),
         package.unpacked(served, reading, wanted, reads) as (source, asked),
@@ -172,7 +175,8 @@ def run_source(
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
         found = survey_module.survey(source, reading, asked, reads)
-        job = _run_plan(asked, source, reading, found, progress, held=held, reads=reads, accepted=accepted)
+        ending = _Ending(held, accepted, group)
+        job = _run_plan(asked, source, reading, found, progress, ending=ending, reads=reads)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
@@ -183,8 +187,9 @@ def run_source(
 def _attested(done: Result, job: job_module.Job, served: base.Source, wanted: request.Request) -> Result:
     """Add to a result what is known of ``served``, the source that may be a package with the disk."""
     verified = {**job.source.verified, **served.verified}
-    if checksum := wanted.checksum or job.checksum:
-        verified["file"] = "".join(checksum.lower().split())
+    # The checksum of a request for a package is that of the whole.
+    stated = _stated(job.checksum if job.source is served else wanted.checksum or job.checksum)
+    verified |= stated
     # In this route alone, the bytes that were hashed are those that were written, all of them.
     is_same = (
         job.plan.route is plan.Route.STREAM
@@ -193,7 +198,7 @@ def _attested(done: Result, job: job_module.Job, served: base.Source, wanted: re
         and not (job.content.compressions or job.resumed or wanted.is_archive or wanted.is_delta)
         and job.size == served.size
     )
-    algorithm, _, digest = verified.get("file", "").partition(":")
+    digests = dict(each.split(":") for each in stated.get("file", "").split(",") if each)
     return dataclasses.replace(
         done,
         origin=served.name,
@@ -201,8 +206,13 @@ def _attested(done: Result, job: job_module.Job, served: base.Source, wanted: re
         identity=served.identity,
         verified=verified,
         claims=served.claims,
-        sha256=digest if is_same and algorithm == "sha256" else "",
+        sha256=digests.get("sha256", "") if is_same else "",
     )
+
+
+def _stated(text: str | None) -> dict[str, str]:
+    """Return the checksums of the bytes as served, as ``Result.verified`` has them."""
+    return {"file": str(checksum.parse(text))} if text else {}
 
 
 def run_all(
@@ -212,25 +222,27 @@ def run_all(
 ) -> list[Result]:
     """Import all disks of an OVA, as ``run`` does, to files in the folder ``wanted.target``.
 
-    From a stream they are imported in one pass, and none is usable before all are verified.
+    From a stream they are imported in one pass. None is usable before all are verified.
     """
     progress = progress or progress_module.NullProgress()
     request.check(wanted)
     kind = sources.find(wanted.source)
-    done: dict[str, Result] = {}
     with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
         wanted, _, claims = _listed(wanted, reads, progress)
         reading = engine.Engine(wanted.fetch, progress.retry)
-
-        def import_disk(disk: base.Source, wanted: request.Request) -> None:
-            done[wanted.target] = run_source(disk, wanted, progress_module.Part(progress), reads)
-
         with opened(kind.open(wanted.location, reads), reading, wanted, progress, reads) as served:
             # What they are in was verified when it was opened.
             each = dataclasses.replace(wanted, demand=signature.NOTHING)
-            package.each(served, each, reads, import_disk)
+            try:
+                done = _together(served, each, progress, reads)
+            except errors.NoRanges as err:
+                reading.do_without_ranges(err)
+                log.warning("falling back to one ordered stream reason=%s", err)
+                progress.retry(err)
+                served.engine = reading
+                done = _together(served, each, progress, reads)
     progress.done()
-    verified = {} if wanted.checksum is None else {"file": "".join(wanted.checksum.lower().split())}
+    verified = _stated(wanted.checksum)
     return [
         dataclasses.replace(
             done[path],
@@ -242,6 +254,33 @@ def run_all(
         )
         for path in sorted(done)
     ]
+
+
+def _together(
+    served: base.Source,
+    wanted: request.Request,
+    progress: progress_module.Progress,
+    reads: cancelling.Reads,
+) -> dict[str, Result]:
+    """Import all disks of an open OVA, and make them usable together; return the results by path."""
+    # Imported when used: few imports are of several disks (start-up time).
+    from cdi_worker.images.target import group as target_group
+    from cdi_worker.sources import selection
+
+    done: dict[str, Result] = {}
+    key = selection.digest(wanted.location)[:16]
+    with target_group.Group() as group:
+
+        def claim(asked: request.Request) -> None:
+            group.hold(asked.target, _claimed(asked, reads, key))
+
+        def run_disk(disk: base.Source, wanted: request.Request) -> None:
+            done[wanted.target] = run_source(disk, wanted, progress_module.Part(progress), reads, group=group)
+
+        package.each(served, wanted, reads, claim, run_disk)
+        reads.check()
+        group.publish()
+    return done
 
 
 def _result(
@@ -324,9 +363,9 @@ def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.
 
 
 @contextlib.contextmanager
-def _claimed(wanted: request.Request, cancel: cancelling.Cancel) -> Iterator[target.Claim]:
-    """Yield the claim on the target, held until the end of the block."""
-    terms = target.Terms(wanted.wait, cancel, wanted.permissions)
+def _claimed(wanted: request.Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[target.Claim]:
+    """Yield the claim on the target, held until the end of the block. ``key``: see ``target.Terms``."""
+    terms = target.Terms(wanted.wait, cancel, wanted.permissions, key)
     folder = wanted.is_archive and not target.is_block(wanted.target)
     with target.take_folder(wanted.target, terms) if folder else target.take(wanted.target, terms) as held:
         if not (folder or wanted.is_delta or wanted.existing == "remove"):
@@ -368,7 +407,16 @@ def _reached() -> Iterator[None]:
     try:
         yield
     except errors.Unreachable as err:
-        raise errors.Withdrawn(url=err.fields["url"], reason=err.fields["reason"]) from err
+        raise errors.Withdrawn(**err.fields) from err
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ending:
+    """What a job needs at its end: see ``routes.job.Job``."""
+
+    held: target.Claim
+    accepted: Callable[[], object]
+    group: target_group.Group | None
 
 
 def _run_plan(
@@ -378,9 +426,8 @@ def _run_plan(
     found: survey_module.Survey,
     progress: progress_module.Progress,
     *,
-    held: target.Claim,
+    ending: _Ending,
     reads: cancelling.Reads,
-    accepted: Callable[[], object],
 ) -> job_module.Job:
     """Plan and run the route; plan again for an ordered stream if the source does not serve its ranges."""
     while True:
@@ -390,7 +437,7 @@ def _run_plan(
             progress.disk(made.virtual_size)
         job = job_module.Job(
             wanted=wanted,
-            claim=held,
+            claim=ending.held,
             source=source,
             engine=reading,
             content=found.content,
@@ -399,7 +446,8 @@ def _run_plan(
             thin=found.space.thin,
             progress=progress,
             reads=reads,
-            accepted=accepted,
+            accepted=ending.accepted,
+            group=ending.group,
         )
         try:
             with job.attempt():

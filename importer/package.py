@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from cdi_worker import engine, errors, request
 from cdi_worker.formats import checksum, detect
+from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 
@@ -58,24 +58,27 @@ def each(
     source: base.Source,
     wanted: request.Request,
     cancel: cancelling.Cancel,
+    claim: Callable[[request.Request], None],
     run: Run,
 ) -> None:
     """Call ``run`` with each disk in ``source``, an open OVA, and the request for a file of its own.
 
-    Raises ``errors.RequestError`` if it is not an OVA, ``errors.TargetExists``.
+    Before the first, ``claim`` is called with the request for each. Raises ``errors.RequestError`` if it is
+    not an OVA.
     """
     if not _is_ova(source, wanted):
         raise errors.RequestError(f"{source.name}: not an OVA; import its disk without --all")
     from cdi_worker.sources.ova import every
 
     def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
-        paths = [str(pathlib.Path(wanted.target, every.image_name(disk))) for disk in disks]
+        paths = [target.followed(pathlib.Path(wanted.target, every.image_name(disk))) for disk in disks]
         for path in paths:
             if paths.count(path) > 1:
                 raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
-            if wanted.existing == "refuse" and os.path.lexists(path):
-                raise errors.TargetExists(path=path, reason="exists")
         asked = [dataclasses.replace(wanted, target=path, checksum=None, disk="") for path in paths]
+        # In one order: two runs that wait for each other's claims would wait for ever.
+        for each in sorted(asked, key=lambda each: each.target):
+            claim(each)
         return [functools.partial(run, wanted=each) for each in asked]
 
     every.each(source, _expected(wanted), cancel, begin)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cdi_worker import errors, execute, plan, request, version
+from cdi_worker import errors, execute, masking, plan, request, version
 from cdi_worker.images import target
 from cdi_worker.sources import wire
 
@@ -48,43 +48,46 @@ class Report:
             if wanted.target == target.STDOUT:
                 raise errors.RequestError("--report -: standard output gets the disk; name a file")
             return
-        # A link stays one.
-        self._path = os.path.realpath(path)
         try:
             self._check()
-            self._create().unlink()
+            beside, fd = self._create()
+            os.close(fd)
+            beside.unlink()
         except OSError as err:
             raise errors.RequestError(f"--report {path}: cannot be written: {errors.words(err)}") from err
 
     def _check(self) -> None:
         """Raise ``errors.RequestError`` for a path that a file must not replace."""
-        if self._path in {os.path.realpath(each) for each in target.used(self._wanted.target)}:
+        if os.path.realpath(self._path) in {os.path.realpath(e) for e in target.used(self._wanted.target)}:
             raise errors.RequestError(f"--report {self._path}: is the target; name another file")
         try:
-            mode = Path(self._path).stat().st_mode
+            mode = Path(self._path).lstat().st_mode
         except FileNotFoundError:
             return
+        if stat.S_ISLNK(mode):
+            # Somebody else may have made it, in a folder that others can write to.
+            raise errors.RequestError(f"--report {self._path}: is a symbolic link; name the file itself")
         if not stat.S_ISREG(mode):
             hint = "name a file, or - for standard output"
             raise errors.RequestError(f"--report {self._path}: not a regular file; {hint}")
 
-    def _create(self) -> Path:
-        """Create a file with another name beside the report."""
+    def _create(self) -> tuple[Path, int]:
+        """Create a file with another name beside the report; return its path and descriptor."""
         beside = Path(f"{self._path}.{secrets.token_hex(4)}.part")
-        beside.touch(exist_ok=False)
-        return beside
+        # O_EXCL follows no link (open(2)); nor does the rename that replaces the report.
+        return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, results: Sequence[execute.Result]) -> None:
         """Write the report of finished imports. Raises ``errors.TargetError``; the disks stay."""
-        text = json.dumps(statement(self._wanted, results, self._started), indent=2) + "\n"
+        text = json.dumps(masking.masked(statement(self._wanted, results, self._started)), indent=2) + "\n"
         try:
             if self._path == STDOUT:
                 sys.stdout.write(text)
                 sys.stdout.flush()
                 return
-            beside = self._create()
+            beside, fd = self._create()
             try:
-                with beside.open("w", encoding="utf-8") as stream:
+                with open(fd, "w", encoding="utf-8") as stream:
                     stream.write(text)
                     stream.flush()
                     os.fsync(stream.fileno())
@@ -177,8 +180,8 @@ def _dependencies(wanted: request.Request, results: Sequence[execute.Result]) ->
             # Made of nothing.
             continue
         for name, digest in each.verified.items():
-            algorithm, _, value = digest.partition(":")
-            found.append({"name": name, "uri": origin, "digest": {algorithm: value}})
+            digests = dict(one.split(":") for one in digest.split(","))
+            found.append({"name": name, "uri": origin, "digest": digests})
         if not each.verified and origin:
             found.append({"name": "file", "uri": origin})
         found += [{"name": "layer", "uri": name} for name, _ in each.layers if name != each.origin]

@@ -6,7 +6,7 @@ start-up time is part of every import, and most command lines have none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from click import shell_completion
 
     from cdi_worker.sources import fields, kind
-
-#: Set by Kubernetes in every pod beside a Service with the name ``cdi-worker``.
-_OF_SERVICE = (f"{parameters.PREFIX}_SERVICE_", f"{parameters.PREFIX}_PORT_")
 
 
 class _Unknown(Exception):
@@ -55,6 +52,8 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
         # The keys of other commands are checked when these run: loading all commands takes time.
         if unknown or not {*obj.config.sections} <= names:
             root.check_keys(obj.config)
+        if faults := tuple(root.variable_faults(obj.env, command)):
+            raise errors.RequestError(*faults)
 
 
 def _set_verbosity(context: click.Context, _option: click.Parameter, level: int | None) -> None:
@@ -123,7 +122,7 @@ class Command(click.Command):
 
     def __init__(self, *arguments: Any, example: str = "", **settings: Any) -> None:
         own = {
-            "auto_envvar_prefix": parameters.PREFIX,
+            "auto_envvar_prefix": contract.PREFIX,
             "help_option_names": ["-h", "--help"],
             "max_content_width": 100,
         }
@@ -168,8 +167,7 @@ class Command(click.Command):
         if self.is_complete:
             return False
         known = {each.variable for each in self.options}
-        names = (name for name in contract.environment() if name.startswith(f"{parameters.PREFIX}_"))
-        return any(name not in known and not f"{name}_".startswith(_OF_SERVICE) for name in names)
+        return any(name not in known for name in contract.own(contract.environment()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
         """Return completions, also of the options of sources."""
@@ -344,6 +342,33 @@ class PodGroup(SourceCommand, click.Group):
             faults += [_stranger(key, section, known[section]) for key in sorted(keys - known[section])]
         if faults:
             raise errors.RequestError(*(f"{found.path}: {fault}" for fault in faults))
+
+    def variable_faults(self, env: Mapping[str, str], of: Command) -> Iterator[str]:
+        """Yield the faults of our own variables, as ``contract.own_faults``.
+
+        ``of``: the command that runs, which may be given the variables of others; this group: a pod's role.
+        """
+        known = {each.variable for each in of.options}
+        if all(name in known and env[name].strip() for name in contract.own(env)):
+            return
+        # Imported when used (start-up time): misspelt variables, and those that only sources read.
+        from cdi_worker import sources, variables
+
+        commands: list[Command] = [self]
+        if of is not self:
+            context = click.Context(self)
+            found = (self.get_command(context, name) for name in self.list_commands(context))
+            commands += [each for each in found if isinstance(each, Command)]
+        options = []
+        for each in commands:
+            each.complete()
+            options += [option for option in each.options if not option.here]
+        known = {option.variable for option in options}
+        known |= {each.name for each in variables.VARIABLES if each.name.startswith(contract.PREFIX)}
+        for search in (sources.own, sources.installed):
+            fields = (field for kind in search() for field, _ in kind.table.values())
+            known |= {name for field in fields for name in (field.env, *field.more) if name}
+        yield from contract.own_faults(env, known, {each.variable for each in options if each.empty})
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)

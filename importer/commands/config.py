@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.commands import command, output, parameters
 from cdi_worker.commands import context as shared
 
@@ -97,7 +96,7 @@ def _print(obj: shared.Context, found: list[Row]) -> None:
         commands: dict[str, dict[str, Any]] = {}
         for row in found:
             commands.setdefault(row.command, {})[row.option] = {"value": row.value, "from": row.origin}
-        output.say(json.dumps({"file": path or None, "options": commands}))
+        output.as_json({"file": path or None, "options": commands})
         return
     output.say(f"configuration file: {path or 'none'}")
     widths = [
@@ -110,7 +109,9 @@ def _print(obj: shared.Context, found: list[Row]) -> None:
             output.say(f"\n{row.command}")
             last = row.command
         shown = _shown(row.value)
-        output.say(f"  {row.option:<{widths[0]}}  {shown:<{min(widths[1], 40)}}  {row.origin}".rstrip())
+        output.say(
+            masking.mask(f"  {row.option:<{widths[0]}}  {shown:<{min(widths[1], 40)}}  {row.origin}".rstrip())
+        )
 
 
 def _shown(value: Any) -> str:

@@ -25,14 +25,12 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
         parameters.option(
             group,
             "--checksum-file",
-            default="",
             metavar="URL",
             help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
         ),
         parameters.option(
             group,
             "--signed-by",
-            default="",
             metavar="FILE",
             help=(
                 "Public keys, in a file or a folder: import only what one of them has signed. PEM for images "
@@ -43,7 +41,6 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             group,
             "--certificate-identity",
             "identity",
-            default="",
             metavar="TEXT",
             help="Signer in the certificate of a signature without a key: mail address or URL.",
         ),
@@ -51,14 +48,12 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             group,
             "--certificate-oidc-issuer",
             "issuer",
-            default="",
             metavar="URL",
             help="Who has identified the signer of --certificate-identity.",
         ),
         parameters.option(
             group,
             "--trusted-root",
-            default="",
             metavar="FILE",
             help="Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
         ),
@@ -75,7 +70,7 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             group,
             "--signature-policy",
             "policy",
-            default=policy,
+            default=policy or None,
             show_default=bool(policy),
             metavar="FILE",
             help="policy.json of the containers tools: what to accept, by registry and repository.",
@@ -120,6 +115,17 @@ def taken(ctx: click.Context, given: dict[str, Any]) -> signature.Demand:
             if origin is core.ParameterSource.COMMANDLINE:
                 option = next(each.opts[0] for each in ctx.command.params if each.name == name)
                 raise click.UsageError(f"write {option} after the command {ctx.invoked_subcommand}", ctx)
-    if source["policy"] is core.ParameterSource.DEFAULT and not os.path.lexists(found.policy):
-        return dataclasses.replace(found, policy="")
+    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(found.policy or ""):
+        return dataclasses.replace(found, policy=None)
     return found
+
+
+def _is_mounted(path: str) -> bool:
+    """Return whether there is a file; one that this user may not look at is there: reading it will fail."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -76,10 +76,11 @@ ROLE = "Options of a pod's role (without a command)"
 def _faults(ctx: click.Context) -> tuple[str, ...]:
     """Return the faults of the variables and the file that set options of a pod's role."""
     obj = ctx.find_object(context.Context)
-    if obj is None or obj.config is None:
+    if obj is None or obj.config is None or not isinstance(ctx.command, command.PodGroup):
         return ()
     found = [*(obj.unreadable.faults if obj.unreadable else ()), *obj.faults]
-    if obj.config.path and isinstance(ctx.command, command.PodGroup):
+    found += ctx.command.variable_faults(obj.env, ctx.command)
+    if obj.config.path:
         try:
             ctx.command.check_keys(obj.config)
         except errors.RequestError as err:
@@ -184,6 +185,16 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     help="Fail after so long without data from the source.",
 )
 @parameters.option(
+    ROLE,
+    "--speed-limit",
+    "slowest",
+    type=click.FloatRange(min=0),
+    default=TUNING.slowest,
+    show_default=True,
+    metavar="BYTES",
+    help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
+)
+@parameters.option(
     ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE."
 )
 @parameters.option(
@@ -237,10 +248,12 @@ def cli(
     """
     ctx.obj.demand = demand = demands.taken(ctx, more)
     ctx.obj.tuning = tuning = contract.Tuning(
-        connections, stall, direct, read_back, more["layers"], more["update"], more["report"]
+        connections, stall, direct, read_back, more["layers"], more["update"], more["report"], more["slowest"]
     )
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
+        if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):
+            raise errors.RequestError(*faults)
         return None
     ctx.obj.log(1)
     where = contract.Paths(

@@ -47,6 +47,16 @@ def stall_option(what: str) -> Decorator:
     )
 
 
+speed_option = parameters.option(
+    TRANSFER,
+    "--speed-limit",
+    "slowest",
+    type=click.FloatRange(min=0),
+    default=contract.DEFAULT.slowest,
+    show_default=True,
+    metavar="BYTES",
+    help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
+)
 direct_option = parameters.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
 force_option = parameters.option(
     WRITING,
@@ -188,6 +198,7 @@ _SOURCE: tuple[Decorator, ...] = (
     *_TRUST,
     connections_option,
     stall_option("data"),
+    speed_option,
 )
 _OVERHEAD: tuple[Decorator, ...] = (
     parameters.option(
@@ -344,7 +355,9 @@ def make_request(
         existing=existing(given),
         wait=given.get("wait", 0.0),
         connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
-        fetch=fetch.Options(connections=given["connections"], no_progress=given["stall"]),
+        fetch=fetch.Options(
+            connections=given["connections"], no_progress=given["stall"], slowest=given["slowest"]
+        ),
     )
 
 
@@ -386,7 +399,11 @@ def make_location(
     own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
     tuning = contract.DEFAULT
     access = reading.access(
-        contract.Tuning(given.get("connections", tuning.connections), given.get("stall", tuning.stall)),
+        contract.Tuning(
+            given.get("connections", tuning.connections),
+            given.get("stall", tuning.stall),
+            slowest=given.get("slowest", tuning.slowest),
+        ),
         user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
         password=read_secret(given["password_file"])
         or env.get("IMPORTER_SECRET_KEY")

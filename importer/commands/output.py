@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import errors, execute, request, units
+from cdi_worker import errors, execute, masking, request, units
 from cdi_worker import progress as progress_module
 from cdi_worker.commands import words
 
@@ -46,25 +46,33 @@ def say(text: str, *, err: bool = False) -> None:
         click.echo(text, err=err)
 
 
+def as_json(fields: object, *, err: bool = False) -> None:
+    """Print ``fields`` as one line of JSON."""
+    say(json.dumps(masking.masked(fields)), err=err)
+
+
 def silent(_text: str) -> None:
     """Print nothing."""
 
 
 def value(obj: context.Context, name: str, text: str, **more: str) -> None:
     """Print a result that is one value: alone, or as the field ``name``."""
-    say(json.dumps({**more, name: text}) if obj.as_json else text)
+    if obj.as_json:
+        as_json({**more, name: text})
+    else:
+        say(masking.mask(text))
 
 
 def result(done: execute.Result, obj: context.Context, *, digest: str = "") -> None:
     """Print the result of an import. ``digest``: the SHA-256 of the disk, if it was read back."""
     if obj.as_json:
         fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
-        say(json.dumps(fields), err=obj.to_stdout)
+        as_json(fields, err=obj.to_stdout)
     elif not obj.quiet:
         _imported(done, obj, digest)
     elif digest:
         # As sha256sum prints it.
-        say(f"{digest}  {done.target}", err=obj.to_stdout)
+        say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
 
 
 def _imported(done: execute.Result, obj: context.Context, digest: str) -> None:
@@ -90,7 +98,7 @@ def uploaded(done: file.Sent, obj: context.Context) -> None:
     """Print the result of an upload."""
     if obj.as_json:
         fields = dataclasses.asdict(done)
-        say(json.dumps({**fields, "seconds": round(done.seconds, 3)}))
+        as_json({**fields, "seconds": round(done.seconds, 3)})
     if obj.as_json or obj.quiet:
         return
     resumed = f", of which the server had {_size(done.resumed)}" if done.resumed else ""
@@ -120,7 +128,7 @@ def inspection(found: execute.Inspection, wanted: request.Request, obj: context.
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
     if obj.as_json:
-        say(json.dumps(_as_fields(found, float(wanted.overhead))))
+        as_json(_as_fields(found, float(wanted.overhead)))
         return status
     volume = f"{_size(found.volume_size)} with {float(wanted.overhead):.1%} for the file system"
     _table(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import errors
+from cdi_worker import contract, errors
 from cdi_worker.commands import context as shared
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ else:
     _ParamType = click.ParamType
 
 FILE = click.Path(exists=True, dir_okay=False)
-#: The prefix of the variables that set options.
-PREFIX = "CDI_WORKER"
 GENERAL = "General options"
 
 
@@ -62,17 +60,32 @@ class TypedLines(Typed):
 
     envvar_list_splitter = "\n"
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the lines; empty ones, such as the end of a YAML block, do not count."""
+        return [line for line in rv.split("\n") if line.strip()]
+
 
 class Option(click.Option):
-    """An option. ``group``: its section in the help. ``here``: only on the command line."""
+    """An option. ``group``: its section in the help. ``here``: only on the command line.
+
+    ``empty``: whether an empty value means something. It is an error otherwise, wherever it comes from: it is
+    what a script has whose variable is not set, and the option may be a demand.
+    """
 
     def __init__(
-        self, declarations: list[str], group: str = GENERAL, *, here: bool = False, **settings: Any
+        self,
+        declarations: list[str],
+        group: str = GENERAL,
+        *,
+        here: bool = False,
+        empty: bool = False,
+        **settings: Any,
     ) -> None:
         super().__init__(declarations, allow_from_autoenv=not here, **settings)
         self.group = group
         self.here = here
-        if not here and self.variable != f"{PREFIX}_{(self.name or '').upper()}":
+        self.empty = empty
+        if not here and self.variable != f"{contract.PREFIX}_{(self.name or '').upper()}":
             self.envvar = self.variable
 
     @property
@@ -83,11 +96,12 @@ class Option(click.Option):
     @property
     def variable(self) -> str:
         """The variable that sets it."""
-        return f"{PREFIX}_{self.key.replace('-', '_').upper()}"
+        return f"{contract.PREFIX}_{self.key.replace('-', '_').upper()}"
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """Convert the value; a fault names the variable or the file that it comes from."""
         try:
+            self._check_given(ctx, value)
             return super().process_value(ctx, value)
         except click.BadParameter as err:
             place = origin(ctx, self)
@@ -100,6 +114,19 @@ class Option(click.Option):
             # A command may follow, which does not read this option.
             obj.faults.append(fault.format_message())
             return super().process_value(ctx, self.default)
+
+    def _check_given(self, ctx: click.Context, value: Any) -> None:
+        """Raise ``click.BadParameter`` for an empty value, or one among several, that was given."""
+        is_given = ctx.get_parameter_source(self.name or "") is not click.core.ParameterSource.DEFAULT
+        if is_given and not self.empty and _is_empty(value):
+            raise click.BadParameter("empty; give a value or leave the option out", ctx, self)
+
+
+def _is_empty(value: Any) -> bool:
+    """Return whether a value as it was given is empty, or has an empty part."""
+    if isinstance(value, list | tuple):
+        return not value or any(map(_is_empty, value))
+    return isinstance(value, str) and not value.strip()
 
 
 def origin(ctx: click.Context, option: Option) -> str:

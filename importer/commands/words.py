@@ -27,6 +27,8 @@ _OPTIONS = {
     "FILESYSTEM_OVERHEAD": "--overhead",
     "PREALLOCATION": "--preallocate",
 }
+#: The options of a remedy's settings (``remedy``).
+_NAMES = {"ca_files": "--ca-file", "insecure": "--insecure", "thumbprint": "--thumbprint"}
 
 
 def message(error: errors.Error) -> str:
@@ -34,7 +36,7 @@ def message(error: errors.Error) -> str:
     for kind, words in _REMEDIES.items():
         if isinstance(error, kind):
             return errors.one_line(words(error))
-    text = _with_options(str(error))
+    text = _with_options(error.worded(lambda found: found.words(_NAMES)))
     for kind, ending, advice in _ADVICE:
         if isinstance(error, kind) and text.endswith(ending):
             return f"{text}; {advice}"

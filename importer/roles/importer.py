@@ -50,7 +50,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
         connect_patience=min(request.CONNECT_PATIENCE, paths.tuning.stall),
-        fetch=fetch.Options(connections=paths.tuning.connections, no_progress=paths.tuning.stall),
+        fetch=fetch.Options(
+            connections=paths.tuning.connections, no_progress=paths.tuning.stall, slowest=paths.tuning.slowest
+        ),
     )
     if reading.faults:
         request.check(made, reading.faults)

@@ -55,7 +55,7 @@ def run(
             raise errors.RequestError(*options.faults)
         outcome = _repeated(lambda: ROLES[role](env, paths, cancel), options.retries, cancel)
     except errors.Error as err:
-        log.error("failed: %s", err)  # noqa: TRY400  (the traceback is logged only with -v=4)
+        log.error("failed: %s", report.words(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
         if options.strict:

@@ -12,7 +12,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling, responses, sockets
 from cdi_worker.upload import tls as upload_tls
 
@@ -45,7 +45,7 @@ class Answer:
 
     def reason(self) -> str:
         """Return the status and the text as one line of a message."""
-        text = " ".join(self.text.split())[:1000]
+        text = masking.mask(" ".join(self.text.split()))[:1000]
         return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if text else ''}{text}"
 
 
@@ -76,6 +76,7 @@ class Client:
         self._tls = tls if parts.scheme == "https" else None
         self._cancel = cancel
         self._headers = dict(headers or {})
+        masking.hold(self, *masking.address(url), *masking.headers(self._headers.items()))
 
     def ask(self, method: str, path: str, headers: Headers | None = None, body: Body | None = None) -> Answer:
         """Make one request and return the answer of any status."""
@@ -104,9 +105,6 @@ class Client:
         connection.sock.settimeout(None)
         response = connection.getresponse()
         text = response.read(_ANSWER).decode("utf-8", "replace")
-        # The server may repeat the token.
-        for secret in headers.get("Authorization", "").split()[1:]:
-            text = text.replace(secret, "***")
         if response.status == 400 and self._tls is None:
             # Imported when used (start-up time).
             from cdi_worker.sources import wire
@@ -157,8 +155,6 @@ class Client:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
                 with self._cancel.on_set(lambda: sockets.shut(sock)):
                     yield connection
-        except ssl.SSLCertVerificationError as err:
-            raise errors.Unreachable(url=self.url, reason=err.verify_message) from err
         except (OSError, http.client.HTTPException) as err:
             if self._cancel.is_set():
                 raise errors.Cancelled from err
@@ -166,8 +162,8 @@ class Client:
                 # Imported when used (start-up time).
                 from cdi_worker.sources import wire
 
-                if reason := wire.not_tls(self.url, err):
-                    raise errors.Unreachable(url=self.url, reason=reason) from err
+                if cause := wire.handshake(self.url, err):
+                    raise errors.Unreachable(url=self.url, **cause.fields) from err
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
 
     def _connect(self) -> http.client.HTTPConnection:

@@ -99,8 +99,8 @@ class File(upload_sender.Stream):
         """Begin the transfer of a file of which the server has ``kept`` bytes."""
         if kept:
             self._reporter.resume(kept, self.length)
+            self._reporter.keep(kept)
         self._reporter.phase("transfer", self.length)
-        self._reporter.keep(kept)
         self._reported = kept
 
     def chunks(self, offset: int) -> Generator[memoryview, None, None]:
@@ -150,7 +150,7 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
     started = time.monotonic()
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)
-    promised = checksum.parse(settings.checksum) if settings.checksum else None
+    promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
     reporter.phase("connect", None)
     with File(settings.path, reporter) as file:

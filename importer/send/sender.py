@@ -91,7 +91,7 @@ class Sender:
 
     def send(self, stream: Stream, offset: int = 0) -> None:
         """Send ``stream`` and return when the server has the disk on storage. Raises ``errors.Error``."""
-        patience = retry.Patience(self.patience, self.cancel)
+        patience = retry.Patience(self.patience, self.cancel, slowest=0)
         restarts, furthest = 0, offset
         while not self._attempt(stream, offset, patience):
             now = self._received(patience)
@@ -104,8 +104,8 @@ class Sender:
                 now = furthest = 0
             elif now > furthest:
                 # A server may lose again and again what it had.
+                patience.progress(now - furthest, self.client.url, now)
                 furthest = now
-                patience.progress()
             log.info("upload resumed offset=%d", now)
             offset = now
 

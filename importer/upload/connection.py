@@ -17,6 +17,8 @@ from cdi_worker.upload import tls
 
 #: Seconds without data after which a read returns the bytes received so far.
 QUIET = 0.005
+#: Seconds after which a read returns what it has, also if bytes keep on arriving.
+BRIEF = 1.0
 #: Bytes received by one system call. OpenSSL by itself makes two calls for each TLS record, which took a
 #: tenth of the time of a clone.
 WINDOW = 256 << 10
@@ -77,6 +79,8 @@ class Connection:
     def readinto(self, into: memoryview, limit: float) -> int:
         """Receive until ``into`` is full or no data arrives for ``QUIET`` seconds; return 0 at the end.
 
+        Returns after ``BRIEF`` seconds in any case, if there are bytes.
+
         ``limit``: seconds for the first byte.
         """
         if self._interrupted:
@@ -85,7 +89,8 @@ class Connection:
         if filled:
             into[:filled] = self._ahead[:filled]
             self._ahead = self._ahead[filled:]
-        while filled < len(into):
+        latest = time.monotonic() + BRIEF
+        while filled < len(into) and not (filled and time.monotonic() > latest):
             try:
                 count = self._receive(into[filled:], QUIET if filled else limit)
             except OSError:
@@ -98,12 +103,13 @@ class Connection:
         return filled
 
     def _receive(self, into: memoryview, limit: float) -> int:
+        deadline = time.monotonic() + limit
         while True:
             try:
                 # With a buffer it returns a number of bytes; typeshed says bytes.
                 return cast(int, self._tls.read(len(into), into))
             except ssl.SSLWantReadError:
-                self._more(len(into), limit)
+                self._more(len(into), deadline - time.monotonic())
             except ssl.SSLEOFError:
                 return 0
 
@@ -116,10 +122,11 @@ class Connection:
 
     def line(self, longest: int, limit: float) -> bytes:
         """Return the next line without its CRLF; a part of a line is kept for the next call."""
+        deadline = time.monotonic() + limit
         while (end := self._ahead.find(b"\r\n", 0, longest + 2)) < 0:
             if len(self._ahead) > longest + 1:
                 raise ConnectionError(f"a line is longer than {longest} bytes")
-            more = self._record(limit)
+            more = self._record(deadline - time.monotonic())
             if not more:
                 raise ConnectionError("the client closed the connection within a line")
             self._ahead += more
@@ -221,7 +228,7 @@ class Connection:
                 finally:
                     self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             if not self._ready(select.POLLIN, limit, interruptible=interruptible):
-                raise TimeoutError(f"no data for {limit:g} s")
+                raise TimeoutError(f"no data for {limit:.3g} s")
 
     def _flush(self, limit: float) -> None:
         rest = memoryview(self._to_send.read()) if self._to_send.pending else b""
@@ -230,7 +237,7 @@ class Connection:
                 rest = rest[self._socket.send(rest) :]
             except BlockingIOError:
                 if not self._ready(select.POLLOUT, limit, interruptible=False):
-                    raise TimeoutError(f"the client accepted no data for {limit:g} s") from None
+                    raise TimeoutError(f"the client accepted no data for {limit:.3g} s") from None
 
     def _ready(self, events: int, limit: float, *, interruptible: bool) -> bool:
         """Wait for ``events`` on the socket; return whether one came. Raises ``Interrupted``."""

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 import h11
 
 from cdi_worker import errors
-from cdi_worker.upload.connection import QUIET, Connection
+from cdi_worker.images.engine import retry
+from cdi_worker.upload.connection import BRIEF, QUIET, Connection
 
 TOO_LARGE = "effective image size is larger than the reported available storage"
 #: Seconds to read the rest of a body after a refusal: a client that is still sending sees the answer then.
@@ -56,7 +57,7 @@ class Request:
     ``length``: bytes of the body, None if it is chunked.
     """
 
-    def __init__(self, connection: Connection, head: h11.Request, patience: float) -> None:
+    def __init__(self, connection: Connection, head: h11.Request, patience: float, slowest: float) -> None:
         self.method = head.method.decode("ascii")
         self.path = urllib.parse.urlsplit(head.target.decode("ascii")).path
         self.headers: dict[str, str] = {}
@@ -67,10 +68,10 @@ class Request:
         self.length: int | None = None
         self.content: Chunked | Sized
         if "transfer-encoding" in self.headers:
-            self.content = Chunked(connection, patience)
+            self.content = Chunked(connection, patience, slowest)
         else:
             self.length = int(self.headers.get("content-length", "0"))
-            self.content = Sized(connection, self.length, patience)
+            self.content = Sized(connection, self.length, patience, slowest)
 
 
 def authorize(request: Request, client_name: str, *methods: str) -> None:
@@ -84,15 +85,18 @@ def authorize(request: Request, client_name: str, *methods: str) -> None:
 class Exchange:
     """One request and its answer.
 
-    ``idle``: seconds to receive the head. ``patience``: seconds without a byte of the body. Raises
-    ``OSError`` if the connection is broken.
+    ``idle``: seconds to receive the head. ``patience``: seconds without a byte of the body, or with fewer
+    than ``slowest`` per second. Raises ``OSError`` if the connection is broken.
     """
 
-    def __init__(self, connection: Connection, idle: float, patience: float) -> None:
+    def __init__(
+        self, connection: Connection, idle: float, patience: float, slowest: float = retry.SLOWEST
+    ) -> None:
         self._connection = connection
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD)
         self._idle = idle
         self._patience = patience
+        self._slowest = slowest
         self._request: Request | None = None
         self._is_head = False
 
@@ -111,7 +115,7 @@ class Exchange:
             # Request smuggling: two servers would read two different requests (RFC 9112, 6.1).
             raise Refusal(400)
         try:
-            self._request = Request(self._connection, head, self._patience)
+            self._request = Request(self._connection, head, self._patience, self._slowest)
         except ValueError as err:
             raise Refusal(400) from err
         expected = self._request.headers.get("expect", "100-continue")
@@ -167,10 +171,11 @@ class Exchange:
 class Sized:
     """A body of ``length`` bytes."""
 
-    def __init__(self, connection: Connection, length: int, patience: float) -> None:
+    def __init__(self, connection: Connection, length: int, patience: float, slowest: float) -> None:
         self._connection = connection
         self._left = length
         self._patience = patience
+        self._meter = retry.Meter(patience, slowest)
 
     @property
     def at_end(self) -> bool:
@@ -179,7 +184,8 @@ class Sized:
     def readinto(self, into: memoryview, /) -> int:
         if not self._left:
             return 0
-        count = self._connection.readinto(into[: self._left], self._patience)
+        part = into[: self._left]
+        count = self._meter.read(lambda: self._connection.readinto(part, self._patience))
         if not count:
             raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")
         self._left -= count
@@ -192,9 +198,10 @@ class Sized:
 class Chunked:
     """A chunked body (RFC 9112, 7.1). Chunk extensions and trailers are ignored."""
 
-    def __init__(self, connection: Connection, patience: float) -> None:
+    def __init__(self, connection: Connection, patience: float, slowest: float) -> None:
         self._connection = connection
         self._patience = patience
+        self._meter = retry.Meter(patience, slowest)
         self._left = 0
         #: Whether the CRLF after a chunk's data is still to be read.
         self._after_data = False
@@ -206,8 +213,12 @@ class Chunked:
     def readinto(self, into: memoryview, /) -> int:
         if self._failure is not None:
             raise self._failure
+        return self._meter.read(lambda: self._fill(into))
+
+    def _fill(self, into: memoryview) -> int:
         filled = 0
-        while filled < len(into) and not self.at_end:
+        latest = time.monotonic() + BRIEF
+        while filled < len(into) and not self.at_end and not (filled and time.monotonic() > latest):
             try:
                 count = self._step(into[filled:], QUIET if filled else self._patience)
             except TimeoutError:

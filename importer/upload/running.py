@@ -50,7 +50,7 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
 
     Raises ``RequestError``.
     """
-    wanted = dataclasses.replace(settings, checksum=fields.get(headers.CHECKSUM) or None)
+    wanted = dataclasses.replace(settings, checksum=fields.get(headers.CHECKSUM))
     if wanted.checksum is not None:
         checksum.parse(wanted.checksum)
     content_type = fields.get(headers.CONTENT_TYPE, "")

@@ -46,7 +46,11 @@ class Server:
         """Yield the port while the server listens; at the end, answer the requests already admitted."""
         settings = self.settings
         listener = upload_listener.Listener(
-            settings.tls.context(), self.answer, idle=settings.idle, patience=self.patience
+            settings.tls.context(),
+            self.answer,
+            idle=settings.idle,
+            patience=self.patience,
+            slowest=settings.wanted.fetch.slowest,
         )
         with listener.listening(settings.host, settings.port, self._end) as port:
             log.info("listening address=%r port=%d target=%r", settings.host, port, settings.wanted.target)

@@ -64,7 +64,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
             preallocation=reading.boolean("PREALLOCATION"),
             direct=paths.tuning.direct,
             demand=paths.demand,
-            fetch=fetch.Options(no_progress=paths.tuning.stall),
+            fetch=fetch.Options(no_progress=paths.tuning.stall, slowest=paths.tuning.slowest),
             existing="remove",
             permissions=contract.FILE_MODE,
             wait=contract.WAIT,

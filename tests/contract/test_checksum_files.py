@@ -132,16 +132,34 @@ def test_disk_with_another_checksum_is_not_usable(
     assert not site.pod.disk.exists()
 
 
+@pytest.mark.parametrize("wrong", [40, 32, 128])
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_wrong_checksum_beside_a_right_one_of_another_kind_is_noticed(
+    site: Site, people: signers.OpenPGP, key: str, wrong: int, is_signed: bool
+) -> None:
+    """All that the file states of the disk counts, not only the strongest."""
+    sums = site.line + b"0" * wrong + b"  disk.img\n"
+    site.serve("/d/SHA256SUMS", sums)
+    site.serve("/d/SHA256SUMS.gpg", people.sign("good", sums))
+    done = site.run(**({"CDI_WORKER_SIGNED_BY": key} if is_signed else {}))
+    assert (done.status, "checksum mismatch" in site.pod.message) == (5, True), done.errors
+    assert not site.pod.disk.exists()
+
+
 @pytest.mark.parametrize(
     ("sums", "reason"),
     [
         (b"0" * 64 + b"  other.img\n", "no line with a checksum of 'disk.img'"),
         (b"0" * 64 + b"  disk.img\n" + b"1" * 64 + b"  disk.img\n", "several lines with different checksums"),
+        (
+            b"0" * 64 + b"  disk.img\n" + b"".join(each * 32 + b"  disk.img\n" for each in (b"0", b"1")),
+            "several lines with different checksums",
+        ),
         (b"0" * 64 + b"  a/disk.img\n" + b"1" * 64 + b"  b/disk.img\n", "several lines with different"),
         (b"", "no line with a checksum"),
         (b"\x00\xff" * 1000, "no line with a checksum"),
     ],
-    ids=["other-name", "ambiguous", "ambiguous-folder", "empty", "binary"],
+    ids=["other-name", "ambiguous", "ambiguous-weak", "ambiguous-folder", "empty", "binary"],
 )
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_disk_without_its_line_is_refused(

@@ -77,7 +77,7 @@ def test_disk_of_an_ova_is_chosen(
     image = disks.image("vmdk-stream").read_bytes()
     packed = ovas.ova(ovas.Disk(image), ovas.Disk(image, "vm-disk2.vmdk"))
     url = server.serve("/vm.ova", misbehave.Page(packed))
-    done = pod.run(IMPORTER_ENDPOINT=url, CDI_WORKER_DISK=choice)
+    done = pod.run(IMPORTER_ENDPOINT=url, **({"CDI_WORKER_DISK": choice} if choice else {}))
     if choice:
         assert (done.status, pod.message) == (0, contract.COMPLETE)
         contract.check_disk(pod, disks.expected("vmdk-stream"))

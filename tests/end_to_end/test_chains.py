@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -410,8 +411,30 @@ def test_layers_are_applied_to_a_disk_that_holds_the_earlier_ones(
         stage([addresses[index]], target, names[index - 1], names[index])
     at = max(1, len(addresses) - 2)
     stage(addresses[at:], target, names[at - 1], names[-1])
-    oracle.same(target, expected, beyond=None if make is smaller else b"\0")
+    oracle.same(target, expected, beyond=b"\0")
     assert not [*target.parent.glob("disk.img.*")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", [smaller, smallest, None])
+def test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes(
+    chain: chains.Chain, target: Path, make: Callable[[chains.Chain], None] | None, seed: int
+) -> None:
+    """What is behind the end of a stage reads as zeros when a later stage is larger."""
+    if make is None:
+        chance = random.Random(seed)
+        chain.base("12M", "write -P 1 0 12M")
+        for number in range(4):
+            size = chance.randrange(1, 24) * 512 * 1024 + chance.choice([0, 512, 4096])
+            at = chance.randrange(0, size - 4096) // 512 * 512
+            chain.overlay(f"write -P {number + 2} {at} 4096", size=size)
+    else:
+        make(chain)
+    expected = chain.disk()
+    names = [path.name for path in chain.files]
+    for before, name, path in zip(["", *names], names, local(chain.files)):  # noqa: B905
+        stage([path], target, before, name)
+    oracle.same(target, expected, beyond=b"\0")
 
 
 def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain, tmp_path: Path) -> None:

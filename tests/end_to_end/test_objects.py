@@ -248,7 +248,7 @@ def test_pod_imports_from_s3(seaweed: objectservers.Store, disks: disks_module.D
     status, message = pod(tmp_path, **env, **keys)
     assert (status, json.loads(message)["message"]) == (0, "Import Complete")
     oracle.same(tmp_path / "disk.img", disks.expected("qcow2"))
-    status, message = pod(tmp_path, **env, **{**keys, "IMPORTER_SECRET_KEY": "wrong"})
+    status, message = pod(tmp_path, **env, **{**keys, "IMPORTER_SECRET_KEY": "not-the-key"})
     assert status == 1
     assert message.startswith("Unable to connect to s3 data source: http://127.0.0.1")
     assert "wrong signature; check the secret key" in message

@@ -216,7 +216,9 @@ def test_pod_imports_from_a_registry(
         argv, env=given, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert message.read_text().startswith("Unable to connect to registry data source: docker://localhost:")
+    # The controllers derive the reason ImagePullFailed from these words, as for CDI's own worker.
+    beginning = "Unable to process data: failed to pull image: docker://localhost:"
+    assert message.read_text().startswith(beginning)
     assert "wr0ng" not in message.read_text() + done.stderr
 
 

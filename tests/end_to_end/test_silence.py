@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import lzma
 import random
@@ -129,3 +130,51 @@ def test_failure_does_not_set_the_callers_cancel(
     ):
         cdi_worker.run(request(url, device, direct=True), cancel=cancel)
     assert not cancel.is_set()
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_server_that_trickles_is_given_up(
+    server: misbehave.Server, tmp_path: Path, qcow2: bytes, form: str, ranges: bool
+) -> None:
+    """Each byte arrives in time, and the disk would never be complete."""
+    image = qcow2 if form == "qcow2" else NOISE
+    whole = misbehave.Page(image, ranges=ranges, cut=4 * MIB)
+    url = server.serve("/disk", (whole, 1), misbehave.Page(image, ranges=ranges, drip=(1, 0.05)))
+    done = worker.run(
+        "import", "--stall-timeout", "1", url, tmp_path / "disk.img", timeout=3 * processes.PATIENCE
+    )
+    assert done.status == errors.TransferFailed.status
+    # A range keeps the bytes that came, and its next request fails.
+    assert ("no data for" if ranges else "--speed-limit") in done.error_message
+
+
+def test_slow_server_is_read_without_a_floor(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(NOISE[:1024], drip=(32, 0.1)))
+    arguments = ("import", "--stall-timeout", "1", url, tmp_path / "disk.img")
+    assert worker.run(*arguments).status != 0
+    done = worker.run(*arguments, env={"CDI_WORKER_SPEED_LIMIT": "0"})
+    assert done.status == 0, done.errors
+    assert (tmp_path / "disk.img").read_bytes() == NOISE[:1024]
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_slow_storage_is_not_the_sources_fault(
+    server: misbehave.Server, tmp_path: Path, ranges: bool
+) -> None:
+    """A write lasts longer than the source may be silent, and its connections break meanwhile."""
+    page = misbehave.Page(NOISE[: 4 * MIB], ranges=ranges)
+    url = server.serve("/disk", (dataclasses.replace(page, cut=3 * MIB), 1), page)
+    made = request(url, Path())
+    access = cdi_worker.Access(patience=1.0)
+    with devices.nbdkit_device(tmp_path, 4 * MIB, ["delay"], ["wdelay=1500ms"]) as device:
+        cdi_worker.run(
+            dataclasses.replace(
+                made,
+                target=str(device),
+                direct=True,
+                location=cdi_worker.Location(url, access),
+                fetch=cdi_worker.FetchOptions(no_progress=1.0, connections=1),
+            )
+        )
+        assert Path(device).read_bytes() == NOISE[: 4 * MIB]

@@ -447,7 +447,7 @@ def test_pod_migrates_a_disk(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
         assert "power=poweredOn" in done.stderr
         vmware_stages.check(vcsim, tmp_path / "disk.img", stage)
     assert any(line.endswith(f"config={config}") for line in vcsim.library_calls())
-    env["IMPORTER_SECRET_KEY"] = "wrong"
+    env["IMPORTER_SECRET_KEY"] = "not-this"
     done = subprocess.run(argv, cwd=repository.ROOT, env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1
     assert message.read_text().startswith("Unable to connect to vddk data source: https://localhost")

@@ -39,7 +39,7 @@ def test_certificates_of_aws(seaweed: objectservers.Store, disks: disks_module.D
     env["AWS_ENDPOINT_URL"] = seaweed.url("", tls=True).removesuffix("/images/")
     done = worker.run("import", "s3://images/disk.img", tmp_path, env=env)
     assert (done.status, "certificate verify failed" in done.errors) == (SOURCE, True)
-    assert "(--ca-dir), or do not verify it (--insecure)" in done.error_message
+    assert "(--ca-file), or do not verify it (--insecure)" in done.error_message
 
 
 def test_malformed_endpoint_is_refused(tmp_path: Path) -> None:

@@ -256,6 +256,38 @@ def test_chain(tmp_path: Path) -> None:
     assert len(only_disk(found)["chain"]) == 2
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_report_is_not_written_through_a_link(
+    server: misbehave.Server, tmp_path: Path, *, is_there: bool
+) -> None:
+    url = server.serve("/disk.raw", misbehave.Page(DATA))
+    victim, link, target = (tmp_path / name for name in ("victim", "report.json", "disk.img"))
+    if is_there:
+        victim.write_text("precious")
+    link.symlink_to(victim)
+    done = worker.run("import", url, target, "--report", link)
+    assert (done.status, done.error_message) == (
+        2, f"--report {link}: is a symbolic link; name the file itself",
+    )  # fmt: skip
+    assert link.is_symlink()
+    assert not target.exists()
+    assert victim.exists() == is_there
+    assert not is_there or victim.read_text() == "precious"
+
+
+def test_link_made_during_the_import_is_replaced_not_followed(tmp_path: Path) -> None:
+    wanted = cdi_worker.Request(
+        source="none", location=cdi_worker.Location(""), target=str(tmp_path / "d"), image_size=MIB
+    )
+    path, victim = tmp_path / "report.json", tmp_path / "victim"
+    report = provenance.Report(str(path), wanted)
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    report.write([cdi_worker.run(wanted)])
+    assert (victim.read_text(), path.is_symlink()) == ("precious", False)
+    read(path)
+
+
 @pytest.mark.parametrize("kind", ["no folder", "a folder", "a device", "the target"])
 def test_report_that_cannot_be_written(server: misbehave.Server, tmp_path: Path, kind: str) -> None:
     url = server.serve("/disk.raw", misbehave.Page(DATA))

@@ -82,6 +82,95 @@ def test_failure_has_message_and_status(error: errors.Error, message: str, statu
     assert report.failure(error, "http") == report.Report(message, status)
 
 
+_SOURCES = ("http", "s3", "gcs", "registry", "imageio", "vddk")
+_CONNECT = "Unable to connect to SOURCE data source: "
+_PULL = "Unable to process data: failed to pull image: "
+_PROCESS = "Unable to process data: "
+_FACTS: dict[str, object] = {
+    "url": "U", "reason": "R", "offset": 7, "what": "W", "before": "B", "now": "N", "expected": "E",
+    "calculated": "C", "wanted": "A", "found": "F", "format": "qcow2", "rule": "X", "fault": "missing",
+    "virtual_size": 2, "available": 1, "size": 3, "path": "P", "tool": "T", "exit_status": 1, "package": "K",
+    "source": "S", "exception": "Y", "extra": "Z", "seconds": 5.0, "kept": "M", "algorithm": "md5",
+}  # fmt: skip
+
+#: What CDI v1.6x's importer begins the message with after each failure, for every source; ``registry`` where
+#: it differs. CDI contacts all servers but registries in the constructor of the source ("Unable to connect"),
+#: and writes "failed to pull image" where it opens an image of a registry or reads a stream to storage.
+_PHRASES: dict[type[errors.Error], tuple[str, str]] = {
+    errors.Error: (_PROCESS, _PROCESS),
+    errors.RequestError: (_PROCESS, _PROCESS),
+    errors.MissingExtra: (_PROCESS, _PROCESS),
+    errors.MissingTool: (_PROCESS, _PROCESS),
+    errors.PluginFailed: (_PROCESS, _PROCESS),
+    errors.SourceError: (_PULL, _PULL),
+    errors.Unreachable: (_CONNECT, _PULL),
+    errors.Transient: (_PULL, _PULL),
+    errors.CutShort: (_PULL, _PULL),
+    errors.TransferFailed: (_PULL, _PULL),
+    errors.Withdrawn: (_PULL, _PULL),
+    errors.SourceChanged: (_PULL, _PULL),
+    errors.DigestMismatch: (_PULL, _PULL),
+    errors.WrongPlatform: (_PROCESS, _PROCESS),
+    errors.NoRanges: (_PULL, _PULL),
+    errors.UploadFailed: (_PROCESS, _PROCESS),
+    errors.ImageError: (_PROCESS, _PROCESS),
+    errors.Refused: (_PROCESS, _PROCESS),
+    errors.Unsupported: (_PROCESS, _PROCESS),
+    errors.Corrupt: (_PROCESS, _PROCESS),
+    errors.Truncated: (_PROCESS, _PROCESS),
+    errors.TrailingGarbage: (_PROCESS, _PROCESS),
+    errors.Untrusted: (_PROCESS, _PROCESS),
+    errors.TargetError: (_PROCESS, _PROCESS),
+    errors.TooLarge: (_PROCESS, _PROCESS),
+    errors.NoSpace: (_PROCESS, _PROCESS),
+    errors.TargetBusy: (_PROCESS, _PROCESS),
+    errors.TargetLost: (_PROCESS, _PROCESS),
+    errors.TargetExists: (_PROCESS, _PROCESS),
+    errors.OutputClosed: (_PROCESS, _PROCESS),
+    errors.ScratchTooSmall: (_PROCESS, _PROCESS),
+    errors.ToolFailed: (_PROCESS, _PROCESS),
+    errors.NoProgress: (_PROCESS, _PROCESS),
+    errors.Cancelled: (_PROCESS, _PROCESS),
+    errors.Interrupted: (_PROCESS, _PROCESS),
+}
+
+
+def _classes(kind: type[errors.Error]) -> set[type[errors.Error]]:
+    here = {kind} if kind.__module__ == errors.__name__ else set()
+    return here.union(*(_classes(below) for below in kind.__subclasses__()))
+
+
+def _made(kind: type[errors.Error]) -> errors.Error:
+    if issubclass(kind, errors.RequestError):
+        return kind("fault")
+    if issubclass(kind, errors.MissingExtra):
+        return kind(what="W", package="K", extra="E")
+    if issubclass(kind, errors.Transient):
+        return kind(url="U", reason="R")
+    return kind(**_FACTS)
+
+
+@pytest.mark.parametrize("source", _SOURCES)
+def test_every_failure_of_every_source_has_the_phrase_of_cdi(source: str) -> None:
+    json_reported = {errors.ScratchRequired, errors.ChecksumMismatch}
+    assert _classes(errors.Error) == set(_PHRASES) | json_reported
+    for kind, (usual, registry) in _PHRASES.items():
+        beginning = (registry if source == "registry" else usual).replace("SOURCE", source)
+        error = _made(kind)
+        assert report.failure(error, source) == report.Report(f"{beginning}{error}", 1), kind
+
+
+@pytest.mark.parametrize("source", _SOURCES)
+@pytest.mark.parametrize("kind", [errors.Corrupt, errors.Truncated, errors.TrailingGarbage])
+@pytest.mark.parametrize("name", ["gz", "xz", "zst", "bz2"])
+def test_compressed_stream_that_is_not_whole_is_a_failed_pull(
+    source: str, kind: type[errors.Error], name: str
+) -> None:
+    """CDI decompresses while it reads: an error of the one is an error of the other."""
+    error = kind(format=name, reason="R", offset=7)
+    assert report.failure(error, source).message == f"{_PULL}{error}"
+
+
 @pytest.mark.parametrize("text", ["x" * 10_000, "é" * 10_000, '"' * 10_000])
 def test_message_has_at_most_4096_bytes(text: str) -> None:
     plain = report.failure(errors.ImageError(reason=text), "http")
@@ -106,17 +195,29 @@ def test_message_that_fits_is_not_shortened() -> None:
     assert url in report.failure(errors.Unreachable(url=url, reason="404"), "http").message
 
 
-@pytest.mark.parametrize("name", ["gz", "xz", "zst", "bz2"])
-def test_compressed_stream_that_ends_early_is_a_failed_pull(name: str) -> None:
-    """The controller derives the reason ImagePullFailed from these words."""
-    error = errors.Truncated(format=name, reason="the stream ends at byte 7")
-    assert "failed to pull image: truncated" in report.failure(error, "http").message
-
-
 def test_message_is_written_in_one_line(tmp_path: Path) -> None:
     report.write(report.Report("said", 0), str(tmp_path / "log"))
     assert (tmp_path / "log").read_text() == "said"
     report.write(report.Report("said", 0), str(tmp_path / "missing" / "log"))
+
+
+def test_message_is_not_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name, to in (("log", victim), ("dangling", tmp_path / "new")):
+        (tmp_path / name).symlink_to(to)
+        report.write(report.Report("said", 0), str(tmp_path / name))
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_message_is_written_in_place(tmp_path: Path) -> None:
+    """The kubelet mounts the file: another one in its place would not be read."""
+    path = tmp_path / "log"
+    path.write_text("of the run before, which was longer")
+    before = path.stat().st_ino
+    report.write(report.Report("said", 0), str(path))
+    assert (path.stat().st_ino, path.read_text()) == (before, "said")
 
 
 def test_control_characters_are_removed() -> None:

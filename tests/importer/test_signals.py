@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support import processes
 
 # A handler runs in the main thread, whatever lock that holds: here nearly always one that the callbacks need.
@@ -51,3 +53,24 @@ print(cancel.reason, flush=True)
 def test_signal_ends_a_wait_of_the_main_thread() -> None:
     done = processes.script(WAITING)
     assert done.stdout.strip() == "SIGTERM", done.stderr
+
+
+HANGUP = """
+import os, signal, sys
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from cdi_worker import cli
+cancel = cli.cancelled_by_signals()
+os.kill(os.getpid(), signal.SIGHUP)
+if sys.argv[1] == "nohup":
+    os.kill(os.getpid(), signal.SIGTERM)
+with cli.cancelling.woken(cancel) as wake:
+    os.read(wake, 8)
+print(cancel.reason)
+"""
+
+
+@pytest.mark.parametrize(("how", "reason"), [("ssh", "SIGHUP"), ("nohup", "SIGTERM")])
+def test_hangup_cancels_unless_it_is_ignored(how: str, reason: str) -> None:
+    done = processes.script(HANGUP, how)
+    assert done.stdout.strip() == reason, done.stderr

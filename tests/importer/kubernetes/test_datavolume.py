@@ -290,7 +290,7 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
         ("a: !!timestamp x\n", ": malformed YAML: "),
         ("a: !!map [b]\n", ": malformed YAML: "),
         ("a: !!set [b]\n", ": malformed YAML: "),
-        (f"a: {'9' * 5000}\n", ": malformed YAML: "),
+        (f"a: {'9' * 5000}\n", ", line 1, column 4: a number of more than 100 characters"),
         ("[" + "1," * 100_001 + "]", ", line 1, column "),
         ("# " + "x" * documents.LIMIT, ": larger than 4194304 bytes"),
     ],
@@ -347,3 +347,21 @@ def test_later_stages_are_selected() -> None:
         volume.stages_after("snapshot-2")
     with pytest.raises(errors.RequestError, match="no checkpoint has"):
         volume.stages_after("snapshot-3")
+
+
+@pytest.mark.parametrize("number", ["0x" + "F" * 5000, "1:" * 300 + "1.5", "1" + ":1" * 60_000, "9" * 5000])
+@pytest.mark.parametrize("key", ["kind", "contentType", "storage"])
+def test_long_number_is_refused(tmp_path: Path, number: str, key: str) -> None:
+    """Python writes no number of so many digits, and YAML's base 60 takes their square in time."""
+    path = tmp_path / "dv.yaml"
+    path.write_text(f"spec:\n  {key}: {number}\n")
+    with pytest.raises(
+        errors.RequestError, match=r"line 2, column \d+: a number of more than 100 characters"
+    ):
+        documents.read(str(path))
+
+
+def test_long_text_of_digits_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "dv.yaml"
+    path.write_text(f"kind: '{'9' * 5000}'\n")
+    assert documents.read(str(path))[0].kind == "9" * 5000

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support import disks as disks_module
-from tests.support import manifests, oracle, servers
+from tests.support import manifests, oracle, servers, worker
 
 
 @pytest.fixture
@@ -101,4 +102,6 @@ def test_malformed_secrets_are_reported(workspace: manifests.Workspace) -> None:
 
 def test_target_is_required(workspace: manifests.Workspace) -> None:
     workspace.volume({"blank": {}})
-    assert workspace.run("--target=").error_message.startswith("no target given: ")
+    path = workspace.directory / "dv.yaml"
+    path.write_text(yaml.safe_dump_all(workspace.documents))
+    assert worker.run("run", path).error_message.startswith("no target given: ")

@@ -103,12 +103,6 @@ def hard_link(source: Path) -> None:
     os.link(source / "disk.img", source / "more" / "the same disk")
 
 
-def symbolic_link(source: Path) -> None:
-    (source / "disk.img").rename(source / "more" / "disk.raw")
-    # The length of the link itself is that of a sector, like the size of a disk.
-    (source / "disk.img").symlink_to("more//" + "./" * 249 + "disk.raw")
-
-
 def part_of_a_sector(source: Path) -> None:
     with (source / "disk.img").open("ab") as stream:
         stream.write(b"a few bytes more")
@@ -142,7 +136,6 @@ def holes_only(source: Path) -> None:
 CHANGES = [
     alone,
     hard_link,
-    symbolic_link,
     part_of_a_sector,
     empty,
     without_disk,
@@ -173,6 +166,17 @@ def test_any_file_system_is_cloned(
                 before.st_nlink,
             ), copy
     assert not [name for name in os.listdir(data) if name not in os.listdir(folder)]
+
+
+def test_disk_that_is_a_link_is_not_cloned(
+    certificates: uploads.Certificates, paths: contract.Paths, folder: Path
+) -> None:
+    """Whoever opens the disk of the clone would follow the link in its own mounts."""
+    (folder / "disk.img").rename(folder / "more" / "disk.raw")
+    # The length of the link itself is that of a sector, like the size of a disk.
+    (folder / "disk.img").symlink_to("more//" + "./" * 249 + "disk.raw")
+    assert "'disk.img' is a symlink" in run_both(certificates, {}, paths, folder)
+    oracle.unusable(Path(paths.data, "disk.img"))
 
 
 @pytest.mark.parametrize(

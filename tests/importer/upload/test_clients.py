@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -52,6 +53,37 @@ def test_stalled_body_times_out(
         assert connection.sock.recv(12) == b"HTTP/1.1 500"
         oracle.unusable(disk)
         uploads.wait_until(lambda: server.ask("POST", SYNC, DATA).status == 200)
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked"])
+def test_body_that_trickles_times_out(
+    certificates: uploads.Certificates, paths: contract.Paths, disk: Path, framing: str
+) -> None:
+    with (
+        uploads.Server(certificates, {}, paths).with_short_timeouts() as server,
+        server.connect() as connection,
+    ):
+        connection.putrequest("POST", SYNC)
+        if framing == "chunked":
+            connection.putheader("Transfer-Encoding", "chunked")
+        else:
+            connection.putheader("Content-Length", str(len(DATA)))
+        connection.endheaders()
+        ended = threading.Event()
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError):
+                while not ended.wait(0.003):
+                    connection.send(b"1\r\nx\r\n" if framing == "chunked" else b"x")
+
+        sender = threading.Thread(target=trickle, daemon=True)
+        sender.start()
+        try:
+            uploads.wait_until(lambda: server.ask("POST", SYNC, DATA).status == 200)
+        finally:
+            ended.set()
+            sender.join()
+    assert disk.read_bytes() == DATA
 
 
 def test_endless_headers_time_out(certificates: uploads.Certificates, paths: contract.Paths) -> None:

@@ -173,3 +173,12 @@ def test_device_that_ends_like_a_fixed_vhd_is_cloned_whole(
     case = make(f"block{ours}")
     case.run()
     oracle.same(case.disk, folder / "disk.img")
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_empty_checksum_of_a_client_is_refused(tmp_path: Path, text: str) -> None:
+    """A client's variable is not set: what it demands must not be dropped."""
+    settings = request.Request(source="upload", location=base.Location("upload"), target=str(tmp_path / "d"))
+    with pytest.raises(errors.RequestError, match="invalid checksum"):
+        running.order(settings, {headers.CHECKSUM: text}, archive=False)
+    assert running.order(settings, {}, archive=False).wanted.checksum is None

@@ -1,0 +1,415 @@
+"""No demand is dropped in silence: security settings, given in every way: empty, misspelt and valid."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+import cdi_worker
+from cdi_worker import contract, errors, request
+from cdi_worker.commands import context, demands, group
+from cdi_worker.formats import signature
+from cdi_worker.images.engine import cancelling
+from cdi_worker.kubernetes import datavolume, documents, signed
+from tests.support import misbehave, repository, signing, tls, worker
+
+SIGNER = signing.Signer()
+#: An image that a policy rejects is refused before anything is contacted.
+IMAGE = "docker://registry.invalid/repository"
+DISK = b"unsigned" * 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A setting. ``valid``: makes a valid value; ``outcome``: what is said then, empty: the import succeeds.
+
+    ``misspelt``: its name without a letter. ``field``: of the library's ``Demand``. ``in_pods``: whether the
+    role has a variable of its own for it; the others are CDI's.
+    """
+
+    name: str
+    misspelt: str
+    valid: Callable[[Path], str]
+    outcome: str
+    field: str = ""
+    in_pods: bool = True
+    source: str = ""
+
+    @property
+    def variable(self) -> str:
+        return f"CDI_WORKER_{self.name.replace('-', '_').upper()}"
+
+    @property
+    def misspelt_variable(self) -> str:
+        return f"CDI_WORKER_{self.misspelt.replace('-', '_').upper()}"
+
+
+def _key(folder: Path) -> str:
+    return SIGNER.write(folder / "key.pem")
+
+
+def _policy(folder: Path) -> str:
+    path = folder / "policy.json"
+    path.write_text('{"default": [{"type": "reject"}]}')
+    return str(path)
+
+
+def _authority(folder: Path) -> str:
+    path = folder / "authorities"
+    path.mkdir()
+    return str(path)
+
+
+def _ca_file(folder: Path) -> str:
+    return str(tls.Authority(folder).certificate)
+
+
+CERTIFICATE = "a certificate needs --certificate-identity"
+SETTINGS = (
+    Setting("signed-by", "signedby", _key, "signature not verifiable", "signed_by"),
+    Setting("certificate-identity", "certificate-identiy", lambda _: "a@b", CERTIFICATE, "identity"),
+    Setting(
+        "certificate-oidc-issuer", "certificate-oidc-isuer", lambda _: "https://i", CERTIFICATE, "issuer"
+    ),
+    Setting("trusted-root", "trustedroot", _key, CERTIFICATE, "trusted_root"),
+    Setting("signature-annotation", "signature-anotation", lambda _: "a=b", "needs a signer", "annotations"),
+    Setting("signature-policy", "signature-polcy", _policy, "rejects it", "policy", source=IMAGE),
+    Setting("checksum-file", "checksumfile", lambda _: "/missing/SUMS", "/missing/SUMS", "checksum_file"),
+    Setting("checksum", "cheksum", lambda _: f"sha256:{64 * '0'}", "checksum mismatch", in_pods=False),
+    Setting("ca-dir", "cadir", _authority, "", in_pods=False),
+    Setting("ca-file", "cafile", _ca_file, "", in_pods=False),
+)
+EVERY = pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.name)
+IN_PODS = [each for each in SETTINGS if each.in_pods]
+POD = pytest.mark.parametrize("setting", IN_PODS, ids=lambda each: each.name)
+
+
+@pytest.fixture
+def url(server: misbehave.Server) -> str:
+    return server.serve("/disk", misbehave.Page(DISK))
+
+
+class Terminal:
+    """Imports at a terminal."""
+
+    def __init__(self, url: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.url = url
+        self.target = folder / "disk.img"
+        self._patch = patch
+
+    def refuses(self, *arguments: str, said: str, **env: str) -> None:
+        """Run in this process: what is refused does not get as far as an import."""
+        for name, value in env.items():
+            self._patch.setenv(name, value)
+        obj = context.Context(cancelling.Cancel(), lambda _: None, contract.environment())
+        line = ["import", self.url, str(self.target), *arguments]
+        with pytest.raises((click.ClickException, errors.RequestError)) as caught:
+            group.cli.main(line, prog_name="cdi-worker", standalone_mode=False, obj=obj)
+        found = caught.value
+        text = found.format_message() if isinstance(found, click.ClickException) else str(found)
+        assert said in text.lower()
+        assert not self.target.exists()
+
+    def obeys(self, setting: Setting, *arguments: str, **env: str) -> None:
+        done = worker.run("import", setting.source or self.url, self.target, *arguments, env=env)
+        assert (done.status == 0) == (not setting.outcome), done.errors
+        assert setting.outcome in done.errors
+        assert self.target.exists() == (not setting.outcome)
+
+
+@pytest.fixture
+def terminal(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    return Terminal(url, tmp_path, monkeypatch)
+
+
+def test_refusal_ends_the_command(url: str, tmp_path: Path) -> None:
+    done = worker.run("import", url, tmp_path / "disk.img", "--signed-by=")
+    assert (done.status, "'--signed-by': empty; give a value" in done.errors) == (2, True), done.errors
+    done = worker.run("import", url, tmp_path / "disk.img", env={"CDI_WORKER_SIGNED_BY": ""})
+    assert done.status == 2
+    assert done.error_message == "CDI_WORKER_SIGNED_BY: empty; give it a value or unset it"
+    assert not [*tmp_path.iterdir()]
+
+
+# -- at a terminal -----------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("value", ["", " "])
+def test_empty_option_is_refused(terminal: Terminal, setting: Setting, value: str) -> None:
+    terminal.refuses(f"--{setting.name}={value}", said=f"invalid value for '--{setting.name}'")
+
+
+@EVERY
+def test_option_that_is_repeated_with_one_empty_is_refused(
+    terminal: Terminal, setting: Setting, tmp_path: Path
+) -> None:
+    valid = setting.valid(tmp_path)
+    terminal.refuses(
+        f"--{setting.name}={valid}", f"--{setting.name}=", said=f"invalid value for '--{setting.name}'"
+    )
+
+
+@EVERY
+def test_misspelt_option_is_refused(terminal: Terminal, setting: Setting) -> None:
+    terminal.refuses(f"--{setting.misspelt}=x", said="no such option")
+
+
+@EVERY
+def test_valid_option_is_obeyed(terminal: Terminal, setting: Setting, tmp_path: Path) -> None:
+    terminal.obeys(setting, f"--{setting.name}={setting.valid(tmp_path)}")
+
+
+@EVERY
+@pytest.mark.parametrize("value", ["", " "])
+def test_empty_variable_is_refused(terminal: Terminal, setting: Setting, value: str) -> None:
+    terminal.refuses(said=f"{setting.variable}: empty".lower(), **{setting.variable: value})
+
+
+@EVERY
+def test_misspelt_variable_is_refused(terminal: Terminal, setting: Setting) -> None:
+    near = f"{setting.misspelt_variable}: unknown variable; did you mean '{setting.variable}'?"
+    terminal.refuses(said=near.lower(), **{setting.misspelt_variable: "x"})
+
+
+@EVERY
+def test_valid_variable_is_obeyed(terminal: Terminal, setting: Setting, tmp_path: Path) -> None:
+    terminal.obeys(setting, **{setting.variable: setting.valid(tmp_path)})
+
+
+@EVERY
+@pytest.mark.parametrize("value", ['""', "[]", '" "', '["", "x"]'])
+def test_empty_value_in_the_configuration_file_is_refused(
+    terminal: Terminal, setting: Setting, value: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"{setting.name} = {value}\n")
+    terminal.refuses(f"--config={path}", said=f"invalid value for '--{setting.name}'")
+
+
+@EVERY
+def test_misspelt_key_in_the_configuration_file_is_refused(
+    terminal: Terminal, setting: Setting, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'{setting.misspelt} = "x"\n')
+    terminal.refuses(f"--config={path}", said=f"did you mean '{setting.name}'?")
+
+
+@EVERY
+def test_valid_value_in_the_configuration_file_is_obeyed(
+    terminal: Terminal, setting: Setting, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    valid = setting.valid(tmp_path)
+    repeated = setting.name in {"signature-annotation", "ca-file"}
+    path.write_text(f"{setting.name} = {json.dumps([valid] if repeated else valid)}\n")
+    terminal.obeys(setting, f"--config={path}")
+
+
+# -- in a pod ----------------------------------------------------------------------------------
+
+
+def refused(pod: worker.Pod, said: str, **env: str) -> None:
+    assert pod.run(**env).status == 1
+    assert said in pod.message, pod.message
+    assert not [*pod.data.iterdir()]
+
+
+@POD
+def test_empty_variable_of_ours_is_refused_in_a_pod(pod: worker.Pod, url: str, setting: Setting) -> None:
+    refused(pod, f"{setting.variable}: empty", IMPORTER_ENDPOINT=url, **{setting.variable: ""})
+
+
+@EVERY
+def test_misspelt_variable_is_refused_in_a_pod(pod: worker.Pod, url: str, setting: Setting) -> None:
+    said = f"{setting.misspelt_variable}: unknown variable"
+    refused(pod, said, IMPORTER_ENDPOINT=url, **{setting.misspelt_variable: "x"})
+    near = f"did you mean '{setting.variable}'?"
+    assert near in pod.message or not setting.in_pods
+
+
+def test_variable_of_a_command_is_refused_in_a_pod(pod: worker.Pod, url: str) -> None:
+    """A role would not verify it: the checksum of a pod is IMPORTER_CHECKSUM."""
+    said = "CDI_WORKER_CHECKSUM: unknown variable"
+    refused(pod, said, IMPORTER_ENDPOINT=url, CDI_WORKER_CHECKSUM=f"sha256:{64 * '0'}")
+
+
+@POD
+def test_valid_variable_is_obeyed_in_a_pod(
+    pod: worker.Pod, url: str, setting: Setting, tmp_path: Path
+) -> None:
+    env = {"IMPORTER_SOURCE": "registry"} if setting.source else {}
+    env |= {"IMPORTER_ENDPOINT": setting.source or url, setting.variable: setting.valid(tmp_path)}
+    refused(pod, setting.outcome, **env)
+
+
+@POD
+def test_empty_value_in_the_file_of_a_pod_is_refused(
+    pod: worker.Pod, url: str, setting: Setting, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'{setting.name} = ""\n')
+    said = f"Invalid value for '--{setting.name}'"
+    refused(pod, said, IMPORTER_ENDPOINT=url, CDI_WORKER_CONFIG=str(path))
+
+
+@pytest.mark.parametrize("name", ["CDI_WORKER_DISK", "CDI_WORKER_LAYER_ANNOTATION", "CDI_WORKER_REPORT"])
+def test_other_variables_of_ours_are_not_empty_either(pod: worker.Pod, url: str, name: str) -> None:
+    refused(pod, f"{name}: empty", IMPORTER_ENDPOINT=url, **{name: ""})
+
+
+def test_variables_of_the_contract_may_be_empty(pod: worker.Pod, url: str) -> None:
+    """Controllers set them so where a DataVolume says nothing."""
+    names = ("CHECKSUM", "CERT_DIR", "PROXY_CERT_DIR", "ACCESS_KEY_ID", "SECRET_KEY", "IMAGE_SIZE")
+    names += ("CONTENTTYPE", "PULL_METHOD", "REGISTRY_IMAGE_ARCHITECTURE", "UUID", "CURRENT_CHECKPOINT")
+    env = {f"IMPORTER_{name}": "" for name in names}
+    env |= dict.fromkeys(("INSECURE_TLS", "CACHE_MODE", "OWNER_UID", "http_proxy", "HTTPS_PROXY"), "")
+    done = pod.run(IMPORTER_ENDPOINT=url, **env)
+    assert done.status == 0, done.errors
+    assert pod.disk.read_bytes()[: len(DISK)] == DISK
+
+
+def test_checksum_of_the_contract_is_obeyed(pod: worker.Pod, url: str) -> None:
+    assert pod.run(IMPORTER_ENDPOINT=url, IMPORTER_CHECKSUM=f"sha256:{64 * '0'}").status == 0
+    assert "checksum mismatch" in pod.message
+    assert not [*pod.data.iterdir()]
+
+
+def test_variables_of_a_service_are_not_ours(pod: worker.Pod, url: str) -> None:
+    """Kubernetes sets them beside every Service whose name begins like our variables."""
+    env = {}
+    for name in ("CDI_WORKER", "CDI_WORKER_SIGNEDBY"):
+        tcp = f"{name}_PORT_443_TCP"
+        env |= {f"{name}_SERVICE_HOST": "10.0.0.1", f"{name}_SERVICE_PORT": "443", f"{name}_PORT": "tcp://x"}
+        env |= {f"{name}_SERVICE_PORT_HTTPS": "443", tcp: "tcp://x", f"{tcp}_PROTO": "tcp"}
+    assert pod.run(IMPORTER_ENDPOINT=url, **env).status == 0
+    refused(worker.Pod(pod.directory / "other", env=pod.env), "SIGNEDBY_PORT: unknown", IMPORTER_ENDPOINT=url,
+            CDI_WORKER_SIGNEDBY_PORT="x")  # fmt: skip
+
+
+def test_clone_source_refuses_a_demand(tmp_path: Path) -> None:
+    pod = worker.Pod(tmp_path)
+    env = {"UPLOAD_URL": "https://127.0.0.1:1/", "MOUNT_POINT": str(tmp_path), "VOLUME_MODE": "filesystem"}
+    env |= {"CLIENT_KEY": "x", "CLIENT_CERT": "x", "SERVER_CA_CERT": "x", "CDI_WORKER_SIGNED_BY": "/k"}
+    assert pod.run(**env).status == 1
+    assert "signature not verifiable: a clone has none" in pod.message
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"CDI_WORKER_SIGNED_BY": ""}, "CDI_WORKER_SIGNED_BY: empty"),
+        ({"CDI_WORKER_SIGNEDBY": "x"}, "did you mean 'CDI_WORKER_SIGNED_BY'?"),
+        ({"CDI_WORKER_CONNECTIONS": "200"}, "200 is not in the range"),
+    ],
+)
+@pytest.mark.parametrize("program", ["openstack-populator", "cdi-source-update-poller"])
+def test_programs_of_controllers_refuse_the_same(program: str, env: dict[str, str], said: str) -> None:
+    done = worker.run(program, env=env)
+    assert (done.status, said in done.errors) == (2, True), done.errors
+
+
+def test_poller_refuses_an_empty_checksum_file() -> None:
+    arguments = ["-ns=n", "-cron=c", "-url=http://127.0.0.1:1/x", "-certdir="]
+    done = worker.run("cdi-source-update-poller", *arguments, "--checksum-file=")
+    assert (done.status, "Invalid value for '--checksum-file'" in done.errors) == (2, True), done.errors
+
+
+# -- manifests ---------------------------------------------------------------------------------
+
+
+def faults(change: Callable[[dict[str, object], dict[str, object]], object]) -> list[str]:
+    """Return the faults of the example with changed annotations and HTTP source."""
+    (made, *_) = yaml.safe_load_all((repository.DATAVOLUMES / "http.yaml").read_text())
+    change(made["metadata"].setdefault("annotations", {}), made["spec"]["source"]["http"])
+    found: list[str] = []
+    datavolume.parse(documents.Document("-", made), found)
+    return found
+
+
+@pytest.mark.parametrize("name", [*signed.ANNOTATIONS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
+def test_empty_annotation_is_refused(name: str) -> None:
+    for value in ("", " ", "\n"):
+        found = faults(lambda annotations, _, value=value: annotations.update({name: value}))
+        assert found == [f"metadata.annotations[{name}]: is empty"], value
+
+
+@pytest.mark.parametrize("name", [*signed.ANNOTATIONS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
+def test_misspelt_annotation_is_refused(name: str) -> None:
+    (found,) = faults(lambda annotations, _: annotations.update({name[:-1]: "x"}))
+    assert found.endswith(f"did you mean '{name}'?")
+
+
+def test_empty_checksum_of_a_manifest_is_refused() -> None:
+    (found,) = faults(lambda _, source: source.update(checksum=""))
+    assert found.startswith("spec.source.http.checksum: invalid checksum ''")
+
+
+def test_valid_annotations_are_accepted() -> None:
+    given = dict.fromkeys(signed.ANNOTATIONS, "x") | {f"{signed.PREFIX}signature-annotation": "a=b\n\nc=d\n"}
+    assert faults(lambda annotations, _: annotations.update(given)) == []
+
+
+def test_annotations_in_a_block_reach_the_pod_without_its_end(pod: worker.Pod, url: str) -> None:
+    """A manifest's block ends with a line break, and so does the variable that is made of it."""
+    refused(pod, "needs a signer", IMPORTER_ENDPOINT=url, CDI_WORKER_SIGNATURE_ANNOTATION="a=b\n\nc=d\n")
+
+
+# -- the library -------------------------------------------------------------------------------
+
+
+DEMANDS = [each.field for each in SETTINGS if each.field and each.field != "annotations"]
+
+
+def wanted(demand: signature.Demand = signature.NOTHING, checksum: str | None = None) -> request.Request:
+    location = cdi_worker.Location("http://127.0.0.1/disk")
+    return request.Request(
+        source="http", location=location, target="disk.img", demand=demand, checksum=checksum
+    )
+
+
+@pytest.mark.parametrize("field", DEMANDS)
+def test_empty_demand_of_the_library_is_refused(field: str) -> None:
+    for value in ("", " "):
+        made = signature.Demand(**{field: value})
+        with pytest.raises(errors.RequestError, match=f"demand: {field} is empty"):
+            request.check(wanted(made))
+
+
+def test_empty_checksum_of_the_library_is_refused() -> None:
+    with pytest.raises(errors.RequestError, match="invalid checksum ''"):
+        request.check(wanted(checksum=""))
+
+
+@pytest.mark.parametrize("field", DEMANDS)
+def test_misspelt_demand_of_the_library_is_refused(field: str) -> None:
+    with pytest.raises(TypeError):
+        signature.Demand(**{f"{field}s": "x"})
+
+
+def test_library_without_a_demand_has_no_faults() -> None:
+    request.check(wanted())
+    request.check(wanted(signature.Demand(signed_by="key.pem")))
+
+
+def test_mounted_policy_that_cannot_be_looked_at_is_not_left_out(tmp_path: Path) -> None:
+    """Only a file that does not exist is not mounted: another fault fails the import when it is read."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    found = {}
+    for path in (tmp_path / "none/policy.json", loop / "policy.json"):
+        made = click.Context(group.cli)
+        given = dict.fromkeys((each.name for each in dataclasses.fields(signature.Demand)), None)
+        for name in given:
+            made.set_parameter_source(name, click.core.ParameterSource.DEFAULT)
+        found[path.parent.name] = demands.taken(
+            made, {**given, "annotations": (), "policy": str(path)}
+        ).policy
+    assert found == {"none": None, "loop": str(loop / "policy.json")}

@@ -1,0 +1,53 @@
+"""Outages and streams of other lengths over HTTP: what was fetched is kept, and patience lasts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import misbehave
+
+KIB, MIB = 1 << 10, 1 << 20
+DATA = random.Random(5).randbytes(12 * MIB)
+FEW = cdi_worker.FetchOptions(connections=2, chunk=512 * KIB, no_progress=60.0)
+
+
+def import_disk(url: str, target: Path, fetch: cdi_worker.FetchOptions = FEW) -> cdi_worker.Result:
+    wanted = cdi_worker.Request(
+        source="http", location=cdi_worker.Location(url), target=str(target), fetch=fetch
+    )
+    return cdi_worker.run(wanted)
+
+
+@pytest.mark.parametrize("cut", [9 * MIB, 9 * MIB + 1])
+def test_answers_that_end_at_the_same_byte_are_an_outage(
+    server: misbehave.Server, tmp_path: Path, cut: int
+) -> None:
+    """As of a file that is still copied to the server. Nothing that was fetched is fetched again."""
+    good = misbehave.Page(DATA)
+    torn = dataclasses.replace(good, cut_at=cut)
+    url = server.serve("/disk", (torn, 12), good)
+    done = import_disk(url, tmp_path / "disk.img")
+    assert (tmp_path / "disk.img").read_bytes() == DATA
+    assert str(done.plan.route) == "stream"
+    assert done.plan.random
+    assert done.read < 1.2 * len(DATA)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("more", [1, MIB])
+def test_stream_longer_than_the_first_answer_stated_is_refused(
+    server: misbehave.Server, tmp_path: Path, framing: str, more: int
+) -> None:
+    """Ranges fail after the first answer, which states a size; the stream that replaces them is longer."""
+    first = misbehave.Page(DATA[:-more], etag=None, modified=None)
+    longer = misbehave.Page(DATA, etag=None, modified=None, ranges=False, framing=framing)
+    url = server.serve("/disk", (first, 1), longer)
+    with pytest.raises(errors.SourceChanged, match="size"):
+        import_disk(url, tmp_path / "disk.img")
+    assert not (tmp_path / "disk.img").exists()

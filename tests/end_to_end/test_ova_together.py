@@ -1,0 +1,301 @@
+"""The disks of an OVA become usable together, and the same command succeeds after a fault or a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors, execute
+from tests.support import disks as disks_module
+from tests.support import misbehave, oracle, ovas, processes, worker
+from tests.support.ovas import Disk
+
+NAMES = ("a", "b", "c")
+VARIANT = "vmdk-stream"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "disks"
+    made.mkdir()
+    return made
+
+
+def package(disks: disks_module.Disks, listed: str = "first") -> bytes:
+    image = disks.image(VARIANT).read_bytes()
+    return ovas.ova(*(Disk(image, f"{name}.vmdk") for name in NAMES), listed=listed)
+
+
+def damaged(data: bytes, disk: bytes) -> bytes:
+    """Return a package with a changed byte near the end of its second disk."""
+    at = data.index(disk, data.index(disk) + 1) + len(disk) - 1
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def check(folder: Path, disks: disks_module.Disks) -> None:
+    assert sorted(os.listdir(folder)) == [f"{name}.img" for name in NAMES]
+    for name in NAMES:
+        oracle.same(folder / f"{name}.img", disks.expected(VARIANT))
+
+
+class Route:
+    """Serves a package by ranges, as a stream, as a file or through a pipe; ``run`` imports it."""
+
+    def __init__(self, kind: str, server: misbehave.Server, folder: Path) -> None:
+        self.kind, self._server, self._folder = kind, server, folder
+        self._path = folder.parent / "vm.ova"
+        self._data = b""
+        if kind == "pipe":
+            os.mkfifo(self._path)
+
+    def serve(self, data: bytes) -> None:
+        self._data = data
+        if self.kind in {"ranges", "stream"}:
+            self._server.serve("/vm.ova", misbehave.Page(data, ranges=self.kind == "ranges"))
+        elif self.kind == "file":
+            self._path.write_bytes(data)
+
+    @property
+    def source(self) -> str:
+        return self._server.url("/vm.ova") if self.kind in {"ranges", "stream"} else str(self._path)
+
+    def feed(self) -> None:
+        if self.kind == "pipe":
+            threading.Thread(target=self._feed, daemon=True).start()
+
+    def _feed(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._path.write_bytes(self._data)
+
+    def run(self, *options: str) -> worker.Completed:
+        self.feed()
+        return worker.run("import", "--all", self.source, self._folder, *options)
+
+
+@pytest.fixture(params=["ranges", "stream", "file", "pipe"])
+def route(request: pytest.FixtureRequest, server: misbehave.Server, folder: Path) -> Route:
+    return Route(request.param, server, folder)
+
+
+@pytest.mark.parametrize("listed", ["first", "last"])
+def test_same_command_succeeds_when_a_damaged_disk_is_mended(
+    route: Route, disks: disks_module.Disks, folder: Path, listed: str
+) -> None:
+    data = package(disks, listed)
+    route.serve(damaged(data, disks.image(VARIANT).read_bytes()))
+    assert route.run().status != 0
+    assert os.listdir(folder) == [], "no disk is usable without the others"
+    route.serve(data)
+    done = route.run()
+    assert done.status == 0, done.errors
+    check(folder, disks)
+
+
+def test_disk_without_a_file_is_refused_before_the_first_byte(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    """A header shows that it is missing."""
+    image = disks.image(VARIANT).read_bytes() + bytes(8 << 20)
+    found = ovas.descriptor([Disk(image, "a.vmdk"), Disk(image, "b.vmdk")])
+    data = ovas.packed(("vm.ovf", found), ("a.vmdk", image))
+    route = Route("ranges", server, folder)
+    route.serve(data)
+    done = route.run()
+    assert "the archive has no file 'b.vmdk'" in done.error_message
+    assert server.sent("/vm.ova") < 2 << 20
+
+
+@pytest.mark.parametrize("kind", ["ranges", "stream"])
+def test_disk_that_the_manifest_does_not_list_is_refused_before_the_first_byte(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, kind: str
+) -> None:
+    image = disks.image(VARIANT).read_bytes()
+    found = ovas.descriptor([Disk(image, "a.vmdk"), Disk(image, "b.vmdk")])
+    stated = ovas.manifest([("vm.ovf", found), ("a.vmdk", image)])
+    data = ovas.packed(("vm.ovf", found), ("vm.mf", stated), ("a.vmdk", image), ("b.vmdk", image))
+    url = server.serve("/vm.ova", misbehave.Page(data, ranges=kind == "ranges"))
+    begun: list[str] = []
+    wanted = cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(folder))
+    with pytest.raises(errors.Refused, match=r"no checksum of 'b\.vmdk'"):
+        execute.run_all(wanted, _Phases(begun))
+    assert "transfer" not in begun
+
+
+class _Phases(cdi_worker.NullProgress):
+    def __init__(self, found: list[str]) -> None:
+        self._found = found
+
+    def phase(self, name: str, total: int | None) -> None:
+        self._found.append(name)
+
+
+#: Kills the worker before a system call of the group: the first argument names it and its number.
+KILLER = """
+import os, signal, sys
+from cdi_worker.images.target import file
+name, count = sys.argv.pop(1).split(":")
+left = int(count)
+inner = getattr(file, name)
+def killing(*arguments):
+    global left
+    if name != "_rename" or str(arguments[0]).endswith(".part"):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return inner(*arguments)
+setattr(file, name, killing)
+from cdi_worker import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def killed(route: Route, folder: Path, moment: str) -> None:
+    """Run the command, which SIGKILL ends."""
+    route.feed()
+    argv = [sys.executable, "-c", KILLER, moment, "import", "--all", route.source, str(folder)]
+    done = subprocess.run(
+        argv, env=worker.ENVIRONMENT, capture_output=True, text=True, check=False, timeout=90
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+#: Before the first, the second and the last of three disks becomes usable.
+RENAMES = ["_rename:1", "_rename:2", "_rename:3"]
+
+
+@pytest.mark.parametrize("moment", RENAMES)
+def test_same_command_succeeds_after_a_kill_between_the_renames(
+    route: Route, disks: disks_module.Disks, folder: Path, moment: str
+) -> None:
+    route.serve(package(disks))
+    killed(route, folder, moment)
+    usable = {name for name in os.listdir(folder) if name.endswith(".img")}
+    assert len(usable) == int(moment[-1]) - 1
+    done = route.run()
+    assert done.status == 0, done.errors
+    check(folder, disks)
+
+
+def test_kill_while_the_second_disk_is_written_leaves_no_usable_disk(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    data = package(disks)
+    url = server.serve("/vm.ova", misbehave.Page(data, ranges=False, drip=(32 << 10, 0.05)))
+    with worker.started("import", "--all", url, folder) as first:
+        processes.wait_for((folder / "b.img.part").exists, "the second disk")
+        first.kill()
+        first.wait(processes.PATIENCE)
+    assert not [name for name in os.listdir(folder) if name.endswith(".img")]
+    server.serve("/vm.ova", misbehave.Page(data, ranges=False))
+    done = worker.run("import", "--all", url, folder)
+    assert done.status == 0, done.errors
+    check(folder, disks)
+
+
+def test_same_command_succeeds_after_several_kills_and_failures(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    """The record of the first kill is still known after runs that changed nothing."""
+    data = package(disks)
+    route = Route("ranges", server, folder)
+    route.serve(data)
+    killed(route, folder, "_rename:2")
+    route.serve(damaged(data, disks.image(VARIANT).read_bytes()))
+    assert route.run().status != 0
+    other = server.serve("/other", misbehave.Page(disks.raw().read_bytes()))
+    assert "exists" in worker.run("import", other, folder / "a.img").error_message
+    route.serve(data)
+    killed(route, folder, "_rename:1")
+    killed(route, folder, "_rename:3")
+    done = route.run()
+    assert done.status == 0, done.errors
+    check(folder, disks)
+
+
+@pytest.mark.parametrize("change", ["touched", "replaced"])
+def test_file_that_was_changed_after_the_kill_is_not_replaced(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, change: str
+) -> None:
+    route = Route("ranges", server, folder)
+    route.serve(package(disks))
+    killed(route, folder, "_rename:2")
+    disk = folder / "a.img"
+    if change == "replaced":
+        disk.unlink()
+    with disk.open("ab" if change == "replaced" else "r+b") as stream:
+        stream.write(b"of a virtual machine")
+    before = disk.read_bytes()
+    done = route.run()
+    assert "a.img: exists" in done.error_message
+    assert disk.read_bytes() == before
+    assert route.run("--force").status == 0
+    check(folder, disks)
+
+
+@pytest.mark.parametrize("same", ["another package", "a single disk"])
+def test_another_command_does_not_replace_what_a_kill_left(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, same: str
+) -> None:
+    route = Route("ranges", server, folder)
+    route.serve(package(disks))
+    killed(route, folder, "_rename:2")
+    digest = hashlib.sha256((folder / "a.img").read_bytes()).hexdigest()
+    page = misbehave.Page(package(disks) if same == "another package" else disks.raw().read_bytes())
+    url = server.serve("/other", page)
+    argv = (
+        ["import", "--all", url, folder] if same == "another package" else ["import", url, folder / "a.img"]
+    )
+    assert "a.img: exists" in worker.run(*argv).error_message
+    assert hashlib.sha256((folder / "a.img").read_bytes()).hexdigest() == digest
+
+
+def test_disks_of_a_killed_run_are_found_complete_or_not_at_all(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    route = Route("stream", server, folder)
+    route.serve(package(disks, "last"))
+    killed(route, folder, "_rename:3")
+    for name in NAMES[:2]:
+        oracle.same(folder / f"{name}.img", disks.expected(VARIANT))
+
+
+def test_existing_disk_is_kept_if_another_of_the_package_is_wrong(
+    route: Route, disks: disks_module.Disks, folder: Path
+) -> None:
+    (folder / "a.img").write_bytes(b"old")
+    route.serve(damaged(package(disks), disks.image(VARIANT).read_bytes()))
+    assert route.run("--force").status != 0
+    assert (folder / "a.img").read_bytes() == b"old"
+    assert os.listdir(folder) == ["a.img"]
+
+
+def test_more_than_twenty_disks_of_a_stream_are_imported(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    image = disks.image("vmdk-stream").read_bytes()
+    each = [Disk(image, f"{number}.vmdk") for number in range(40)]
+    url = server.serve("/vm.ova", misbehave.Page(ovas.ova(*each, listed="last"), ranges=False))
+    done = worker.run("import", "--all", url, folder)
+    assert done.status == 0, done.errors
+    assert len(os.listdir(folder)) == 40
+
+
+def test_ranges_that_are_not_right_become_one_stream(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    """The server offers ranges, and answers the later ones with the whole."""
+    page = misbehave.Page(package(disks, "last"))
+    url = server.serve("/vm.ova", (page, 1), dataclasses.replace(page, ranges=False))
+    done = worker.run("import", "--all", url, folder)
+    assert done.status == 0, done.errors
+    check(folder, disks)
