@@ -22,7 +22,10 @@ PLAN = checking.Plan(epochs=2, cuts=2, sets=4, reruns=0)
 class HeadWithoutFlush(block.BlockTarget):
     """Write the head while the data may still be in the device's cache."""
 
-    def _finish(self, _size: int) -> None:
+    def _ready(self, _size: int) -> None:
+        """Do not sync the data."""
+
+    def _finish(self) -> None:
         self._device.unmark()
         self._put(0, memoryview(self._head))
         os.fsync(self._fd)
@@ -32,7 +35,7 @@ class HeadWithoutFlush(block.BlockTarget):
 class HeadInOnePiece(block.BlockTarget):
     """Write the head at once, so that a power cut may tear it."""
 
-    def _finish(self, _size: int) -> None:
+    def _finish(self) -> None:
         os.fsync(self._fd)
         self._device.unmark()
         self._put(0, memoryview(self._head))
@@ -43,7 +46,7 @@ class HeadInOnePiece(block.BlockTarget):
 class HeadNeverFlushed(block.BlockTarget):
     """Report success while the head may still be in the device's cache."""
 
-    def _finish(self, _size: int) -> None:
+    def _finish(self) -> None:
         os.fsync(self._fd)
         self._device.unmark()
         self._put(0, memoryview(self._head))
@@ -55,9 +58,11 @@ class HeadNeverFlushed(block.BlockTarget):
 class RenameWithoutSync(file.FileTarget):
     """Rename a file whose data may still be in the page cache."""
 
-    def _finish(self, size: int) -> None:
+    def _ready(self, size: int) -> None:
         os.ftruncate(self._fd, size)
         self._close_files()
+
+    def _finish(self) -> None:
         Path(self.written_path).rename(self.path)
         self._sync_directory()
         self._release()

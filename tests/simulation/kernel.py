@@ -11,7 +11,7 @@ import stat
 import struct
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tests.simulation import disk as disks
 from tests.simulation import scheduler as schedulers
@@ -23,6 +23,11 @@ _BLKZEROOUT = 0x127F
 _PUNCH_HOLE = 0x02
 _ZERO_RANGE = 0x10
 _KEEP_SIZE = 0x01
+#: How the product's records begin: a slot of the journal, and a claim in the first sector of a device.
+_JOURNAL = b"cdi-worker journal"
+_RECORD = b"cdi-worker claim"
+#: Bytes at the start of a device that a run writes at its end.
+_HEAD = 256 << 10
 
 
 @dataclasses.dataclass
@@ -37,8 +42,11 @@ class Storing:
     zero: bool = True
     allocate: bool = True
     locks: bool = True
+    attributes: bool = True
+    holes: bool = True
     sector: int = 512
     fails: float = 0.0
+    fails_read: float = 0.0
     full: float = 0.0
     short: float = 0.0
     slow: float = 0.0
@@ -54,10 +62,18 @@ class Open:
         self.position = 0
 
 
+class Watching(Protocol):
+    """Who watches the storage (``law.Law``)."""
+
+    def wrote(self, process: schedulers.Process, inode: disks.Inode, call: str, *details: object) -> None: ...
+
+    def changed(self, inode: disks.Inode) -> None: ...
+
+
 class Machine:
     """The system calls of one process. ``faults``: those of this process, which the world changes.
 
-    ``wrote``: called before each change, with the process, the inode, the call and its arguments.
+    ``law`` is called before and after each change.
     """
 
     def __init__(
@@ -65,12 +81,12 @@ class Machine:
         process: schedulers.Process,
         disk: disks.Disk,
         storing: Storing,
-        wrote: Callable[..., object],
+        law: Watching,
     ) -> None:
         self.process = process
         self.disk = disk
         self.storing = storing
-        self._wrote = wrote
+        self._law = law
         self._files: dict[int, Open] = {}
         process.at_end.append(self._release)
 
@@ -80,12 +96,14 @@ class Machine:
         """Enter a system call: it may fail, or take long."""
         world = schedulers.active()
         world.step(call, *details)
-        if changes is None:
-            return
         storing, dice = self.storing, world.dice
+        if changes is None:
+            if call in {"open", "lock"} and dice.random() < storing.slow:
+                world.sleep(dice.choice((0.05, 0.2)))
+            return
         if dice.random() < storing.slow:
             world.sleep(dice.choice((0.1, 3.0, 40.0)))
-        self._wrote(self.process, changes, call, *details)
+        self._law.wrote(self.process, changes, call, *details)
         if dice.random() < storing.fails:
             raise self._error(errno.EIO)
         if call in {"pwrite", "fallocate", "open"} and dice.random() < storing.full:
@@ -127,7 +145,7 @@ class Machine:
     def _close(self, fd: int) -> None:
         opened = self._files.pop(fd)
         if opened not in self._files.values():
-            holders = _held(opened.inode)
+            holders = opened.inode.held
             holders[:] = [each for each in holders if each[0] is not opened]
 
     # -- opening
@@ -158,8 +176,12 @@ class Machine:
                 raise
             inode = disks.Inode(stat.S_IFREG)
             self._begin("create", path, changes=self.disk.directory)
-            self.disk.directory.change((self._name(path), inode))
-            return inode
+            found = self.disk.directory.entries.get(self._name(path))
+            if found is None:  # nor has another process created it meanwhile
+                self.disk.directory.change((self._name(path), inode))
+                self._law.changed(self.disk.directory)
+                return inode
+            inode = found
         if flags & real_os.O_CREAT and flags & real_os.O_EXCL:
             raise self._error(errno.EEXIST, path)
         if flags & real_os.O_DIRECTORY and not stat.S_ISDIR(inode.kind):
@@ -167,7 +189,7 @@ class Machine:
         return inode
 
     def _take(self, opened: Open, kind: str) -> bool:
-        holders = _held(opened.inode)
+        holders = opened.inode.held
         for other, what, node in holders:
             same_node = node == self.process.node
             if (
@@ -208,7 +230,9 @@ class Machine:
         self._begin("pread", offset, length)
         opened = self._file(fd)
         self._check_direct(opened, offset, length)
-        return bytes(opened.inode.data.view[offset : offset + length])
+        if opened.inode.is_device and schedulers.active().dice.random() < self.storing.fails_read:
+            raise self._error(errno.EIO)
+        return opened.inode.data.view.read(offset, offset + length)
 
     def preadv(self, fd: int, buffers: list[Any], offset: int, flags: int = 0) -> int:
         done = 0
@@ -231,19 +255,27 @@ class Machine:
             if not data:
                 raise self._error(errno.ENOSPC)
         opened.inode.data.write(offset, bytes(data))
+        self._law.changed(opened.inode)
+        self._meet(opened, offset, bytes(data[:32]))
         return len(data)
+
+    def _meet(self, opened: Open, offset: int, first: bytes) -> None:
+        """Tell the process what it has written, at which its fate may wait."""
+        if first.startswith(_JOURNAL):
+            self.process.meets("save")
+        elif opened.inode.is_device and offset < _HEAD and not first.startswith(_RECORD):
+            self.process.meets("head")
 
     def _check_direct(self, opened: Open, offset: int, length: int) -> None:
         if opened.flags & real_os.O_DIRECT:
             if offset % self.storing.sector or length % self.storing.sector:
                 raise self._error(errno.EINVAL)
-            if not opened.inode.data._pending:
-                opened.inode.data.evict()
+            opened.inode.data.evict()
 
     def lseek(self, fd: int, offset: int, whence: int) -> int:
         opened = self._file(fd)
         if whence in {real_os.SEEK_DATA, real_os.SEEK_HOLE}:
-            raise self._error(errno.EINVAL)
+            return self._seek(opened.inode.data.view, offset, whence)
         base = {
             real_os.SEEK_SET: 0,
             real_os.SEEK_CUR: opened.position,
@@ -252,11 +284,29 @@ class Machine:
         opened.position = base[whence] + offset
         return opened.position
 
+    def _seek(self, view: disks.Sparse, offset: int, whence: int) -> int:
+        """Return where data or a hole begins."""
+        if not self.storing.holes:
+            raise self._error(errno.EINVAL)
+        if offset >= len(view):
+            raise self._error(errno.ENXIO)
+        data = next(view.data(offset, len(view)), None)
+        if whence == real_os.SEEK_DATA:
+            if data is None:
+                raise self._error(errno.ENXIO)
+            return data[0]
+        for start, end in view.data(offset, len(view)):
+            if start > offset:
+                break
+            offset = end
+        return offset
+
     def ftruncate(self, fd: int, length: int) -> None:
         opened = self._file(fd)
         self._begin("ftruncate", length, changes=opened.inode)
         if length != len(opened.inode.data.view):
             opened.inode.data.resize(length)
+            self._law.changed(opened.inode)
 
     def fsync(self, fd: int) -> None:
         opened = self._file(fd)
@@ -267,6 +317,7 @@ class Machine:
             opened.inode.data.fail_sync(world.dice)
             raise
         opened.inode.sync()
+        self._law.changed(opened.inode)
 
     fdatasync = fsync
 
@@ -296,6 +347,7 @@ class Machine:
         self._begin("unlink", path, changes=self.disk.directory)
         inode.links -= 1
         self.disk.directory.change((self._name(path), None))
+        self._law.changed(self.disk.directory)
 
     remove = unlink
 
@@ -309,6 +361,7 @@ class Machine:
         if replaced is not None:
             replaced.links -= 1
         directory.change((self._name(old), None), (self._name(new), inode))
+        self._law.changed(directory)
 
     replace = rename
 
@@ -320,11 +373,39 @@ class Machine:
         self._begin("fchmod", fd)
         self._file(fd).inode.mode = mode
 
+    def getxattr(self, path: Any, name: str, *, follow_symlinks: bool = True) -> bytes:
+        inode = self._find(path)
+        if not self.storing.attributes or inode.is_device:
+            raise self._error(errno.EOPNOTSUPP)
+        if name not in inode.attributes:
+            raise self._error(errno.ENODATA)
+        return inode.attributes[name]
+
+    def setxattr(
+        self, path: Any, name: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
+    ) -> None:
+        inode = self._find(path)
+        self._begin("setxattr", path, name)
+        if not self.storing.attributes or inode.is_device:
+            raise self._error(errno.EOPNOTSUPP)
+        inode.attributes[name] = value
+
+    def removexattr(self, path: Any, name: str, *, follow_symlinks: bool = True) -> None:
+        inode = self._find(path)
+        self._begin("removexattr", path, name)
+        if not self.storing.attributes or inode.is_device:
+            raise self._error(errno.EOPNOTSUPP)
+        if inode.attributes.pop(name, None) is None:
+            raise self._error(errno.ENODATA)
+
     def uname(self) -> Any:
         return types.SimpleNamespace(nodename=f"node{self.process.node}")
 
     def sched_getaffinity(self, _pid: int) -> set[int]:
         return {0, 1}
+
+    def getcwd(self) -> str:
+        return "/"
 
     def getpid(self) -> int:
         return 1
@@ -349,9 +430,10 @@ class Machine:
         if mode & _KEEP_SIZE:
             end = min(end, len(data.view))
         if mode & (_PUNCH_HOLE | _ZERO_RANGE):
-            data.write(offset, bytes(max(0, end - offset)))
+            data.zero(offset, max(0, end - offset))
         elif end > len(data.view):
             data.resize(end)
+        self._law.changed(opened.inode)
 
     def ioctl(self, fd: int, request: int, argument: bytes) -> bytes:
         opened = self._file(fd)
@@ -362,7 +444,8 @@ class Machine:
         self._begin("zero_out", offset, length, changes=opened.inode)
         if not opened.inode.is_device:
             raise self._error(errno.ENOTTY)
-        opened.inode.data.write(offset, bytes(length))
+        opened.inode.data.zero(offset, length)
+        self._law.changed(opened.inode)
         return b""
 
     def sync_file_range(self, fd: int, offset: int, length: int, flags: int) -> None:
@@ -373,19 +456,13 @@ class Machine:
         raise self._error(errno.ENOSYS)
 
 
-def _held(inode: disks.Inode) -> list[tuple[Open, str, int]]:
-    """Return who holds a lock of an inode."""
-    found: list[tuple[Open, str, int]] = inode.__dict__.setdefault("held", [])
-    return found
-
-
 def _stat(inode: disks.Inode) -> real_os.stat_result:
     size = 0 if inode.is_device else len(inode.data.view)
     mode = inode.kind | inode.mode
     times = (0, 0, 0)
     return real_os.stat_result(
         (mode, inode.number, 1, inode.links, 1000, 1000, size, *times),
-        {"st_blocks": -(-size // 512), "st_rdev": inode.number if inode.is_device else 0},
+        {"st_blocks": len(inode.data.view.chunks) * 128, "st_rdev": inode.number if inode.is_device else 0},
     )
 
 
@@ -419,7 +496,10 @@ class _Calls(types.ModuleType):
         return made
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{self.__name__}.{name} is not simulated; add it to tests/simulation/kernel.py")
+        what = f"{self.__name__}.{name} is not simulated; add it to tests/simulation/kernel.py"
+        if schedulers.running is not None:
+            schedulers.running.unsupported(what)
+        raise AttributeError(what)
 
 
 class _Libc:

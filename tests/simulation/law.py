@@ -1,6 +1,8 @@
 """The law, which is all that the simulation asserts.
 
 - No run reports success unless every byte is right, and would be after a power failure.
+- At no moment does the target look usable unless every byte of it is right: neither to a reader, nor after a
+  power failure.
 - No run changes a disk that another run has finished.
 - Every run ends (``Scheduler.run``), with success or with an error that says what failed.
 - With the faults gone, one more run succeeds.
@@ -8,32 +10,55 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Sequence
+
 from tests.simulation import disk as disks
 from tests.simulation import scheduler as schedulers
 from tests.simulation import server
+
+#: Faults of code rather than of an import: the product and the simulator do not fit, or one has a fault.
+_OF_CODE = (AttributeError, ImportError, NameError, NotImplementedError, TypeError, AssertionError)
+#: One of so many moments is also looked at in a random state after a power failure.
+_RANDOM = 16
+#: Bytes at the beginning of a device in which the sector is that makes it usable.
+_HEAD = 1 << 20
+#: How data of others begins: of an earlier owner, and of one that uses the target meanwhile.
+_FOREIGN = b"\xff", b"other"
 
 
 class Law:
     """Watches the runs of one world. ``keeps``: only a finished file replaces a finished file."""
 
-    def __init__(self, disk: disks.Disk, target: str, *, keeps: bool) -> None:
+    def __init__(
+        self, disk: disks.Disk, target: str, objects: Sequence[server.Object], seed: str, *, keeps: bool
+    ) -> None:
         self._disk = disk
         self._target = target
+        self._objects = objects
         self._keeps = keeps
         self._served: dict[schedulers.Process, tuple[server.Object, int]] = {}
         #: When a run changed the target for the first time: before that it is not one of its writers.
         self._writing: dict[schedulers.Process, int] = {}
         self._wrote: dict[schedulers.Process, int] = {}
         self._succeeded: set[schedulers.Process] = set()
-        self._finished: tuple[schedulers.Process, int, bytes] | None = None
+        self._finished: tuple[schedulers.Process, int, disks.Sparse] | None = None
         #: Whether a write was on its way when its process was stopped, without a lock that keeps others out.
         self._excused = False
+        #: What the target held that is not from an import.
+        self._others: list[disks.Sparse] = []
+        #: Random states do not change the course of the world.
+        self._dice = random.Random(seed)
+        self._usable: tuple[int, dict[tuple[int, bytes], list[disks.Sparse]]] = (0, {})
         self.outcomes: list[str] = []
+        self.reused()
 
     # -- events
 
     def round(self) -> None:
         """Other runs begin; those before have ended."""
+        if self._excused:
+            self.reused()
         self._excused = False
 
     def begin(self, process: schedulers.Process, served: server.Object) -> None:
@@ -52,6 +77,20 @@ class Law:
         if is_stale and process.was_frozen and world.now <= process.frozen:
             self._excused = True
 
+    def changed(self, inode: disks.Inode) -> None:
+        """Look at the target: storage, or a directory, has changed."""
+        if self._excused:
+            return
+        if inode.is_device:
+            self._look_at_device(inode)
+        elif inode is self._disk.directory or any(state.get("disk.img") is inode for state in self._names()):
+            self._look_at_file()
+
+    def lost_power(self) -> None:
+        """Look at the target: what was not synced is lost."""
+        for inode in (self._disk.directory, *self._disk.devices.values()):
+            self.changed(inode)
+
     def _replaces(self, inode: disks.Inode, call: str, details: tuple[object, ...]) -> bool:
         if inode.is_device or not self._keeps:
             return True
@@ -67,17 +106,19 @@ class Law:
             # It was stopped after its last change; another run, which no lock kept out, has begun since then.
             return
         served, first = self._served[process]
-        inode = self._disk.devices.get(self._target) or self._disk.directory.entries.get("disk.img")
-        assert inode is not None, f"{process.name}: success without a disk"
-        versions = [version.disk for version in served.versions[first:]]
-        found = [disk for disk in versions if self._is(inode.data.view, disk, inode)]
-        assert found, f"{process.name}: success with a wrong disk: {_difference(inode.data.view, versions)}"
-        assert self._is(inode.data.stable, found[-1], inode), (
-            f"{process.name}: success with a disk that is not durable"
+        inode = self._inode()
+        if inode is None:
+            raise schedulers.Broken(f"{process.name}: success without a disk")
+        versions = [version.stored for version in served.versions[first:]]
+        found = [disk for disk in versions if _is(inode.data.view, disk, inode)]
+        _require(
+            found, f"{process.name}: success with a wrong disk: {_difference(inode.data.view, versions)}"
         )
+        is_durable = _is(inode.data.stable, found[-1], inode)
+        _require(is_durable, f"{process.name}: success with a disk that is not durable")
         if not inode.is_device:
             stable = self._disk.directory.stable.get("disk.img")
-            assert stable is inode, f"{process.name}: success with a name that is not durable"
+            _require(stable is inode, f"{process.name}: success with a name that is not durable")
         self._check_finished(process)
         self._finished = process, world.number(), found[-1]
 
@@ -86,47 +127,138 @@ class Law:
         world.note("failure", type(error).__name__, error)
         self.outcomes.append(type(error).__name__)
         if not hasattr(error, "retryable"):
-            raise AssertionError(f"{process.name}: {type(error).__name__}: {error}") from error
+            # A call with arguments that the simulator does not take fails in the frame of the product.
+            kind = schedulers.Harness if isinstance(error, _OF_CODE) else schedulers.Broken
+            raise kind(f"{process.name}: {type(error).__name__}: {error}") from error
         self._check_finished(process)
 
     def reused(self) -> None:
-        """Somebody else has written to the device."""
+        """Somebody else has written to the target, or it holds what nobody may be blamed for."""
         self._finished = None
+        inode = self._inode()
+        if inode is not None:
+            self._others += [inode.data.view.copy(), inode.data.stable.copy()]
+            self._usable = 0, {}
 
     def must_have_finished(self, process: schedulers.Process) -> None:
         """The last run, without faults."""
-        assert process in self._succeeded, f"{process.name}: failed without a fault"
+        _require(process in self._succeeded, f"{process.name}: failed without a fault")
+
+    # -- moments
+
+    def _look_at_device(self, inode: disks.Inode) -> None:
+        """Look at the device now, and at the worst that a power failure might leave."""
+        data = inode.data
+        usable = self._sectors(data.sector)
+        self._require_whole(data.view, usable, "the device")
+        if not data.pending:
+            self._require_whole(data.stable, usable, "the device after a power failure")
+            return
+        for start in {start for start, _ in usable}:
+            sector = start, start + data.sector
+            torn = data.with_only(*sector)
+            if (start, torn.read(*sector)) in usable:
+                self._require_whole(torn, usable, "the device after a torn write")
+            if (start, data.stable.read(*sector)) in usable:
+                self._require_whole(data.without(*sector), usable, "the device with its old beginning")
+        if not self._dice.randrange(_RANDOM):
+            state = data.after_power_cut(self._dice)
+            self._require_whole(state, usable, "the device after a power failure")
+
+    def _require_whole(
+        self, state: disks.Sparse, usable: dict[tuple[int, bytes], list[disks.Sparse]], what: str
+    ) -> None:
+        """Require that a device with the usable sector of a disk holds the whole of it."""
+        for (start, sector), whole in usable.items():
+            if state.read(start, start + len(sector)) == sector:
+                is_whole = any(state.begins_with(each, len(each)) for each in whole)
+                _require(is_whole, f"{what} looks usable, and is wrong: {_difference(state, whole)}")
+
+    def _look_at_file(self) -> None:
+        """Look at the file now, and at each name that a power failure might leave."""
+        known = self._known()
+        names = self._disk.directory.entries
+        inode = names.get("disk.img")
+        if inode is not None:
+            self._require_known(inode.data.view, known, "the file")
+        for state in self._disk.directory.states():
+            inode = state.get("disk.img")
+            if inode is None:
+                continue
+            self._require_known(inode.data.stable, known, "the file after a power failure")
+            if inode.data.pending:
+                left = inode.data.after_power_cut(self._dice)
+                self._require_known(left, known, "the file after a power failure with torn writes")
+
+    def _require_known(self, state: disks.Sparse, known: list[disks.Sparse], what: str) -> None:
+        _require(state in known, f"{what} has its name, and is wrong: {_difference(state, known)}")
+
+    def _names(self) -> Iterator[dict[str, disks.Inode]]:
+        yield self._disk.directory.entries
+        yield from self._disk.directory.states()
+
+    def _known(self) -> list[disks.Sparse]:
+        """Return each disk that may be on the target."""
+        return [each.stored for served in self._objects for each in served.made] + self._others
+
+    def _sectors(self, size: int) -> dict[tuple[int, bytes], list[disks.Sparse]]:
+        """Return the known disks by the first sector with data, which makes each usable, and its offset."""
+        known = self._known()
+        if self._usable[0] != len(known):
+            found: dict[tuple[int, bytes], list[disks.Sparse]] = {}
+            for disk in known:
+                for start in range(0, _HEAD, size):
+                    sector = disk.read(start, start + size).ljust(size, b"\0")
+                    if any(sector):
+                        break
+                # What others left is a disk by itself only if it does not begin as an incomplete one.
+                is_disk = disk not in self._others or sector.startswith(_FOREIGN)
+                if is_disk and any(sector):
+                    found.setdefault((start, sector), [])
+            for start, sector in found:
+                found[start, sector] = [
+                    disk for disk in known if disk.read(start, start + size).ljust(size, b"\0") == sector
+                ]
+            self._usable = len(known), found
+        return self._usable[1]
 
     # -- helpers
 
-    def _is_target(self, inode: disks.Inode) -> bool:
-        return inode.is_device or inode in {
-            self._disk.directory,
-            self._disk.directory.entries.get("disk.img"),
-        }
-
-    def _is(self, data: bytearray, disk: bytes, inode: disks.Inode) -> bool:
-        """Return whether these are the bytes of a disk: a file has no others, a device may."""
-        padded = disk + bytes(-len(disk) % disks.SECTOR)
-        return data[: len(padded)] == padded and (inode.is_device or len(data) == len(padded))
+    def _inode(self) -> disks.Inode | None:
+        return self._disk.devices.get(self._target) or self._disk.directory.entries.get("disk.img")
 
     def _check_finished(self, process: schedulers.Process) -> None:
         if self._finished is None or self._finished[0] is process or self._excused:
             return
         other, _, disk = self._finished
-        inode = self._disk.devices.get(self._target) or self._disk.directory.entries.get("disk.img")
-        kept = inode is not None and self._is(inode.data.view, disk, inode)
-        assert kept, f"{process.name}: changed the disk that {other.name} had finished"
+        inode = self._inode()
+        kept = inode is not None and _is(inode.data.view, disk, inode)
+        _require(kept, f"{process.name}: changed the disk that {other.name} had finished")
 
 
-def _difference(found: bytearray, versions: list[bytes]) -> str:
+def _is(data: disks.Sparse, disk: disks.Sparse, inode: disks.Inode) -> bool:
+    """Return whether these are the bytes of a disk: a file has no others, a device may."""
+    return data.begins_with(disk, len(disk)) if inode.is_device else data == disk
+
+
+def _require(condition: object, what: str) -> None:
+    if not condition:
+        error = schedulers.Broken(what)
+        if schedulers.running is not None:
+            schedulers.running.fails(error)
+        raise error
+
+
+def _difference(found: disks.Sparse, versions: list[disks.Sparse]) -> str:
     """Say where the bytes differ from each version."""
     words = []
     for number, version in enumerate(versions):
+        chunks = sorted({at for at in (*found.chunks, *version.chunks) if at * disks.CHUNK < len(version)})
         wrong = [
             at
-            for at in range(0, len(version), disks.SECTOR)
-            if found[at : at + 512] != version[at : at + 512]
+            for chunk in chunks
+            for at in range(chunk * disks.CHUNK, min(len(version), (chunk + 1) * disks.CHUNK), disks.SECTOR)
+            if found.read(at, at + 512) != version.read(at, at + 512)
         ]
-        words.append(f"version {number}: {len(wrong)} of {len(version) // 512} sectors from byte {wrong[:1]}")
-    return f"{len(found)} bytes; {'; '.join(words)}"
+        words.append(f"{number}: {len(wrong)} of {len(version) // 512} sectors from byte {wrong[:1]}")
+    return f"{len(found)} bytes; against disk {'; '.join(words)}"

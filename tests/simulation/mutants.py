@@ -12,6 +12,7 @@ import sys
 
 from tests.simulation import __main__ as simulation
 from tests.simulation import product
+from tests.simulation import scheduler as schedulers
 from tests.simulation import world as worlds
 
 
@@ -142,14 +143,18 @@ MUTANTS = (
         "leaves old data where the image has zeros",
         {
             "images/target/base.py": {
-                "                    self._clear(start, end)": "                    pass"
+                "            self._clear(start, end)\n            return": "            return"
             }
         },
     ),
     Mutant(
         "file-not-synced",
         "renames a file that is not synced",
-        {"images/target/file.py": {"        os.fsync(self._fd)\n": ""}},
+        {
+            "images/target/file.py": {
+                "        os.fsync(self._fd)\n        self._close_files()": "        self._close_files()"
+            }
+        },
     ),
     Mutant(
         "directory-not-synced",
@@ -168,6 +173,54 @@ MUTANTS = (
         },
     ),
     Mutant(
+        "renamed-before-sync",
+        "syncs a file after it has its name",
+        {
+            "images/target/file.py": {
+                "        os.fsync(self._fd)\n        self._close_files()\n        self._check_claim()": (
+                    "        self._check_claim()"
+                ),
+                "_rename(self.written_path, self.path)\n        if not": (
+                    "_rename(self.written_path, self.path)\n        os.fsync(self._fd)\n"
+                    "        self._close_files()\n        if not"
+                ),
+            }
+        },
+    ),
+    Mutant(
+        "head-in-one-write",
+        "writes the sector that makes a device usable together with others",
+        {"images/target/block.py": {"        self._head[last] = bytes(len(data))\n": ""}},
+    ),
+    Mutant(
+        "head-without-sync",
+        "writes the sector that makes a device usable before the others are on storage",
+        {
+            "images/target/block.py": {
+                "(0, memoryview(self._head))\n        os.fsync(self._fd)\n        self._put(": (
+                    "(0, memoryview(self._head))\n        self._put("
+                )
+            }
+        },
+    ),
+    Mutant(
+        "old-head",
+        "overwrites an old disk with one write, which a power cut may tear",
+        {"images/target/block.py": {"            self._disable(len(head))\n": ""}},
+    ),
+    Mutant(
+        "units-not-compared",
+        "trusts what storage holds of a granule that is not complete",
+        {
+            "scratch/digests.py": {
+                "if claim.tags[index * TAG : (index + 1) * TAG] != tags[index * TAG : (index + 1) * TAG]": (
+                    "if False"
+                )
+            }
+        },
+        is_rare=True,
+    ),
+    Mutant(
         "failed-write",
         "goes on after a failed write",
         {"images/target/base.py": {"            raise self._failure from err": "            pass"}},
@@ -179,7 +232,10 @@ def find(mutant: Mutant, seeds: range) -> int | None:
     """Return the first seed that breaks the law, None if there is none."""
     machines = worlds.Machines(edits=mutant.edits)
     for seed in seeds:
-        if simulation.run(seed, machines)[2]:
+        fault = simulation.run(seed, machines).fault
+        if fault is not None:
+            if not fault.is_law:
+                raise schedulers.Harness(fault.text)
             return seed
     return None
 

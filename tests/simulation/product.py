@@ -117,7 +117,10 @@ class Product:
             if hasattr(made, "__path__") and not hasattr(made, each) and each != "*":
                 try:
                     self.load(f"{name}.{each}")
-                except ModuleNotFoundError:
+                except ModuleNotFoundError as err:
+                    # Not a module but an attribute, unless what is missing is a module that it imports.
+                    if err.name != f"{name}.{each}":
+                        raise
                     continue
         return made
 

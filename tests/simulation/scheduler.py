@@ -23,7 +23,15 @@ class Crash(BaseException):
     """Ends a thread of a killed process."""
 
 
-class Stuck(AssertionError):
+class Broken(Exception):
+    """A law is broken. Every other exception that leaves a world is an error of the simulator."""
+
+
+class Harness(Exception):
+    """The product needs something that is not simulated, or not right."""
+
+
+class Stuck(Broken):
     """No thread can ever run again, or a run exceeds its limits."""
 
 
@@ -42,11 +50,28 @@ class Process:
         self.kill_at: int | None = None
         self.freeze_at: int | None = None
         self.freeze = 0.0
+        #: By event (``kernel.Machine._meet``): how many of them, and the steps between the last and its fate.
+        self.kill_after: dict[str, tuple[int, int]] = {}
+        self.freeze_after: dict[str, tuple[int, int]] = {}
+        #: At this step the process is asked to end.
+        self.cancel_at: int | None = None
+        self.cancelling: Task | None = None
         self.frozen = 0.0
         self.was_frozen = False
         self.is_dead = False
         #: Called once when the process has ended, to release what a kernel releases.
         self.at_end: list[Callable[[], object]] = []
+
+    def meets(self, event: str) -> None:
+        """Count an event, at which its fate may wait."""
+        left, steps = self.kill_after.get(event, (0, 0))
+        self.kill_after[event] = left - 1, steps
+        if left == 1:
+            self.kill_at = self.steps + steps
+        left, steps = self.freeze_after.get(event, (0, 0))
+        self.freeze_after[event] = left - 1, steps
+        if left == 1:
+            self.freeze_at = self.steps + steps
 
 
 class Task:
@@ -119,6 +144,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._processes: dict[Process, None] = {}
         self._dying: list[Process] = []
+        self._failure: Exception | None = None
 
     # -- called by threads
 
@@ -132,6 +158,9 @@ class Scheduler:
             self._dying.append(process)
             process.is_dead = True
             raise Crash
+        if process.steps == process.cancel_at and process.cancelling is not None:
+            self.note("cancelled")
+            self.wake(process.cancelling)
         if process.steps == process.freeze_at:
             self.note("frozen", process.freeze)
             process.frozen, process.was_frozen = self.now + process.freeze, True
@@ -146,6 +175,16 @@ class Scheduler:
         line = f"{self.now:.6f} {who} {what} {' '.join(map(str, details))}"
         self.trace = zlib.crc32(line.encode(), self.trace)
         self.say(line)
+
+    def unsupported(self, what: str) -> Harness:
+        """Return the error for what is not simulated."""
+        error = Harness(what)
+        self.fails(error)
+        return error
+
+    def fails(self, error: Exception) -> None:
+        """End the world, also if the product hides the error."""
+        self._failure = self._failure or error
 
     def say(self, line: str) -> None:
         """Print a line to whoever reads the trace, without making it a part of it."""
@@ -232,6 +271,8 @@ class Scheduler:
                     raise Stuck(f"not over after {self.now:.0f} virtual seconds\n{self.stacks()}")
                 continue
             self._resume(self._pick())
+            if self._failure is not None:
+                raise self._failure
         raise Stuck(f"not over after {steps} turns\n{self.stacks()}")
 
     def stacks(self) -> str:

@@ -18,6 +18,7 @@ import requests.structures
 import urllib3.exceptions
 from isal import isal_zlib
 
+from tests.simulation import disk as disks
 from tests.simulation import kernel
 from tests.simulation import scheduler as schedulers
 from tests.support import qcow2_parts
@@ -79,20 +80,28 @@ class Serving:
     latency: float = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Version:
     """One version of an object: ``disk`` is what the import must write, ``body`` what is served."""
 
     disk: bytes
     body: bytes
 
+    @functools.cached_property
+    def stored(self) -> disks.Sparse:
+        """What is on storage after the import: whole sectors."""
+        made = disks.Sparse(self.disk)
+        made.resize(len(self.disk) + -len(self.disk) % disks.SECTOR)
+        return made
+
 
 class Object:
     """An image on the server.
 
     ``identity``: strong, weak (the same for all versions), date or none. ``ranges``: right, none, cut (only
-    the first one has data) or shifted (all but those from 0). ``has_replicas``: they send different dates for
-    the same version.
+    the first one has data), shifted (all but those from 0 are of other bytes than they say) or elsewhere
+    (they are of other bytes, and say so). ``has_replicas``: they send different dates for the same version.
+    ``lead``: zeros at the beginning.
     """
 
     def __init__(
@@ -104,6 +113,7 @@ class Object:
         ranges: str,
         size: int,
         has_replicas: bool,
+        lead: int,
         dice: random.Random,
     ) -> None:
         self.name = name
@@ -111,9 +121,15 @@ class Object:
         self.identity = identity
         self.size = size
         self._dice = dice
+        self._lead = lead
         self._versions: list[Version] = []
         self.has_replicas = has_replicas and identity == "strong"
         self.ranges = ranges
+
+    @property
+    def made(self) -> list[Version]:
+        """The versions that were made."""
+        return self._versions
 
     @property
     def versions(self) -> list[Version]:
@@ -146,26 +162,37 @@ class Object:
         return {} if self.identity == "none" else found
 
     def _made(self, head: bytes = b"") -> Version:
-        return self._serving(head + _disk(self._dice, self.size)[len(head) :])
+        made = _disk(self._dice, self.size, self._lead, has_edges=self.ranges == "elsewhere")
+        return self._serving(head + made[len(head) :])
 
     def _serving(self, disk: bytes) -> Version:
         """Return the version with this disk, in the form of the object."""
         if self.form == "gz":
             return Version(disk, _gzip(disk))
         if self.form == "qcow2":
+            disk += bytes(-len(disk) % disks.SECTOR)
             return Version(disk, _qcow2(disk))
         return Version(disk, disk)
 
 
-def _disk(dice: random.Random, size: int) -> bytes:
-    """Return a disk: blocks of noise and of zeros. The first one has no signature of a format."""
+def _disk(dice: random.Random, size: int, lead: int, *, has_edges: bool) -> bytes:
+    """Return a disk: blocks of noise and of zeros. The first one has no signature of a format.
+
+    ``has_edges``: all blocks have the same bytes at their beginning and at their end, so that requests which
+    overlap there agree, whatever block they are of.
+    """
     noise = _noise()
     blocks = []
+    if has_edges:
+        for _ in range(0, size, BLOCK):
+            at = dice.randrange(len(noise) - BLOCK)
+            blocks.append(noise[:_EDGE] + noise[at : at + BLOCK - 2 * _EDGE] + noise[:_EDGE])
+        return b"RAW" + b"".join(blocks)[3:size]
     for start in range(0, size, BLOCK):
         length = min(BLOCK, size - start)
         at = dice.randrange(len(noise) - length)
         blocks.append(noise[at : at + length] if start == 0 or dice.random() < 0.7 else bytes(length))
-    return b"RAW" + b"".join(blocks)[3:]
+    return bytes(lead) + b"RAW" + b"".join(blocks)[lead + 3 :]
 
 
 def _alike(dice: random.Random, disk: bytes) -> bytes:
@@ -267,6 +294,9 @@ class Session:
     ) -> requests.Response:
         faults, dice, body = self._faults, world.dice, self._served.now.body
         said, total = start, len(body)
+        if start and self._served.ranges == "elsewhere" and end + BLOCK <= total:
+            start = said = start + BLOCK
+            end += BLOCK
         if dice.random() < faults.lies:
             said, end, total = dice.choice(
                 [
@@ -323,7 +353,7 @@ class _Body:
     def length_remaining(self) -> int | None:
         return self._length - self._given if self._has_length else None
 
-    def read1(self, count: int) -> bytes:
+    def read1(self, count: int, decode_content: bool = False) -> bytes:
         world = schedulers.active()
         world.step("receive", self._given)
         self._wait(world, self._faults.latency * world.dice.random() / 4)

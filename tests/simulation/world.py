@@ -29,7 +29,9 @@ class Run:
     """One process that imports. ``job``: which image. ``after``: seconds after the
     one before began; None: as soon as that one stands still or has ended.
 
-    ``kill_at``, ``freeze_at``: at this step it is killed, or stands still for ``freeze`` seconds.
+    ``kill_at``, ``freeze_at``: at this step it is killed, or stands still for ``freeze`` seconds;
+    ``kill_after``, ``freeze_after``: after so many of such events (``save``: of the journal, ``head``: a
+    write to the beginning of a device), and so many steps more.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Run:
     after: float | None = 0.0
     wait: float = 0.0
     kill_at: int | None = None
+    kill_after: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    freeze_after: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     freeze_at: int | None = None
     freeze: float = 0.0
     serving: server.Serving = dataclasses.field(default_factory=server.Serving)
@@ -66,6 +70,8 @@ class Plan:
     forms: tuple[str, str]
     identities: tuple[str, str]
     replicas: bool
+    lead: int
+    sector: int
     ranges: str
     options: dict[str, Any]
     rounds: list[Round]
@@ -74,6 +80,7 @@ class Plan:
         lines = [
             f"target={self.target} forms={self.forms} sizes={self.sizes}",
             f"identities={self.identities} replicas={self.replicas} ranges={self.ranges}",
+            f"lead={self.lead} sector={self.sector}",
             f"options={self.options}",
         ]
         for number, each in enumerate(self.rounds):
@@ -94,7 +101,8 @@ def plan(seed: int) -> Plan:
     """Return the schedule of a seed."""
     dice = Dice(f"plan {seed}")
     sector = dice.choice((512, 512, 4096))
-    size = dice.choice((3 << 19, 2 << 20, 3 << 20)) + dice.randrange(3) * 4096
+    # Most disks end within a unit of the journal, some within a sector.
+    size = dice.choice((3 << 19, 2 << 20, 3 << 20)) + dice.choice((0, 4096, 8192, 512, 1536, 1, 700, 4097))
     same = dice.happens(0.6)
     form = dice.choice(("raw", "raw", "raw", "raw", "gz", "qcow2"))
     ability = functools.partial(
@@ -106,20 +114,35 @@ def plan(seed: int) -> Plan:
         sector=sector,
     )
     identity = dice.choice(("strong", "strong", "weak", "date", "none"))
+    # In half of the worlds most runs continue what the one before has left.
+    is_resuming = dice.happens(0.5)
+    if is_resuming:
+        form, identity = (
+            dice.choice(("raw", "raw", "qcow2")),
+            dice.choice(("strong", "strong", "weak", "date")),
+        )
     identities = (identity, identity if same else dice.choice(("strong", "date")))
-    rounds = [_round(dice, number, identities, ability) for number in range(dice.choice((0, 1, 1, 2, 3)))]
-    rounds.append(Round([Run("last", int(dice.happens(0.2)), storing=ability())]))
+    if is_resuming:
+        rounds = [_killed(dice, number, ability) for number in range(dice.choice((1, 2, 3)))]
+        if dice.happens(0.3):
+            rounds.append(_round(dice, len(rounds), identities, ability))
+    else:
+        rounds = [_round(dice, number, identities, ability) for number in range(dice.choice((0, 1, 1, 2, 3)))]
+    rounds.append(Round([Run("last", int(dice.happens(0.05 if is_resuming else 0.2)), storing=ability())]))
     return Plan(
         target=dice.choice(("/data/disk.img", "/dev/vda")),
         sizes=(size, size if same else size + 64 * 1024),
         forms=(form, form if same else dice.choice(("raw", "gz", "qcow2"))),
         identities=identities,
         replicas=dice.happens(0.3),
-        ranges=_ranges(dice),
+        lead=dice.choice((0, 0, 512, 1024, 4096, 32768)),
+        sector=sector,
+        ranges="right" if is_resuming else _ranges(dice),
         options={
             "chunk": dice.choice((64, 128, 256)) << 10,
             "connections": dice.choice((1, 2, 4)),
-            "interval": dice.choice((0.01, 0.05, 0.5, 10.0)),
+            "interval": dice.choice((0.005, 0.01) if is_resuming else (0.01, 0.05, 0.5, 10.0)),
+            "granules": dice.choice((8192, 16, 6, 2)),
             "direct": dice.happens(0.5),
             "preallocation": dice.happens(0.3),
             "existing": "replace" if dice.happens(0.5) else "remove",
@@ -129,11 +152,19 @@ def plan(seed: int) -> Plan:
 
 
 def _ranges(dice: Dice) -> str:
-    if dice.happens(0.1):
-        return "shifted"
+    if dice.happens(0.15):
+        return dice.choice(("shifted", "elsewhere"))
     if dice.happens(0.05):
         return "cut"
     return "none" if dice.happens(0.15) else "right"
+
+
+def _killed(dice: Dice, number: int, ability: Callable[..., kernel.Storing]) -> Round:
+    """Return a run that is killed after its journal was saved, and what happens to the target then."""
+    serving = server.Serving(latency=dice.choice((0.05, 1.0)))
+    run = Run(f"{number}a", serving=serving, storing=ability(), kill_after=_saved(dice))
+    event = dice.choice(("power", "power", "reuse", "reuse", "replace", "", "", ""))
+    return Round([run], power=event == "power", reuse=event == "reuse", replace=event == "replace")
 
 
 def _round(
@@ -143,7 +174,8 @@ def _round(
     if dice.happens(0.3):
         # What a killed run has left, or what it was read from, becomes something else.
         slow = server.Serving(latency=1.0)
-        left = Run(f"{number}a", job, kill_at=dice.randrange(80, 300), serving=slow, storing=ability())
+        left = Run(f"{number}a", job, serving=slow, storing=ability(), kill_after=_saved(dice))
+        left.kill_at = None if dice.happens(0.7) else dice.randrange(80, 300)
         is_reused = dice.happens(0.5)
         return Round([left], power=dice.happens(0.3), reuse=is_reused, replace=not is_reused)
     runs = [_run(dice, f"{number}a", job, identities, ability)]
@@ -157,13 +189,19 @@ def _round(
         # No lock keeps the other node out, so that a run which still writes is let in: the one before must
         # have been stopped. A slow write would be on its way then.
         other.node, other.after = 1, None
-        runs[0].freeze_at, runs[0].freeze = dice.randrange(30, 330), 1000.0
+        runs[0].freeze = 1000.0
+        if dice.happens(0.5):
+            runs[0].freeze_at = dice.randrange(30, 330)
+        else:
+            # Also while it finishes the disk.
+            runs[0].freeze_at = None
+            runs[0].freeze_after = {"head": (dice.choice((1, 2, 2, 3, 3)), dice.randrange(1, 16))}
         runs[0].storing.locks = other.storing.locks = False
         runs[0].storing.slow = 0.0
         # After the stop it falls back to another route.
         runs[0].serving.lies = dice.choice((runs[0].serving.lies, 0.3))
         runs.append(other)
-    killed = any(run.kill_at for run in runs)
+    killed = any(run.kill_at or run.kill_after for run in runs)
     return Round(
         runs,
         power=dice.happens(0.5) and killed,
@@ -178,8 +216,9 @@ def _run(
         # Any other fault would end the run, or make it read again, before it has mixed two versions.
         made.serving = server.Serving(changes=dice.choice((0.1, 0.3)))
         return made
-    if dice.happens(0.6):
-        made.kill_at = _step(dice)
+    if dice.happens(0.8):
+        made.kill_after = _saved(dice) if dice.happens(0.7) else {}
+        made.kill_at = None if made.kill_after else _step(dice)
     if dice.happens(0.3):
         made.freeze_at, made.freeze = _step(dice), dice.choice((10.0, 1000.0))
     trouble = dice.choice(("none", "none", "server", "server", "disk", "both"))
@@ -191,6 +230,13 @@ def _run(
         made.storing.short = dice.choice((0.0, 0.1))
         made.storing.slow = dice.choice((0.0, 0.05))
     return made
+
+
+def _saved(dice: Dice) -> dict[str, tuple[int, int]]:
+    """Return a kill soon after the journal was saved, or at the end of a run."""
+    if dice.happens(0.2):
+        return {"head": (dice.choice((1, 2, 2, 3)), dice.randrange(1, 12))}
+    return {"save": (dice.choice((1, 2, 3, 5, 8)), int(2 ** dice.uniform(0, 6)))}
 
 
 def _step(dice: Dice) -> int:
@@ -245,6 +291,7 @@ class Machines:
 
 #: Loaded before the first run: what is imported when used.
 MODULES = (
+    "concurrent.futures.thread",
     "cdi_worker.execute",
     "cdi_worker.routes.direct",
     "cdi_worker.routes.place",
@@ -271,6 +318,7 @@ class World:
                 ranges=made.ranges,
                 size=size,
                 has_replicas=made.replicas,
+                lead=made.lead,
                 dice=dice,
             )
             for number, (form, identity, size) in enumerate(
@@ -279,11 +327,19 @@ class World:
         ]
         self.disk = disks.Disk()
         # Bytes of an earlier owner: what the image says is zero must read as zero.
-        self.device = self.disk.add_device("/dev/vda", b"\xff" * (max(made.sizes) + (1 << 20)))
-        self.law = law.Law(self.disk, made.target, keeps=made.options["existing"] == "replace")
+        length = (max(made.sizes) + (1 << 20)) // 4096 * 4096
+        self.device = self.disk.add_device("/dev/vda", disks.Sparse(b"\xff" * length), made.sector)
+        self.law = law.Law(
+            self.disk, made.target, self.objects, f"law {seed}", keeps=made.options["existing"] == "replace"
+        )
 
     def go(self) -> int:
         """Run all rounds; return the checksum of the trace. Raises ``AssertionError`` for a broken law."""
+        for slot in range(max(len(each.runs) for each in self.plan.rounds)):
+            loaded = self.machines.product(slot)
+            # So that a granule of a small disk has several units.
+            options = loaded.load("cdi_worker.scratch.digests").Digests.__init__.__kwdefaults__
+            options["granules"] = self.plan.options["granules"]
         schedulers.running = self.scheduler
         try:
             for each in self.plan.rounds:
@@ -314,6 +370,7 @@ class World:
         if each.power:
             world.note("power failure")
             self.disk.lose(world.dice)
+            self.law.lost_power()
         if each.reuse:
             self._reuse()
         if each.replace:
@@ -330,8 +387,9 @@ class World:
                 return
             inode = left_over
         world.note("reused")
+        share = world.dice.choice((0.3, 0.05, 0.02))
         for at in range(0, len(inode.data.view), 1 << 16):
-            if world.dice.random() < 0.3:
+            if world.dice.random() < share:
                 inode.data.write(at, b"other" * 100)
         inode.data.sync()
         self.law.reused()
@@ -339,7 +397,8 @@ class World:
     def _start(self, run: Run, slot: int, before: list[schedulers.Process]) -> schedulers.Process:
         process = schedulers.Process(run.name, run.node)
         process.kill_at, process.freeze_at, process.freeze = run.kill_at, run.freeze_at, run.freeze
-        self.machines.calls[process] = kernel.Machine(process, self.disk, run.storing, self.law.wrote)
+        process.kill_after, process.freeze_after = dict(run.kill_after), dict(run.freeze_after)
+        self.machines.calls[process] = kernel.Machine(process, self.disk, run.storing, self.law)
         served = self.objects[run.job]
 
         def work() -> None:

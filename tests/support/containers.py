@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
+from cdi_worker.formats import zstd
 from cdi_worker.sources.registry import documents
 
 #: This machine's architecture, as images name it.
@@ -23,7 +22,7 @@ DOCKER = "application/vnd.docker"
 COMPRESS = {
     "": lambda data: data,
     "+gzip": lambda data: gzip.compress(data, 1, mtime=0),
-    "+zstd": lambda data: zstandard.ZstdCompressor(level=1).compress(data),
+    "+zstd": lambda data: zstd.compress(data, level=1),
 }
 
 

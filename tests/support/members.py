@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
 from collections.abc import Callable
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from cdi_worker.formats import zstd
 
 
 def frame(data: bytes, **options: int) -> bytes:

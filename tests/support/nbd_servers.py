@@ -23,13 +23,16 @@ _READ, _STATUS = 0, 7
 _NONE, _DATA, _HOLE, _EXTENTS, _DONE = 0, 1, 2, 5, 1
 #: NBD_FLAG_HAS_FLAGS and NBD_FLAG_CAN_MULTI_CONN.
 FLAGS, MULTI = 1, 1 << 8
-#: An NBD reply type: an error at an offset.
+#: NBD reply types: an error at an offset, an error.
 _ERROR = (1 << 15) + 2
-_CHUNKS = frozenset({"empty", "data", "holes", "void", "faults"})
+_FAILED = (1 << 15) + 1
+_CHUNKS = frozenset({"empty", "data", "holes", "void", "errors", "faults"})
 
 BITMAP = "monday"
 #: Extents for a request: pairs of length and flags.
 Extents = list[tuple[int, int]]
+#: A part of a read: its offset and length, and whether it is data or a hole.
+Chunk = tuple[int, int, bool]
 
 
 def one_extent(_offset: int, length: int) -> Extents:
@@ -43,9 +46,11 @@ class Disk:
 
     ``sizes``: of the first, second, … connection; the last one counts for all others. ``cut``: each
     connection ends within the reply after so many. ``silent``: no reply after so many. ``part``: a read gets
-    one of so many parts. ``status``: the extents for an offset and a length. ``dirty``: those of the bitmap
+    one of so many parts. ``chunks``: the chunks of a reply to a read: offset and length within it, as data or
+    a hole. ``status``: the extents for an offset and a length. ``dirty``: those of the bitmap
     ``BITMAP``, if the disk has one. ``endless``: what never ends: chunks of a read, of a kind in
     ``_CHUNKS``; ``status``, or the list of ``contexts`` or of ``exports``.
+    ``pause``: seconds between two of them; 0: as many as the client receives.
     """
 
     sizes: tuple[int, ...] = (SIZE,)
@@ -53,9 +58,11 @@ class Disk:
     cut: int | None = None
     silent: int | None = None
     part: int = 1
+    chunks: Callable[[int], list[Chunk]] | None = None
     status: Callable[[int, int], Extents] = one_extent
     dirty: Callable[[int, int], Extents] | None = None
     endless: str = ""
+    pause: float = 0.0
     connections: int = 0
     requests: int = 0
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -93,11 +100,19 @@ class _Handler(socketserver.StreamRequestHandler):
         if disk.silent is not None and count >= disk.silent:
             disk.released.wait(60)
             return False
+        if disk.endless == "bytes" and kind == _READ:
+            for at in range(length):
+                self._flood(_chunk(cookie, offset + at, 1, is_data=True), once=True)
         if disk.endless in _CHUNKS and kind == _READ:
             self._flood(_endless(disk.endless, cookie, offset))
         if disk.endless == "status" and kind == _STATUS:
             data = _packed(1, [(length, 0)])
             self._flood(struct.pack(">IHHQI", 0x668E33EF, 0, _EXTENTS, cookie, len(data)) + data)
+        if kind == _READ and disk.chunks is not None:
+            for start, size, is_data in disk.chunks(length):
+                self.wfile.write(_chunk(cookie, offset + start, size, is_data))
+            self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, _DONE, _NONE, cookie, 0))
+            return True
         if kind == _READ:
             data = struct.pack(">Q", offset) + b"A" * (length // disk.part)
             chunk = _DATA
@@ -142,10 +157,13 @@ class _Handler(socketserver.StreamRequestHandler):
     def _answer(self, option: int, kind: int, data: bytes = b"") -> None:
         self.wfile.write(_answered(option, kind, data))
 
-    def _flood(self, part: bytes) -> None:
-        many = part * (1 + (1 << 20) // len(part))
-        while not self.served.released.is_set():
+    def _flood(self, part: bytes, *, once: bool = False) -> None:
+        pause = self.served.pause
+        many = part if pause else part * (1 + (1 << 20) // len(part))
+        while not self.served.released.wait(pause):
             self.wfile.write(many)
+            if once:
+                return
 
 
 def _answered(option: int, kind: int, data: bytes) -> bytes:
@@ -159,9 +177,16 @@ def _endless(what: str, cookie: int, offset: int) -> bytes:
         "data": (_DATA, struct.pack(">Q", offset) + b"A" * 4096),
         "holes": (_HOLE, struct.pack(">QI", offset, 4096)),
         "void": (_HOLE, struct.pack(">QI", offset, 0)),
+        "errors": (_FAILED, struct.pack(">IH", 5, 0)),
         "faults": (_ERROR, struct.pack(">IHQ", 5, 0, offset)),
     }[what]
     return struct.pack(">IHHQI", 0x668E33EF, 0, kind, cookie, len(data)) + data
+
+
+def _chunk(cookie: int, offset: int, length: int, is_data: bool) -> bytes:
+    data = b"A" * length if is_data else struct.pack(">I", length)
+    data = struct.pack(">Q", offset) + data
+    return struct.pack(">IHHQI", 0x668E33EF, 0, _DATA if is_data else _HOLE, cookie, len(data)) + data
 
 
 def _packed(context: int, found: Extents) -> bytes:

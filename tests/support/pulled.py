@@ -17,10 +17,12 @@ LARGE = random.Random(2).randbytes(3 << 20)
 OTHER = b"other" * 1000
 
 
-def source(location: locations.Registry, cancel: cancelling.Cancel | None = None) -> registry.RegistrySource:
+def source(
+    location: locations.Registry, cancel: cancelling.Cancel | None = None, *, patience: float = 180.0
+) -> registry.RegistrySource:
     """Return the source, read by an engine as in an import."""
     made = registry.source(location, cancel or cancelling.Cancel())
-    made.engine = engine.Engine(fetch.Options(), lambda _: None)
+    made.engine = engine.Engine(fetch.Options(no_progress=patience), lambda _: None)
     return made
 
 

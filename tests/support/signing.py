@@ -89,10 +89,11 @@ class Signer:
     def bundle(
         self,
         digest: str,
+        /,
         *,
         predicate: str = PREDICATE,
         annotations: Mapping[str, str] | None = None,
-        **subject: str,
+        **subject: object,
     ) -> containers.Blob:
         """Return a layer with a bundle; ``subject``: more members of the statement's subject."""
         about = {"digest": {"sha256": digest.removeprefix("sha256:")}, "annotations": dict(annotations or {})}

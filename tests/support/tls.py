@@ -49,17 +49,25 @@ class Authority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
-        self, *names: str, common_name: str = "localhost", client: bool = False, days: int = 30
+        self,
+        *names: str,
+        common_name: str = "localhost",
+        client: bool = False,
+        days: int = 30,
+        after: int = -60,
+        own: bool = False,
     ) -> KeyPair:
         """Issue a server certificate for names and addresses (this host by default), or a client one.
 
-        A negative number of days makes an expired certificate.
+        It is valid from ``after`` days from now to ``days`` days from now: a negative number makes an expired
+        certificate. ``own``: it is signed by its own key.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        signer, issuer = (key, _name(common_name)) if own else (self._key, self._name)
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         builder = (
-            _builder(_name(common_name), self._name, key.public_key(), days=days)
+            _builder(_name(common_name), issuer, key.public_key(), days=days, after=after)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(authority, critical=False)
@@ -71,7 +79,7 @@ class Authority:
         stem = self.directory / f"{plain}-{key.public_key().public_numbers().x:x}"[:80]
         pair = KeyPair(stem.with_suffix(".crt"), stem.with_suffix(".key"))
         pair.certificate.write_bytes(
-            builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
         pair.key.write_bytes(
             key.private_bytes(
@@ -86,7 +94,7 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, days: int, after: int = -60
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
@@ -95,7 +103,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=60))
+        .not_valid_before(now + dt.timedelta(days=after))
         .not_valid_after(now + dt.timedelta(days=days))
     )
 

@@ -1,0 +1,57 @@
+"""Checks of trust that are left out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutant
+
+MUTANTS = (
+    mutant(
+        "formats/checksum.py",
+        "parse: does not check len(digest) != length or not set(digest) <= set(string.hexd...",
+        "    if len(digest) != length or not set(digest) <= set(string.hexdigits):\n",
+        "    if False:\n",
+        "tests/formats/test_checksum.py::test_malformed_checksum_is_refused[sha256:]",
+    ),
+    mutant(
+        "formats/signature/ssh.py",
+        "_parts: does not check reserved",
+        "    if reserved:\n",
+        "    if False:\n",
+        "tests/formats/signature/test_hostile.py::test_changed_ssh_signature_is_refused[kind0-ssh-rsa]",
+    ),
+    mutant(
+        "sources/registry/auth.py",
+        "_refuse_plaintext: does not check destination.startswith('http://') and (not self...",
+        '        if destination.startswith("http://") and not self._access.insecure:\n',
+        "        if False:\n",
+        "tests/sources/registry/test_auth.py::test_credentials_are_not_sent_unencrypted",
+    ),
+    mutant(
+        "sources/registry/documents.py",
+        "check: does not check calculated != expected",
+        "    if calculated != expected:\n",
+        "    if False:\n",
+        "tests/sources/registry/test_source_faults.py::test_document_with_another_digest_is_refused",
+    ),
+    mutant(
+        "sources/registry/reference.py",
+        "_archive: does not check not path or (is_tagged and (not _TAG.fullmatch(tag)))",
+        "    if not path or (is_tagged and not _TAG.fullmatch(tag)):\n",
+        "    if False:\n",
+        "tests/sources/registry/test_reference.py::test_malformed_reference_is_refused[oci-archive:]",
+    ),
+    mutant(
+        "sources/registry/trust.py",
+        "_keys: does not check not found",
+        "    if not found:\n",
+        "    if False:\n",
+        "tests/sources/registry/test_trust.py::test_folder_without_keys_is_a_fault_of_the_request",
+    ),
+    mutant(
+        "sources/registry/trust.py",
+        "claims: does not check found.fault is not None",
+        "        if found.fault is not None:\n",
+        "        if False:\n",
+        "tests/sources/registry/test_trust.py::test_signature_whose_bytes_were_changed_is_refused",
+    ),
+)
