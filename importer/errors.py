@@ -232,6 +232,10 @@ class NoRanges(SourceError):
     template = "{url}: byte ranges not available: {reason}"
 
 
+class WrongRanges(NoRanges):
+    """A server serves other ranges than requested: nothing that was read by ranges may be used."""
+
+
 class UploadFailed(Error):
     """An upload server refused an upload; ``reason`` is the server's message."""
 

@@ -212,9 +212,13 @@ class Journal:
         with self._lock:
             differing = self._digests.holds(claim, tags)
             for start, end in differing:
-                self._digests.discard(start, end)
-                self._done.remove(start, end)
+                self._discard(start, end)
         return differing
+
+    def discard(self, start: int, end: int) -> None:
+        """Remove a range that is not what it was noted as; it is missing from now on."""
+        with self._lock:
+            self._discard(start, end)
 
     def sample(self) -> Journal:
         """Return a journal without slots in which only a sample of the finished ranges is missing.
@@ -252,6 +256,11 @@ class Journal:
         self._done.add(max(start, self._withheld), end)
         if len(self._done) > MOST:
             self._done = Ranges(_longest_half(list(self._done)))
+
+    def _discard(self, start: int, end: int) -> None:
+        """Remove a range, and all digests that cover a part of it; the caller holds the lock."""
+        self._digests.discard(start // digests.UNIT * digests.UNIT, -(-end // digests.UNIT) * digests.UNIT)
+        self._done.remove(start, end)
 
     def _is_due(self) -> bool:
         shortest = min(self._seconds, SHORTEST_INTERVAL)

@@ -43,7 +43,7 @@ class JoinedSeams(Joined):
         start = self._start(offset)
         self._compared[start].expect(offset - start, length)
 
-    def differing(self, at: int, /) -> errors.NoRanges:
+    def differing(self, at: int, /) -> errors.WrongRanges:
         """Return the error for two requests that disagree about the bytes from ``at``."""
         start = self._start(at)
         return self._compared[start].differing(at - start)

@@ -49,7 +49,7 @@ class Compared(readers.Continuing, Protocol):
 
     pace: paces.Pace
 
-    def differing(self, at: int, /) -> errors.NoRanges:
+    def differing(self, at: int, /) -> errors.WrongRanges:
         """Return the error for two requests that disagree about the bytes from ``at``."""
 
 
@@ -77,7 +77,8 @@ class Seams:
 
     ``head``: the first bytes of the file, read from byte 0. ``known``: all bytes that were read before.
     ``pace`` gets the times of the answers.
-    Raises ``errors.NoRanges`` if bytes differ, or if several answers in a row end with hardly any byte.
+    Raises ``errors.WrongRanges`` if bytes differ, and ``errors.NoRanges`` if several answers in a row have
+    hardly any byte.
     """
 
     def __init__(
@@ -214,12 +215,12 @@ class Seams:
             if len(self._seams) > _MOST:
                 self._seams.popitem(last=False)
 
-    def differing(self, at: int, /) -> errors.NoRanges:
+    def differing(self, at: int, /) -> errors.WrongRanges:
         """Return the error for two requests that disagree about the bytes from ``at``."""
         reason = (
             f"two requests returned different data at byte {at}; the server or a cache before it is faulty"
         )
-        return errors.NoRanges(url=self._name, reason=reason)
+        return errors.WrongRanges(url=self._name, reason=reason)
 
     def _probe(self, offset: int, end: int) -> bool:
         """Before the first range, read a part of the head again, from another byte than 0.

@@ -18,7 +18,7 @@ from cdi_worker.formats.mapped.pieces import Batch
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.place import ranges
-from cdi_worker.images.target import base
+from cdi_worker.images.target import copy
 from cdi_worker.scratch import space
 
 #: Bytes of a chunk: a multiple of every cluster size, and the length of the longest compressed cluster.
@@ -33,7 +33,7 @@ JOBS = 4
 def from_stream(
     follower: layout.Follower,
     reader: readers.Reader,
-    target: base.Target,
+    target: copy.Writable,
     *,
     scope: cancelling.Cancel,
     spill: space.Spill | None = None,

@@ -65,13 +65,13 @@ def _checked(job: Job, read: views.Read, size: int) -> facts.Facts:
 
 @contextlib.contextmanager
 def scratch(job: Job) -> Iterator[space.Scratch]:
-    """Yield scratch space; after a retryable failure its files are kept for the next attempt."""
+    """Yield scratch space; its files are kept for the next attempt after a failure that they outlive."""
     with space.Scratch(job.wanted.scratch or "", job.wanted.target, resume=True) as kept:
         try:
             yield kept
         except errors.Error as err:
             # The run that has taken the target over uses the same folder.
-            if err.retryable or isinstance(err, errors.Cancelled | errors.TargetLost):
+            if err.retryable or job.outlives(err) or isinstance(err, errors.TargetLost):
                 kept.keep()
             raise
 
@@ -88,6 +88,11 @@ def download(job: Job, path: str) -> int:
             job.verify(stream)
         return size
     job.progress.phase("spool", job.source.transferred)
+    if job.has_begun(path, size or 0):
+        with job.continued(path, size or 0, _REMOVED) as (out, disk):
+            job.copy_whole(disk, size or 0)
+            out.commit()
+        return size or 0
     available = survey.spare(job.wanted) or 0
     with target.open(path, None, _REMOVED) as out:
         try:

@@ -93,7 +93,14 @@ def _before(end: int, extents: Iterable[base.Extent]) -> Iterator[base.Extent]:
 
 
 def _stream_ordered(job: Job) -> None:
+    size = job.source.size or 0
     job.progress.phase("transfer", job.source.transferred)
+    if job.has_begun(job.wanted.target, size):
+        # Ranges were served when it was begun, which have shown that it has no footer.
+        with job.continued(job.wanted.target, size, job.options) as (out, kept):
+            job.copy_whole(kept, size)
+            job.commit(out, size)
+        return
     with job.open_target(None) as out:
         with job.plain() as reader:
             if job.source.format:

@@ -143,7 +143,7 @@ class Job:
         """Open ``path`` for ``size`` bytes, and the journal of the ranges an earlier attempt wrote there.
 
         ``total``: bytes that the journal covers, of the source or of the disk. After a retryable failure
-        both are kept for the next attempt.
+        both are kept for the next attempt, and for the stream that replaces ranges.
         """
         is_compared = options.mode == "refresh"
         slots = target.journal_slots(path, size) if self.source.identity and not is_compared else None
@@ -160,7 +160,7 @@ class Job:
             try:
                 yield out, noted
             except errors.Error as err:
-                if slots is not None and (err.retryable or isinstance(err, errors.Cancelled)):
+                if slots is not None and (err.retryable or self.outlives(err)):
                     # A failure to save must not hide the first one; then nothing is kept.
                     with contextlib.suppress(errors.TargetError):
                         noted.save(out.flush)
@@ -171,6 +171,55 @@ class Job:
             if self.group is not None and out.is_detached and slots is not None:
                 noted.save(out.flush)
                 self.group.keep(out)
+
+    def outlives(self, failure: errors.Error) -> bool:
+        """Return whether what was written is right although ``failure`` ends the attempt.
+
+        Ranges that are not served any more were right. The stream that replaces them has the same bytes if
+        the identity is strong.
+        """
+        if isinstance(failure, errors.NoRanges):
+            return not (self.source.weak or isinstance(failure, errors.WrongRanges))
+        return isinstance(failure, errors.Cancelled)
+
+    def has_begun(self, path: str, size: int) -> bool:
+        """Return whether ranges have written a part of this disk of ``size`` bytes that a stream may keep."""
+        source = self.source
+        is_kept = source.identity and not (source.weak or source.once or self.content.compressions)
+        if not is_kept or not size or self.plan.compared or self.group is not None or path == target.STDOUT:
+            return False
+        slots = target.journal_slots(path, size)
+        return slots is not None and journal.Journal.open(slots, self._key(), size).covered > 0
+
+    @contextlib.contextmanager
+    def continued(
+        self, path: str, size: int, options: target.Options, *, noting: bool = True
+    ) -> Iterator[tuple[target.Target, copy.Writable]]:
+        """Open ``path``, of which ``has_begun`` is true, for a stream of the whole disk.
+
+        What ranges have written is compared with the stream, and written only where it differs. ``noting``:
+        note in the journal what is written.
+        """
+        # Imported when used: few imports need it (start-up time).
+        from cdi_worker.images.target import continued
+
+        with self.resumable(path, size, size, options) as (out, noted):
+            covered, figures = noted.covered, noted.counted
+            noted.counting = lambda: figures
+            into = continued.Saving(out, noted) if noting else out
+            with continued.Continued(out, noted, into) as disk:
+                yield out, disk
+                self.refetched = disk.differed
+                self.resumed = covered - disk.differed
+            if self.refetched:
+                log.warning("storage differs from the stream rewritten=%d", self.refetched)
+
+    def copy_whole(self, disk: copy.Writable, size: int) -> None:
+        """Copy an ordered stream of ``size`` bytes. Raises ``SourceChanged`` for another length."""
+        with self.plain(limit=size) as reader:
+            found = copy.copy_ordered(reader, disk, limit=size, scope=self.scope)
+        if found != size:
+            raise errors.SourceChanged(url=self.source.name, what="size", before=size, now=found)
 
     def transfer(
         self, out: target.Target, noted: journal.Journal, fill: Fill, total: int, *, phase: str = "transfer"
@@ -281,7 +330,8 @@ class Job:
             self.source.name,
             self.source.identity,
             head,
-            str(self.plan.route),
+            # Both write the bytes of a raw disk to their offsets.
+            str(plan.Route.STREAM if self.plan.route is plan.Route.EXTENTS else self.plan.route),
             wanted.owner_uid,
             wanted.target,
         )

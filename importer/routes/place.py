@@ -9,7 +9,7 @@ from cdi_worker import errors, progress
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.place import ranges, stream
-from cdi_worker.images.target import journaled
+from cdi_worker.images.target import copy, journaled
 from cdi_worker.routes.job import Job
 from cdi_worker.scratch import journal, space
 
@@ -77,10 +77,16 @@ def _place_ordered(job: Job) -> None:
         if job.wanted.scratch:
             room = stack.enter_context(space.Scratch(job.wanted.scratch, job.wanted.target))
             kept = stack.enter_context(space.Spill(room.path("spill")))
-        out = stack.enter_context(job.open_target(size))
+        disk: copy.Writable
+        if job.has_begun(job.wanted.target, size):
+            # Not noted: the tables may come last, and only they confirm where data belongs.
+            again = job.continued(job.wanted.target, size, job.options, noting=False)
+            out, disk = stack.enter_context(again)
+        else:
+            out = disk = stack.enter_context(job.open_target(size))
         with job.plain(whole=False) as reader:
             follower, direct = _layout(job).follow(), job.wanted.direct
-            stream.from_stream(follower, reader, out, scope=job.scope, spill=kept, direct=direct)
+            stream.from_stream(follower, reader, disk, scope=job.scope, spill=kept, direct=direct)
         job.commit(out, size)
 
 

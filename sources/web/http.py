@@ -257,12 +257,12 @@ class HttpSource(base.Source):
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found:
             self._resource.drop(response)
-            raise errors.NoRanges(url=self.name, reason="206 response without a valid Content-Range")
+            raise errors.WrongRanges(url=self.name, reason="206 response without a valid Content-Range")
         start, end = int(found[1]), int(found[2])
         self._check_version(response, None if found[3] == "*" else int(found[3]))
         if start != offset or end < start:
             self._resource.drop(response)
-            raise errors.NoRanges(
+            raise errors.WrongRanges(
                 url=self.name, reason=f"requested byte {offset}, received bytes {start}-{end}"
             )
         return end - start + 1
@@ -351,7 +351,7 @@ class _Range(_HttpStream):
         with contextlib.suppress(errors.Transient):
             if self.readinto(memoryview(bytearray(1))):
                 self.close()
-                raise errors.NoRanges(url=self._resource.name, reason="a response longer than its range")
+                raise errors.WrongRanges(url=self._resource.name, reason="a response longer than its range")
 
     def skip_to(self, offset: int, into: memoryview) -> bool:
         """Skip to ``offset``, with ``into`` as a buffer. Return False if the response does not reach it."""

@@ -1,0 +1,177 @@
+"""Ranges that end within an import: one stream replaces them, and what they have written is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import cdi_worker
+from tests.support import devices, misbehave, oracle, processes
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZE = 24 * MIB
+OPTIONS = cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20)
+SLOW = (256 * KIB, 0.03)
+#: Answers of at most 1 MiB before the ranges end, with those of the survey.
+RANGES = 20
+SHORT = {"short_range": MIB}
+
+WORKER = """
+import sys, cdi_worker
+cdi_worker.run(cdi_worker.Request(
+    existing="replace", source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2],
+    scratch=sys.argv[3], journal_interval=0.05,
+    fetch=cdi_worker.FetchOptions(connections=2, chunk=1 << 20, no_progress=20),
+))
+"""
+
+
+@pytest.fixture(params=["file", "block"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with devices.target(request.param, tmp_path, 32 * MIB) as made:
+        yield made
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    made = tmp_path / "scratch"
+    made.mkdir()
+    return made
+
+
+def noise(tmp_path: Path) -> Path:
+    """Write a disk without holes, except one of 2 MiB, and a part of zeros that is no hole."""
+    disk = tmp_path / "disk.raw"
+    data = bytearray(random.Random(11).randbytes(SIZE))
+    data[10 * MIB : 12 * MIB] = bytes(2 * MIB)
+    disk.write_bytes(data)
+    return disk
+
+
+def image(tmp_path: Path, form: str) -> bytes:
+    raw = noise(tmp_path)
+    if form == "raw":
+        return raw.read_bytes()
+    processes.run("qemu-img", "convert", "-O", form, raw, tmp_path / "image")
+    return (tmp_path / "image").read_bytes()
+
+
+def expected(tmp_path: Path, form: str, body: bytes) -> Path:
+    """Return the disk as qemu-img reads it from what is served."""
+    (tmp_path / "served").write_bytes(body)
+    made = tmp_path / "expected.raw"
+    processes.run("qemu-img", "convert", "-f", form, "-O", "raw", tmp_path / "served", made)
+    return made
+
+
+def import_disk(url: str, target: Path, scratch: Path) -> cdi_worker.Result:
+    return cdi_worker.run(
+        cdi_worker.Request(
+            existing="replace",
+            source="http",
+            location=cdi_worker.Location(url),
+            target=str(target),
+            scratch=str(scratch),
+            journal_interval=0.05,
+            fetch=OPTIONS,
+        )
+    )
+
+
+def kill_when(reached: Callable[[], bool], url: str, target: Path, scratch: Path) -> None:
+    argv = [sys.executable, "-c", WORKER, url, str(target), str(scratch)]
+    with subprocess.Popen(argv) as worker:
+        processes.wait_for(reached, "a part of the stream")
+        worker.send_signal(signal.SIGKILL)
+    assert worker.returncode == -signal.SIGKILL
+
+
+def streamed(server: misbehave.Server) -> int:
+    """Return how many bytes of whole objects were sent."""
+    return sum(request.sent for request in server.gets("/disk") if request.status == 200)
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_stream_instead_of_ranges_keeps_what_they_have_written(
+    server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path, form: str
+) -> None:
+    """The run that was killed within the stream had a part of the disk, which the next one has, too."""
+    good = misbehave.Page(image(tmp_path, form))
+    vanished = dataclasses.replace(good, ranges=False, drip=SLOW)
+    url = server.serve("/disk", (dataclasses.replace(good, **SHORT), RANGES), vanished)
+    kill_when(lambda: streamed(server) > 4 * MIB, url, target, scratch)
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+    server.serve("/disk", good)
+    done = import_disk(url, target, scratch)
+    assert done.resumed > 5 * MIB
+    oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vhdx"])
+def test_stream_completes_what_ranges_began(
+    server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path, form: str
+) -> None:
+    good = misbehave.Page(image(tmp_path, form))
+    url = server.serve(
+        "/disk", (dataclasses.replace(good, **SHORT), RANGES), dataclasses.replace(good, ranges=False)
+    )
+    done = import_disk(url, target, scratch)
+    assert not done.plan.random
+    if form != "vhdx":  # converted with random reads: qemu-img has no journal
+        assert done.resumed > 5 * MIB
+    oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_stream_replaces_wrong_bytes_of_ranges_that_nothing_showed(
+    server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path, form: str
+) -> None:
+    """Within a range, whose ends are right."""
+    good = misbehave.Page(image(tmp_path, form))
+    wrong = bytearray(good.body)
+    for at in range(2 * MIB + 300 * KIB, 22 * MIB, MIB):
+        wrong[at : at + 9] = b"wrong    "
+    lying = dataclasses.replace(good, body=bytes(wrong), **SHORT)
+    url = server.serve("/disk", (lying, RANGES), dataclasses.replace(good, ranges=False))
+    assert not import_disk(url, target, scratch).plan.random
+    oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
+
+
+def test_nothing_is_kept_of_ranges_that_differ(
+    server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path
+) -> None:
+    good = misbehave.Page(image(tmp_path, "raw"))
+    lie = lambda first, n: first + 64 * KIB if n == 15 else first  # noqa: E731  (a field of the page)
+    lying = dataclasses.replace(good, lie=lie, **SHORT)
+    stream = dataclasses.replace(good, ranges=False, drip=SLOW)
+
+    def is_given_up() -> bool:
+        return streamed(server) > 4 * MIB
+
+    url = server.serve("/disk", (lying, 17), stream)
+    kill_when(is_given_up, url, target, scratch)
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+    server.serve("/disk", good)
+    done = import_disk(url, target, scratch)
+    assert not done.resumed
+    oracle.same(target, expected(tmp_path, "raw", good.body), beyond=devices.beyond(target))
+
+
+def test_nothing_is_kept_under_a_weak_identity(
+    server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path
+) -> None:
+    good = misbehave.Page(image(tmp_path, "raw"), etag=None)
+    url = server.serve(
+        "/disk", (dataclasses.replace(good, **SHORT), RANGES), dataclasses.replace(good, ranges=False)
+    )
+    done = import_disk(url, target, scratch)
+    assert not done.plan.random
+    assert not done.resumed
+    oracle.same(target, expected(tmp_path, "raw", good.body), beyond=devices.beyond(target))
