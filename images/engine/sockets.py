@@ -36,8 +36,6 @@ class Receiver:
         try:
             return self._receive(into)
         except TimeoutError:
-            if self._least == 1:
-                raise
             self._is_slow = True
             self.reset()
             if not self._has_data():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import threading
@@ -300,3 +301,19 @@ def test_known_bytes_are_not_fetched(offset: int) -> None:
     assert reader.reads == [(fetched, offset + 8000 - fetched)]
     assert engine.read(100, 4900) == head[:4900]
     assert len(reader.reads) == 1
+
+
+def test_read_that_was_ended_is_not_retried() -> None:
+    """Ending the attempt breaks its connections: that is neither a retry nor an outage."""
+    cancel, retried = cancelling.Cancel(), list[errors.Transient]()
+
+    class Broken(Memory):
+        def fault(self, number: int, offset: int, length: int) -> int:
+            cancel.set()
+            raise errors.Transient(url="memory", reason="reset")
+
+    options = dataclasses.replace(OPTIONS, no_progress=0.0)
+    engine = fetch.Fetcher(Broken(), len(DATA), options, scope=cancel, retried=retried.append)
+    with pytest.raises(errors.Cancelled):
+        engine.fill(0, memoryview(bytearray(4096)))
+    assert not retried

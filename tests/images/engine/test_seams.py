@@ -158,6 +158,24 @@ def test_one_answer_of_another_range_is_found(number: int, shift: int) -> None:
         fetched(Server(lie=once(number, shift)), HEAD)
 
 
+def test_bytes_behind_a_seam_are_compared() -> None:
+    """The second request agrees with the first up to their seam, and has other bytes from there on."""
+    seam = HEAD + 4 * KiB
+
+    class Spoiled(Server):
+        def at(self, offset: int, length: int) -> bytes:
+            data = super().at(offset, length)
+            return data[::-1] if offset == seam and length > seams.SECTOR else data
+
+    server, known = Spoiled(), remembered.Remembered(DATA[:HEAD])
+    reader = seams.Seams(server, len(DATA), name="memory", head=DATA[:HEAD], known=known, pace=CHEAP)
+    into = memoryview(bytearray(4 * KiB))
+    reader.read_range(HEAD, into)
+    assert into == DATA[HEAD:seam]
+    with pytest.raises(errors.NoRanges, match=f"different data at byte {seam};"):
+        reader.read_range(seam, into)
+
+
 @given(st.integers(1, 13), st.integers(-70_000, 70_000).filter(bool), st.sampled_from([4096, 1, 512, 8]))
 def test_no_lie_about_random_data_is_delivered(number: int, shift: int, block: int) -> None:
     lies: list[Lie] = [once(number, shift), lambda first, _: first // block * block]

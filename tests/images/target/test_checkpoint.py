@@ -76,3 +76,19 @@ def test_file_system_without_attributes_keeps_none(tmp_path: Path) -> None:
         assert checkpoint.Checkpoint.read(str(path)) is None
     finally:
         processes.run("umount", tmp_path)
+
+
+def test_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+    """The disk would be taken for one at its old checkpoint."""
+    processes.need_root()
+    path = tmp_path / "disk.img"
+    path.touch()
+    checkpoint.Checkpoint(ONE).write(str(path))
+    processes.run("mount", "--bind", tmp_path, tmp_path)
+    try:
+        processes.run("mount", "-o", "remount,bind,ro", tmp_path)
+        with pytest.raises(errors.TargetError, match="remove the checkpoint: read-only file system"):
+            checkpoint.Checkpoint(TWO).write(str(path))
+    finally:
+        processes.run("umount", tmp_path)
+    assert checkpoint.Checkpoint.read(str(path)) == checkpoint.Checkpoint(ONE)

@@ -205,6 +205,18 @@ def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, mo
     assert os.listdir(tmp_path) == ["disk.img"]
 
 
+def test_stale_run_stops_while_its_replacement_resumes_the_same_file(tmp_path: Path) -> None:
+    """Only the record in the lock file says so: the file has the same inode, and the lock its name."""
+    path = tmp_path / "disk.img"
+    stale = target.open(path, SIZE)
+    write(stale, b"1", MiB)
+    with lost_lock(path), target.open(path, SIZE, target.Options(mode="resume")) as disk:
+        check_stale(stale)
+        write(disk, b"2")
+        disk.commit()
+    assert path.read_bytes() == b"2" * SIZE
+
+
 def check_stale(stale: target.Target) -> None:
     """Check that each call fails as the first one does, and that closing is harmless."""
     for call in (stale.flush, stale.commit, lambda: write(stale, b"1"), lambda: stale.zero(0, SIZE)):

@@ -145,6 +145,13 @@ def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+def test_rest_of_a_stream_is_read_up_to_the_limit() -> None:
+    copy.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER, 3 * MiB)
+    copy.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER)
+    with pytest.raises(errors.Refused, match="more than 3145728 bytes follow the end of the image"):
+        copy.drain(Bytes(bytes(3 * MiB + 1)), cancelling.NEVER, 3 * MiB)
+
+
 IN_A_POD = """
 import sys
 from cdi_worker.images.engine import cancelling

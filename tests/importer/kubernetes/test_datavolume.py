@@ -45,6 +45,23 @@ def parse(name: str) -> datavolume.DataVolume:
     return volume
 
 
+def test_faults_of_all_manifests_are_reported_by_name() -> None:
+    good = {
+        "apiVersion": datavolume.API_VERSION,
+        "kind": "DataVolume",
+        "spec": {"storage": STORAGE, "source": HTTP},
+    }
+    wrong = {**good, "spec": {"storage": STORAGE, "source": {"http": {"url": "gopher://images.invalid/x"}}}}
+    found = [
+        documents.Document(name, {**content, "metadata": {"name": name}})
+        for name, content in (("a", wrong), ("b", good), ("c", wrong))
+    ]
+    with pytest.raises(errors.RequestError) as caught:
+        datavolume.parse_all(found)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == ["a", "c"]
+    assert [volume.name for volume in datavolume.parse_all(found[1:2])] == ["b"]
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_documented_examples_are_valid(example: Path) -> None:
     assert parse(example.stem).name == example.stem

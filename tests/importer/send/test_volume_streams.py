@@ -9,7 +9,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from cdi_worker import contract, progress
+from cdi_worker import contract, errors, progress
 from cdi_worker.formats import clone as extents
 from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import snappy
@@ -43,6 +43,16 @@ def test_server_without_extensions_gets_snappy_frames(original: Path, server: up
     assert bytes(cramjam.snappy.decompress(body)) == original.read_bytes()
     assert body.startswith(snappy.IDENTIFIER)
     assert len(body) < SIZE // 5
+
+
+def test_server_that_refuses_the_stream_is_a_failure(original: Path, server: uploads.Server) -> None:
+    with uploads.MinimalServer.serving() as port:
+        env = clones.environment(
+            server, "block", original, UPLOAD_URL=f"http://127.0.0.1:{port}/v1beta1/other"
+        )
+        with pytest.raises(errors.UploadFailed, match="404 Not Found"):
+            clones.run(env)
+    assert [request[0] for request in uploads.MinimalServer.requests] == ["HEAD", "POST"]
 
 
 @pytest.mark.parametrize("sparse", [True, False])

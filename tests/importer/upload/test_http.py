@@ -134,6 +134,7 @@ REQUEST_LINES = {
     "CONNECT localhost:8443": 404,
     "GET v1beta1/upload": 404,
     "POST xv1beta1/upload": 404,
+    "POST x/v1beta1/upload": 404,
     "POST /v1beta1/upload/": 404,
     "POST //v1beta1/upload": 404,
     "POST /v1beta1/uplo%61d": 404,

@@ -130,6 +130,11 @@ def test_accepted_once_before_the_file_is_usable(make: Make, kind: str) -> None:
     assert converting is (route not in {plan.Route.SPOOL, plan.Route.UNPACK})
 
 
+def test_archive_is_refused_for_a_device(make: Make) -> None:
+    with pytest.raises(errors.RequestError, match="needs a volume with a file system, not a block device"):
+        make("archive", device=True)
+
+
 @pytest.mark.parametrize("kind", ROUTES)
 def test_never_accepted_with_a_wrong_checksum(make: Make, kind: str) -> None:
     case = make(kind, **{headers.CHECKSUM: f"sha256:{'0' * 64}"})
