@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, report
+from cdi_worker import contract, errors, report
 from cdi_worker.upload import role, settings
 from tests.support import devices, disks, oracle, processes, uploads
 
@@ -62,6 +62,12 @@ def test_deadline_is_parsed(text: str) -> None:
     assert made.deadline is not None
     expected = dt.datetime(2026, 11, 20, 10, tzinfo=dt.UTC)
     assert made.deadline.replace(microsecond=0) == expected
+
+
+@pytest.mark.parametrize("text", ["2026-11-20T10:00:00", "2026-11-20", "soon"])
+def test_deadline_without_a_time_zone_is_refused(text: str) -> None:
+    with pytest.raises(errors.RequestError, match="is not an RFC 3339 time"):
+        settings.read({**NEEDED, "DEADLINE": text}, contract.Paths())
 
 
 # -- paths and status ------------------------------------------------------------------------

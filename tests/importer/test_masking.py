@@ -104,6 +104,14 @@ def test_address_is_shown_without_its_secrets(url: str) -> None:
         assert "ETpw" not in str(caught.value)
 
 
+def test_secret_values_of_a_query_are_masked_wherever_they_are(owner: Owner) -> None:
+    url = "https://host/d?X-Amz-Date=20261120T100000Z&X-Amz-Signature=hunter2&key=h%2Bu%2Bn&file=disk.img"
+    masking.hold(owner, *masking.address(url))
+    shown = "https://host/d?X-Amz-Date=20261120T100000Z&X-Amz-Signature=***&key=***&file=disk.img"
+    assert masking.mask(f"redirected to {url}") == f"redirected to {shown}"
+    assert masking.mask("no object with h+u+n") == "no object with ***"
+
+
 def test_address_with_a_doubtful_host_is_not_shown() -> None:
     assert wire.safe_url("https://user:a@SECRETpw/x@host/y") == "https://…"
 

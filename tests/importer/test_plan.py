@@ -207,6 +207,13 @@ def test_format_that_is_not_a_disk_is_refused(form: str) -> None:
         plan.plan(REQUEST, RANGES, disk(form), FILE, 20 * GIB)
 
 
+def test_obstacle_of_a_source_ends_the_plan() -> None:
+    """It can be examined, as the disks of an OVA of which one is to be chosen."""
+    obstacle = errors.Unsupported(reason="it has two disks")
+    with pytest.raises(errors.Unsupported, match="it has two disks"):
+        plan.plan(REQUEST, dataclasses.replace(RANGES, obstacle=obstacle), disk("raw"), FILE, None)
+
+
 def test_archive_is_unpacked() -> None:
     archive = dataclasses.replace(REQUEST, content_type="archive")
     assert plan.plan(archive, STREAM, disk("tar", "gz", size=None), FILE, None).route is Route.UNPACK

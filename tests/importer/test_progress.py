@@ -179,6 +179,19 @@ def test_clone_of_a_sparse_device_follows_the_data(
         assert each["cdi_worker_speed_bytes_per_second"] < 200 * MiB
 
 
+def test_percentage_does_not_fall_when_a_phase_begins_again() -> None:
+    """After a fall-back to another route all bytes are read again."""
+    meter = progress.Meter()
+    meter.phase("transfer", 100)
+    meter.advance(80)
+    reached = meter.numbers().percent
+    meter.phase("transfer", 100)
+    meter.advance(70)
+    assert meter.numbers().percent == reached
+    meter.advance(20)
+    assert meter.numbers().percent > reached
+
+
 def test_speed_of_a_slow_wire_is_not_that_of_bursts() -> None:
     """Six connections share 100 KiB/s: after a minute 6 MiB have arrived at once."""
     speed, seen = progress.Speed(0.0), []

@@ -50,6 +50,7 @@ def test_quantity_is_parsed(text: str, size: int) -> None:
         "-1",
         "1e",
         "1e99999",
+        "1e-31",
         "0x10",
         "1Gi\n",
         "8Ei",

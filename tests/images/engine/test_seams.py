@@ -176,6 +176,24 @@ def test_bytes_behind_a_seam_are_compared() -> None:
         reader.read_range(seam, into)
 
 
+def test_bytes_before_a_seam_are_compared() -> None:
+    """The first request is made last, and its end has other bytes than the second request read before."""
+    seam = HEAD + 4 * KiB
+
+    class Spoiled(Server):
+        def at(self, offset: int, length: int) -> bytes:
+            data = super().at(offset, length)
+            return data[: -seams.SECTOR] + bytes(seams.SECTOR) if offset == HEAD else data
+
+    server, known = Spoiled(), remembered.Remembered(DATA[:HEAD])
+    reader = seams.Seams(server, len(DATA), name="memory", head=DATA[:HEAD], known=known, pace=CHEAP)
+    into = memoryview(bytearray(4 * KiB))
+    reader.read_range(seam, into)
+    assert into == DATA[seam : seam + 4 * KiB]
+    with pytest.raises(errors.NoRanges, match=f"different data at byte {seam - seams.SECTOR};"):
+        reader.read_range(HEAD, into)
+
+
 @given(st.integers(1, 13), st.integers(-70_000, 70_000).filter(bool), st.sampled_from([4096, 1, 512, 8]))
 def test_no_lie_about_random_data_is_delivered(number: int, shift: int, block: int) -> None:
     lies: list[Lie] = [once(number, shift), lambda first, _: first // block * block]

@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,20 @@ def test_lock_file_of_a_killed_run_is_taken_over(tmp_path: Path, length: int) ->
     with target.take(tmp_path / "disk.img"):
         pass
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("prepared", [7, {"a": 1}, [1], ["a", None], ["a"] * 3])
+def test_lock_file_with_malformed_notes_is_taken_over(tmp_path: Path, prepared: Any) -> None:
+    """What it says of disks that were to become usable together is not believed."""
+    path = tmp_path / "disk.img"
+    lock = tmp_path / "disk.img.lock"
+    lock.write_bytes(claim.Holder("0", "host", 1, "2026-11-20", prepared).record())
+    with target.take(path, target.Terms(key="key")) as held:
+        assert not held.may_replace
+        found = claim.holder(claim.read(str(lock)))
+        assert found is not None
+        assert not found.prepared
+    assert not lock.exists()
 
 
 def test_lock_file_that_was_not_stored_before_a_power_cut_is_taken_over(tmp_path: Path) -> None:

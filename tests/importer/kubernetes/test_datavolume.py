@@ -337,6 +337,16 @@ def test_unreadable_file_is_reported(tmp_path: Path) -> None:
         documents.read(str(tmp_path / "latin"))
 
 
+def test_manifest_is_never_read_in_part(tmp_path: Path) -> None:
+    """A document behind the limit would be left out."""
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1\n#".ljust(documents.LIMIT, "x"))
+    assert len(documents.read(str(path))) == 1
+    path.write_text("a: 1\n#".ljust(documents.LIMIT, "x") + "\n---\nb: 1\n")
+    with pytest.raises(errors.RequestError, match="larger than 4194304 bytes"):
+        documents.read(str(path))
+
+
 def test_timestamps_stay_strings(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("when: 2026-11-20\n---\n---\nkind: List\nitems:\n- {a: 1}\n- {a: 2}\n")
