@@ -320,6 +320,7 @@ class _Range(_HttpStream):
         """Read until ``into`` is full or the response ends or breaks; return the number of bytes."""
         into = into[: self.left]
         done = 0
+        broken: errors.Transient | None = None
         try:
             while done < len(into) and (count := self.readinto(into[done:])):
                 done += count
@@ -328,12 +329,11 @@ class _Range(_HttpStream):
             raise
         except errors.Transient as err:
             # The bytes read are valid; the engine continues after them.
-            if not done:
-                self.close()
-                raise errors.CutShort(url=self._resource.name, reason=err.fields["reason"]) from err
+            broken = err
         if not done:
             self.close()
-            raise errors.CutShort(url=self._resource.name, reason="empty response")
+            reason = broken.fields["reason"] if broken else "empty response"
+            raise errors.CutShort(url=self._resource.name, reason=reason) from broken
         self._offset += done
         self.left -= done
         if not self.left:

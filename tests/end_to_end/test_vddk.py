@@ -97,6 +97,16 @@ def test_disk_that_grows_between_stages(tmp_path: Path, target: Path, snapshot: 
             vmware_stages.check(vcsim, target, 1)
 
 
+def test_delta_of_another_size_than_vsphere_states_is_refused(tmp_path: Path, target: Path) -> None:
+    """Its list of changed areas does not cover the disk that VDDK reads."""
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    with vcsim.running():
+        cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+        os.truncate(vcsim.content(1), vmware_stages.SIZE + vmware_stages.MiB)
+        with pytest.raises(errors.SourceError, match=f"vSphere lists changes of {vmware_stages.SIZE}"):
+            cdi_worker.run(vmware_stages.request(vcsim, target, 1))
+
+
 def test_delta_to_a_grown_disk_after_another_worker(tmp_path: Path, target: Path) -> None:
     """The first stage was copied by a worker that left old data behind the disk."""
     vcsim = vmware.Vcsim(tmp_path / "vcsim", vmware_stages.SIZE // 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 import time
 
 import hypothesis
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from cdi_worker import errors
 from cdi_worker.formats import detect, facts, safety
 from tests.support import disks as disks_module
-from tests.support import hostile, inspected, processes
+from tests.support import hostile, inspected, processes, qcow2_parts
 
 CONTENTS = ("mixed", "ragged", "zero", "far")
 SPARSE = ("qcow2", "qcow2-zlib", "vmdk", "vmdk-stream", "vmdk-footer", "vdi", "vhd", "vhdx")
@@ -167,6 +168,17 @@ def test_secret_in_the_name_of_another_backing_file_is_not_shown(tmp_path, name)
     with pytest.raises(errors.Refused, match="backing_file") as caught:
         inspected.check(path.read_bytes(), allow_backing="other")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "cut"), [(1024, 0), (4, 1), (1 << 31, 0)])
+def test_name_of_a_backing_file_is_limited(length, cut):
+    """QEMU reads 1023 bytes; the name is in the part of the image that was read, or it is not known."""
+    data = qcow2_parts.header(backing=200)
+    path = "/base".rjust(min(length, 1024), "d").encode()
+    data = bytearray(data.ljust(200, b"\0") + path)
+    struct.pack_into(">QI", data, 8, 200, length)
+    with pytest.raises(errors.Refused, match="backing_file"):
+        safety.check("qcow2", bytes(data[: len(data) - cut]), allow_backing="base")
 
 
 def test_missing_backing_file_is_accepted(disks):

@@ -310,16 +310,32 @@ def test_certificates_of_a_registry_end_in_crt(paths: contract.Paths, tmp_path: 
 PEM = b"-----BEGIN CERTIFICATE-----\n"
 
 
+VDDK = {
+    "IMPORTER_SOURCE": "vddk",
+    "IMPORTER_ENDPOINT": "https://v",
+    "IMPORTER_UUID": "u",
+    "IMPORTER_BACKING_FILE": "f",
+}
+
+
+def test_number_of_sessions_is_limited(paths: contract.Paths) -> None:
+    """More sessions than an ESXi host has memory for make those of other workers fail."""
+    for count in ("1", "12"):
+        made = read({**VDDK, "IMPORTER_VDDK_CONNECTIONS": count}, paths)
+        assert made.location.vddk_connections == int(count)
+    for count in ("0", "13", "-1", "1.5", "many"):
+        with pytest.raises(errors.RequestError, match=r"IMPORTER_VDDK_CONNECTIONS.*supported: 1 to 12"):
+            read({**VDDK, "IMPORTER_VDDK_CONNECTIONS": count}, paths)
+
+
 def test_vddk_library_is_found_at_its_mount(tmp_path: Path) -> None:
     table = sources.find("vddk").table
     assert table["vddk_libdir"][0].mount == "/opt/vmware-vix-disklib-distrib"
     assert table["vddk_config"][0].mount == "/vddk-args/vddk-config-file"
-    env = {"IMPORTER_SOURCE": "vddk", "IMPORTER_ENDPOINT": "https://v"}
-    env |= {"IMPORTER_UUID": "u", "IMPORTER_BACKING_FILE": "f"}
     config = tmp_path / "config"
     mounts = {"--vddk-libdir": "/library", "--vddk-config": str(config)}
     paths = contract.Paths(data=str(tmp_path), mounts=mounts)
-    assert read(env, paths).location.vddk_config == ""
+    assert read(VDDK, paths).location.vddk_config == ""
     config.touch()
-    location = read(env, paths).location
+    location = read(VDDK, paths).location
     assert (location.vddk_libdir, location.vddk_config) == ("/library", str(config))

@@ -99,13 +99,21 @@ def test_map_in_an_extended_header_is_read(version):
         [(b"offset", b"0"), (b"offset", b"20"), (b"numblocks", b"1")],
         [(b"offset", b"0"), (b"numblocks", b"1")],
         [(b"offset", b"9" * 25), (b"numbytes", b"20"), (b"numblocks", b"1")],
-        [(b"size", b"20")],
+        # Numbers for Python, but not in a map.
+        [(b"map", b"0, 20"), (b"numblocks", b"1")],
+        [(b"map", b"0,2_0"), (b"numblocks", b"1")],
+        [(b"map", b"0,+20"), (b"numblocks", b"1")],
+        [],
     ],
 )
 def test_malformed_map_in_an_extended_header_is_corrupt(records):
-    records = [tar_parts.record(b"GNU.sparse." + key, value) for key, value in records]
+    def archive(*records):
+        parts = [tar_parts.record(b"GNU.sparse." + key, value) for key, value in ((b"size", b"20"), *records)]
+        return tar_parts.pax(parts, then=tar_parts.block(size=20) + bytes(512))
+
+    assert tar_parts.unpacked(archive((b"map", b"0,20"), (b"numblocks", b"1")))
     with pytest.raises(errors.Corrupt):
-        tar_parts.unpacked(tar_parts.pax(records, then=tar_parts.block(size=20) + bytes(512)))
+        tar_parts.unpacked(archive(*records))
 
 
 def test_unknown_pax_sparse_format_is_refused():

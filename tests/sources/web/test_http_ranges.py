@@ -45,6 +45,17 @@ def test_response_of_another_range_is_refused(
         reading.read_range(source, 1000, 5000)
 
 
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+def test_empty_response_is_an_outage(server: misbehave.Server, framing: str) -> None:
+    """Its end looks regular: only the range says that bytes are missing."""
+    empty = http_disk.changed(short_range=0, framing=framing, content_range="bytes {first}-5999/{total}")
+    with (
+        http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), empty)) as source,
+        pytest.raises(errors.CutShort, match="empty response"),
+    ):
+        reading.read_range(source, 1000, 5000)
+
+
 def test_first_response_that_begins_elsewhere_is_not_the_beginning(server: misbehave.Server) -> None:
     """The first bytes are asked for again, without a range."""
     elsewhere = http_disk.changed(content_range="bytes 1-{last}/{total}", lie=lambda first, _: first + 1)
