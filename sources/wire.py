@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, masking
+from cdi_worker.images.engine import tls
 from cdi_worker.sources.base import Access
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def printable(text: str) -> str:
 
 def tls_context(access: Access) -> ssl.SSLContext:
     """Return a TLS context that trusts the CAs of the system and of ``access``."""
-    context = ssl.create_default_context()
+    context = tls.separated(ssl.create_default_context())
     _trust(context, access)
     if access.insecure:
         context.check_hostname = False
@@ -174,7 +175,8 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
         True,
     ),
     (set(), "IncompleteRead|Connection broken", "the connection ended before the end of the body", False),
-    ({"ConnectionResetError"}, "reset|aborted", "connection reset", False),
+    # EPIPE: the peer had already closed its end when it reset the connection.
+    ({"ConnectionResetError", "BrokenPipeError"}, "reset|aborted", "connection reset", False),
 )
 
 
