@@ -206,11 +206,11 @@ class Target:
         if self._closed:
             return
         self._closed = True
-        for step in (self._release,) if self._claim.lost else (self._abandon, self._release):
+        for step in (self._abandon, self._release):
             try:
                 step()
             except (OSError, errors.TargetError) as err:
-                # Only the first failure is reported.
+                # Only the first failure is reported. The target of another run is left as it is.
                 log.debug("clean-up failed path=%r error=%r", self.path, str(err))
 
     # -- implemented by the sub-classes
@@ -227,6 +227,7 @@ class Target:
         raise NotImplementedError
 
     def _abandon(self) -> None:
+        """Leave no usable disk. Check the claim before anything is changed or removed."""
         raise NotImplementedError
 
     def _begin(self) -> None:

@@ -479,6 +479,8 @@ def test_interrupted_stage_is_run_again(
         stage(layers, target, "base.qcow2", "layer-2.qcow2")
     assert not target.exists()
     serve(server, chain.files)
+    with pytest.raises(errors.TargetError, match=r"with a part of the delta to layer-2\.qcow2"):
+        stage(layers[:1], target, "base.qcow2", "layer-1.qcow2")
     stage(layers, target, "base.qcow2", "layer-2.qcow2")
     oracle.same(target, expected)
 

@@ -62,3 +62,33 @@ def test_data_restarts_the_limit() -> None:
     for _ in range(4):
         waiting.wait(busy(0.4), 0)
         waiting.progress(1 << 20, "http://a/disk", 0)
+
+
+def trickle(waiting: retry.Patience) -> None:
+    for _ in range(100):
+        time.sleep(0.02)
+        waiting.progress(1, "http://a/disk", 0)
+
+
+def test_bytes_below_the_floor_do_not_restart_the_limit() -> None:
+    waiting = retry.Patience(0.2, cancelling.NEVER, slowest=1000)
+    with pytest.raises(errors.TransferFailed, match=r"in 0 s, less than 1000 per second \(--speed-limit\)"):
+        trickle(waiting)
+
+
+def test_peer_below_the_floor_is_given_up() -> None:
+    meter = retry.Meter(10, slowest=1000)
+    for _ in range(100):
+        meter.count(1000, 1)
+    for _ in range(9):
+        meter.count(999, 1)
+    with pytest.raises(TimeoutError, match=r"only 9990 bytes in 10 s, less than 1000 per second"):
+        meter.count(999, 1)
+
+
+def test_peer_that_becomes_fast_again_is_kept() -> None:
+    meter = retry.Meter(10, slowest=1000)
+    for _ in range(9):
+        meter.count(1, 1)
+    meter.count(1 << 20, 1)
+    assert meter.left == 10

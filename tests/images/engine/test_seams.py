@@ -244,6 +244,29 @@ def check_tables(number: int, ending: Callable[[fetch.Fetcher], None]) -> None:
         run()
 
 
+def test_data_waits_for_a_table_that_another_thread_confirms() -> None:
+    confirmations = seams.Confirmations(cancelling.Cancel())
+    confirmations.add(0, b"table")
+    begun, end = threading.Event(), threading.Event()
+
+    def confirm(_offset: int, _part: bytes) -> None:
+        begun.set()
+        end.wait(processes.PATIENCE)
+
+    confirming = threading.Thread(target=confirmations.work, args=(confirm,))
+    delivering = threading.Thread(target=confirmations.wait)
+    confirming.start()
+    assert begun.wait(processes.PATIENCE)
+    delivering.start()
+    delivering.join(0.1)
+    has_waited = delivering.is_alive()
+    end.set()
+    assert has_waited
+    for thread in (confirming, delivering):
+        thread.join(processes.PATIENCE)
+        assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_tables_are_confirmed_without_data_and_on_request(number: int) -> None:
     check_tables(number, lambda engine: engine.each([], not_delivered))

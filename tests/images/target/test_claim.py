@@ -334,6 +334,21 @@ def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, fi
         assert (tmp_path / "shared").read_bytes().startswith(b"2" * (size or SIZE))
 
 
+def test_stale_run_on_another_machine_does_not_finish(tmp_path: Path) -> None:
+    """Its last write may have been before the other run began, and its next is that of the head."""
+    with two_machines(tmp_path) as (one, other):
+        stale = target.open(one, SIZE)
+        write(stale, b"1")
+        stale.prepare()
+        with target.open(other, SIZE) as disk:
+            write(disk, b"2")
+            with pytest.raises(errors.TargetLost, match="taken over"):
+                stale.publish()
+            stale.close()
+            disk.commit()
+        assert (tmp_path / "shared").read_bytes().startswith(b"2" * SIZE)
+
+
 def test_device_used_by_others_meanwhile_is_not_written(tmp_path: Path) -> None:
     with two_machines(tmp_path) as (one, other):
         stale = target.open(one, SIZE)
