@@ -97,4 +97,99 @@ MUTANTS = (
         "headers = {**headers}",
         "tests/sources/objects",
     ),
+    mutant(
+        "images/target/base.py",
+        "writes on after another run has taken the target over",
+        ("        self._claim.guard()\n        try:\n            yield\n"),
+        ("        try:\n            yield\n"),
+        "tests/images/target/test_claim.py::test_stale_run_on_another_machine_stops",
+    ),
+    mutant(
+        "images/target/file.py",
+        "publishes whatever has the name of the incomplete disk",
+        ('        if not is_same:\n            raise self._claim.lose(f"another run has removed'),
+        ('        if False:\n            raise self._claim.lose(f"another run has removed'),
+        "tests/images/target/test_claim.py::test_replaced_part_is_not_renamed",
+    ),
+    mutant(
+        "images/target/file.py",
+        "leaves the file's mode to the umask",
+        "            os.fchmod(fd, options.permissions)  # open(2) has applied the umask\n",
+        "            pass\n",
+        "tests/images/target/test_file.py::test_mode_is_the_one_given_or_that_of_the_umask",
+    ),
+    mutant(
+        "images/target/base.py",
+        "zeroes a huge disk without looking at the cancel",
+        ("            if self._options.cancel.is_set():\n                raise errors.Cancelled\n"),
+        "",
+        "tests/images/target/test_block.py::test_cancel_interrupts_long_zeroing",
+    ),
+    mutant(
+        "images/target/file.py",
+        "keeps the bytes of an earlier attempt behind the end of the disk",
+        ("        os.ftruncate(self._fd, self._end)\n        os.ftruncate(self._fd, size)\n"),
+        "        os.ftruncate(self._fd, size)\n",
+        "tests/images/target/test_file.py::test_longer_resumed_file_is_truncated",
+    ),
+    mutant(
+        "images/target/file.py",
+        "keeps the name of a finished disk while it is updated",
+        (
+            "    if os.path.lexists(path):\n"
+            "        _rename(path, changing(path))\n"
+            "    fd = _open_left_over(changing(path))"
+        ),
+        "    fd = _open_left_over(path)",
+        "tests/images/target/test_file.py::test_failed_update_can_be_repeated",
+    ),
+    mutant(
+        "images/target/block.py",
+        "writes the first MiB of a device with the others",
+        (
+            "        inside = self._inside(offset, len(data))\n"
+            "        self._set_head(offset, data[:inside])\n"
+            "        super().write(offset + inside, data[inside:])"
+        ),
+        (
+            "        super().write(offset, data)\n"
+            "        self._set_head(offset, data[: self._inside(offset, len(data))])"
+        ),
+        "tests/images/target/test_block.py::test_head_is_written_last",
+    ),
+    mutant(
+        "images/target/file.py",
+        "overwrites a disk that appeared during the import",
+        "        if is_refused and os.path.lexists(self.path):\n",
+        "        if False:\n",
+        "tests/images/target/test_claim.py::test_file_that_appears_meanwhile_is_not_replaced",
+    ),
+    mutant(
+        "images/target/block.py",
+        "accepts a disk that is larger than the device",
+        "            if size is not None and size > device_size:\n",
+        "            if False:\n",
+        "tests/images/target/test_block.py::test_too_small_device_is_refused",
+    ),
+    mutant(
+        "images/target/block.py",
+        "leaves old bytes behind a disk that has shrunk",
+        "                self._clear(*part)\n",
+        "                pass\n",
+        "tests/end_to_end/test_chains.py::test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes",
+    ),
+    mutant(
+        "images/target/base.py",
+        "forgets the unaligned edges of a direct write",
+        "        self._write_cached(offset, data[:first])\n",
+        "",
+        "tests/images/target/test_block.py::test_threads_that_share_sectors_lose_nothing",
+    ),
+    mutant(
+        "images/target/base.py",
+        "makes a disk usable after another run has taken it over",
+        ('        with self._storage("sync"):\n            self._check_claim()\n            self._finish()'),
+        ('        with self._storage("sync"):\n            self._finish()'),
+        "tests/images/target/test_claim.py::test_stale_run_on_another_machine_does_not_finish",
+    ),
 )

@@ -26,4 +26,149 @@ MUTANTS = (
         "            if False:\n",
         "tests/images/target/test_claim.py::test_special_file_is_never_replaced[False]",
     ),
+    mutant(
+        "images/target/claim.py",
+        "believes malformed notes in a lock file",
+        "isinstance(entries, list) and len(entries) <= 2 and all(isinstance(each, str) for each in entries)",
+        "True",
+        "tests/images/target/test_claim.py::test_lock_file_with_malformed_notes_is_taken_over",
+    ),
+    mutant(
+        "images/target/stream.py",
+        "writes the end of a disk to a pipe before it is verified",
+        (
+            "        if sum(map(len, self._waiting)) >= _HELD:\n"
+            "            self._drain()\n"
+            "        self._waiting.append(data)"
+        ),
+        ("        self._waiting.append(data)\n        self._drain()"),
+        "tests/importer/test_streams.py::test_wrong_checksum_leaves_the_disk_without_its_end",
+    ),
+    mutant(
+        "images/target/checkpoint.py",
+        "keeps the old checkpoint where the new one cannot be stored",
+        "            forget(path)\n",
+        "            pass\n",
+        "tests/images/target/test_checkpoint.py::test_too_long_checkpoint_removes_the_old_one",
+    ),
+    mutant(
+        "images/target/group.py",
+        "does not note what the disks of a package will be before the first is usable",
+        "            self._claims[made.path].note(made.written_path)\n",
+        "            pass\n",
+        "tests/end_to_end/test_ova_together.py::test_same_command_succeeds_after_a_kill_between_the_renames",
+    ),
+    mutant(
+        "images/target/checkpoint.py",
+        "applies a delta to a disk at another checkpoint",
+        "        return bool(self.at & (previous | current))",
+        "        return True",
+        "tests/images/target/test_checkpoint.py::test_delta_starts_at_the_checkpoint_of_the_disk",
+    ),
+    mutant(
+        "images/target/open.py",
+        "does not check the claim when a target is opened again",
+        "        options.claim.check()\n",
+        "        pass\n",
+        "tests/images/target/test_claim.py::test_stale_run_that_begins_again_removes_nothing",
+    ),
+    mutant(
+        "images/target/open.py",
+        "writes a disk to memory where a device node has disappeared",
+        ("    if not directory.is_dir() or _holds_devices(directory):\n        if"),
+        ("    if not directory.is_dir():\n        if"),
+        "tests/images/target/test_open.py::test_missing_path_is_not_created",
+    ),
+    mutant(
+        "images/target/checkpoint.py",
+        "applies another delta to a disk in the middle of one",
+        "            return bool(self.at & previous and self.to & current)",
+        "            return bool(self.at & previous)",
+        "tests/images/target/test_checkpoint.py::test_delta_starts_at_the_checkpoint_of_the_disk",
+    ),
+    mutant(
+        "images/target/open.py",
+        "counts the blocks of a file with another name as free",
+        " and found.st_nlink == 1 else 0",
+        " else 0",
+        "tests/images/target/test_open.py::test_facts_count_leftovers_as_free",
+    ),
+    mutant(
+        "images/target/group.py",
+        "makes the first of several disks usable before the others are durable",
+        ("            made.prepare(size)\n        for made, _ in self._targets:\n            self._claims"),
+        (
+            "            made.prepare(size)\n"
+            "            made.publish()\n"
+            "        for made, _ in ():\n"
+            "            self._claims"
+        ),
+        "tests/images/target/test_group.py::test_disks_are_usable_after_publishing",
+    ),
+    mutant(
+        "images/target/copy.py",
+        "reads an endless rest of a stream",
+        "        if limit is not None and done > limit:\n",
+        "        if False:\n",
+        "tests/images/target/test_copy.py::test_rest_of_a_stream_is_read_up_to_the_limit",
+    ),
+    mutant(
+        "images/target/checkpoint.py",
+        "keeps the old checkpoint where it cannot be removed",
+        (
+            "        if err.errno not in _NONE:\n"
+            '            raise errors.target_error(path, err, "remove the checkpoint") from err'
+        ),
+        "        return",
+        "tests/images/target/test_checkpoint.py::test_checkpoint_that_cannot_be_removed_is_an_error",
+    ),
+    mutant(
+        "images/target/claim.py",
+        "does not notice that the record in the lock file is another run's",
+        ("        if found == self._record:\n            return None\n"),
+        "        return None\n",
+        "tests/images/target/test_claim.py::test_stale_run_stops_while_its_replacement_resumes_the_same_file",
+    ),
+    mutant(
+        "images/target/open.py",
+        "takes the incomplete disk of another run for a target",
+        "    if file.is_reserved(path):\n",
+        "    if False:\n",
+        "tests/images/target/test_claim.py::test_disk_with_the_name_of_an_incomplete_one_is_refused",
+    ),
+    mutant(
+        "images/target/claim.py",
+        "lets two runs write to one file",
+        "            if locked is False:\n",
+        "            if False:\n",
+        "tests/images/target/test_claim.py::test_second_run_fails_and_names_the_first",
+    ),
+    mutant(
+        "images/target/claim.py",
+        "takes any file with the name of a lock file for one, and overwrites it",
+        "            if not _is_lock_file(fd):\n",
+        "            if False:\n",
+        "tests/images/target/test_claim.py::test_file_of_another_program_is_not_a_lock_file",
+    ),
+    mutant(
+        "images/target/claim.py",
+        "removes the lock file of the run that has taken the disk over",
+        "            is_ours = self.lost is None and self._taken() is None\n",
+        "            is_ours = True\n",
+        "tests/images/target/test_claim.py::test_stale_run_does_not_remove_the_left_over_of_its_replacement",
+    ),
+    mutant(
+        "images/target/claim.py",
+        "opens a device that is mounted or used by another run",
+        "os.O_RDWR | os.O_EXCL | os.O_NONBLOCK",
+        "os.O_RDWR | os.O_NONBLOCK",
+        "tests/images/target/test_claim.py::test_busy_device_names_the_run",
+    ),
+    mutant(
+        "images/target/claim.py",
+        "does not look for another run's record on a device",
+        ("        if not self._is_marked:\n            return None\n"),
+        "        return None\n",
+        "tests/images/target/test_claim.py::test_stale_run_on_another_machine_stops",
+    ),
 )

@@ -78,4 +78,135 @@ MUTANTS = (
         "            if False:\n",
         "tests/importer/upload/test_breaks.py::test_new_upload_is_possible_while_a_connection_hangs[upload]",
     ),
+    mutant(
+        "importer/upload/settings.py",
+        "serves with settings that have faults",
+        ("    if faults:\n        raise errors.RequestError(*faults)\n"),
+        "",
+        "tests/importer/upload/test_life.py::test_all_errors_of_the_environment_are_reported",
+    ),
+    mutant(
+        "importer/upload/http.py",
+        "accepts a request that another server reads as two",
+        '        if b"transfer-encoding" in names and (b"content-length" in names or head.http_version == b"1.0"):\n',
+        "        if False:\n",
+        "tests/importer/upload/test_http.py::test_malformed_request_is_refused",
+    ),
+    mutant(
+        "importer/send/file.py",
+        "makes one disk of two versions of a file",
+        "        if now != self._version:\n",
+        "        if False:\n",
+        "tests/importer/send/test_file.py::test_file_changed_during_the_upload_is_no_disk",
+    ),
+    mutant(
+        "importer/upload/resumable.py",
+        "answers for an upload under any name",
+        'name not in {"", session.name}:',
+        "False:",
+        "tests/importer/upload/test_resumable.py::test_replaced_upload_is_unknown",
+    ),
+    mutant(
+        "importer/upload/tls.py",
+        "takes an unknown version of TLS for the oldest",
+        "    if minimum not in VERSIONS:\n",
+        "    if False:\n",
+        "tests/importer/upload/test_tls.py::test_invalid_tls_setting_is_reported",
+    ),
+    mutant(
+        "importer/send/file.py",
+        "sends the end of a file before its checksum is verified",
+        ("        if not left:\n            digest.verify()\n"),
+        "",
+        "tests/importer/send/test_file.py::test_checksum_is_verified_for_servers_without_checksums",
+    ),
+    mutant(
+        "importer/upload/http.py",
+        "accepts the certificate of any client",
+        "    if request.client_name != client_name:\n",
+        "    if False:\n",
+        "tests/contract/test_upload.py::test_other_clients_and_paths_are_refused",
+    ),
+    mutant(
+        "importer/upload/resumable.py",
+        "accepts more bytes than declared",
+        "    if length is not None and session.offset + (request.length or 0) > length:\n",
+        "    if False:\n",
+        "tests/importer/upload/test_resumable.py::test_invalid_request_is_refused",
+    ),
+    mutant(
+        "importer/upload/connection.py",
+        "reads a line of any length",
+        "            if len(self._ahead) > longest + 1:\n",
+        "            if False:\n",
+        "tests/importer/upload/test_connection.py::test_too_long_line_is_refused",
+    ),
+    mutant(
+        "importer/send/sender.py",
+        "resumes the upload of another file",
+        '        if not is_same or answer.header("Upload-Length") != str(length):\n',
+        '        if answer.header("Upload-Length") != str(length):\n',
+        "tests/importer/send/test_file.py::test_changed_file_is_uploaded_from_its_start",
+    ),
+    mutant(
+        "importer/upload/settings.py",
+        "takes a deadline without a time zone",
+        "    if deadline is None or deadline.tzinfo is None:\n",
+        "    if deadline is None:\n",
+        "tests/contract/test_upload.py::test_deadline_without_a_time_zone_is_refused",
+    ),
+    mutant(
+        "importer/upload/resumable.py",
+        "accepts a compressed part of a file",
+        '    if coding.normal(request.headers.get("content-encoding", "")) != coding.IDENTITY:\n',
+        "    if False:\n",
+        "tests/importer/upload/test_resumable.py::test_every_response_has_the_protocol_version",
+    ),
+    mutant(
+        "importer/upload/resumable.py",
+        "accepts a body that begins elsewhere",
+        '    if request.headers.get("upload-offset") != str(session.offset):\n',
+        "    if False:\n",
+        "tests/importer/upload/test_resumable.py::test_upload_in_parts_is_complete",
+    ),
+    mutant(
+        "importer/upload/server.py",
+        "accepts a second upload after a disk is complete",
+        ("            if self.has_succeeded:\n                raise Refusal(409)\n"),
+        "",
+        "tests/contract/test_upload.py::test_finished_server_refuses_every_path",
+    ),
+    mutant(
+        "importer/upload/running.py",
+        "begins to unpack an archive on a device",
+        "        if on_device:\n",
+        "        if False:\n",
+        "tests/importer/upload/test_running.py::test_archive_is_refused_for_a_device",
+    ),
+    mutant(
+        "importer/upload/server.py",
+        "accepts a request path that does not begin with a slash",
+        ("        if root:\n            raise Refusal(404)\n"),
+        "",
+        "tests/importer/upload/test_http.py::test_connection_stays_in_sync_after_every_response",
+    ),
+    mutant(
+        "importer/send/volume.py",
+        "reports a clone as done that the server has refused",
+        (
+            "    if not answer.is_good:\n"
+            "        raise errors.UploadFailed(url=client.url, reason=answer.reason())\n"
+            "\n"
+            "\n"
+            "def send_extents"
+        ),
+        (
+            "    if False:\n"
+            "        raise errors.UploadFailed(url=client.url, reason=answer.reason())\n"
+            "\n"
+            "\n"
+            "def send_extents"
+        ),
+        "tests/importer/send/test_volume_streams.py::test_server_that_refuses_the_stream_is_a_failure",
+    ),
 )

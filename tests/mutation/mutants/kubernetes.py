@@ -1,0 +1,68 @@
+# ruff: noqa: E501 - lines of the product
+"""Checks of manifests and of objects in a cluster, left out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutant
+
+MUTANTS = (
+    mutant(
+        "importer/kubernetes/datavolume.py",
+        "accepts a name that is not a Kubernetes name",
+        "    if text and (len(text) > 253 or not documents.NAME.fullmatch(text)):\n",
+        "    if False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_error_in_spec_names_its_path",
+    ),
+    mutant(
+        "importer/kubernetes/documents.py",
+        "expands aliases of YAML, so that a short manifest fills memory",
+        "        if isinstance(event, library.AliasEvent):\n",
+        "        if False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_yaml_bomb_is_refused",
+    ),
+    mutant(
+        "importer/kubernetes/documents.py",
+        "nests as deep as a manifest asks",
+        "        if depth > DEPTH:\n",
+        "        if False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_malformed_yaml_is_reported_by_line",
+    ),
+    mutant(
+        "importer/kubernetes/datavolume.py",
+        "starts again with the first stage after an unknown checkpoint",
+        (
+            "        if copied not in names:\n"
+            '            raise errors.RequestError(f"spec.checkpoints: no checkpoint has current {copied!r}")\n'
+        ),
+        ("        if copied not in names:\n            return self.checkpoints\n"),
+        "tests/importer/kubernetes/test_datavolume.py::test_later_stages_are_selected",
+    ),
+    mutant(
+        "importer/kubernetes/cron.py",
+        "notes the digest with another object",
+        '        if metadata.get("name") != self._name:\n',
+        "        if False:\n",
+        "tests/importer/kubernetes/test_cron.py::test_answer_that_is_not_a_cron_is_reported",
+    ),
+    mutant(
+        "importer/kubernetes/documents.py",
+        "accepts a key of a manifest twice",
+        "            if problem:\n",
+        "            if False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_malformed_yaml_is_reported_by_line",
+    ),
+    mutant(
+        "importer/kubernetes/documents.py",
+        "reads the beginning of a manifest that is too long",
+        "        if len(data) > LIMIT:\n",
+        "        if False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_manifest_is_never_read_in_part",
+    ),
+    mutant(
+        "importer/kubernetes/datavolume.py",
+        "accepts manifests with faults if there are several",
+        ("    if faults:\n        raise errors.RequestError(*faults)\n    return volumes"),
+        "    return volumes",
+        "tests/importer/kubernetes/test_datavolume.py::test_faults_of_all_manifests_are_reported_by_name",
+    ),
+)

@@ -1,0 +1,240 @@
+# ruff: noqa: E501 - lines of the product
+"""What a later attempt believes of an earlier one, left unchecked."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutant
+
+MUTANTS = (
+    mutant(
+        "scratch/journal.py",
+        "accepts a journal of another source or job",
+        "    if not hmac.compare_digest(mac, _mac(key, body)):\n",
+        "    if False:\n",
+        "tests/scratch/test_journal.py::test_another_identity_or_size_starts_over",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "writes both slots in one place: a torn write loses both",
+        "slots.offset + self._sequence % 2 * SLOT",
+        "slots.offset",
+        "tests/scratch/test_journal.py::test_torn_write_keeps_the_older_state",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "trusts the withheld head of a device",
+        "        self._done.add(max(start, self._withheld), end)\n",
+        "        self._done.add(start, end)\n",
+        "tests/scratch/test_journal.py::test_withheld_start_is_never_done",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "follows a link with the name of the incomplete disk",
+        "os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW",
+        "os.O_RDONLY | os.O_NONBLOCK",
+        "tests/scratch/test_journal.py::test_link_is_not_followed",
+    ),
+    mutant(
+        "scratch/digests.py",
+        "trusts a granule of which a part was read back only",
+        "return [] if is_complete and self._digest(tags) == claim.tags",
+        "return [] if self._digest(tags) == claim.tags or not is_complete",
+        "tests/scratch/test_digests.py::test_bytes_beyond_the_end_of_storage_differ",
+    ),
+    mutant(
+        "scratch/space.py",
+        "removes the folder to which a link with the name of scratch points",
+        "    if folder.is_dir() and not folder.is_symlink():\n",
+        "    if folder.is_dir():\n",
+        "tests/scratch/test_space.py::test_planted_file_is_not_used",
+    ),
+    mutant(
+        "importer/routes/job.py",
+        "continues the disk of another address",
+        "            *map(selection.digest, (wanted.location, *wanted.layers)),\n",
+        "",
+        "tests/end_to_end/test_resume_selection.py::test_other_query_starts_over",
+    ),
+    mutant(
+        "sources/selection.py",
+        "takes the same address with other headers for the same disk",
+        "            own = tuple((name.lower(), text) for name, text in own if name.lower() not in _HEADERS)\n",
+        "            continue\n",
+        "tests/sources/test_selection.py::test_other_header_selects",
+    ),
+    mutant(
+        "sources/selection.py",
+        "starts over when a signed address was renewed",
+        '    return "&".join(pair for name, pair in pairs if name not in renewed)',
+        "    return query",
+        "tests/sources/test_selection.py::test_renewed_credential_in_an_address_selects_nothing",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "accepts the journal of a disk of another size",
+        '    if record["total"] != total:\n',
+        "    if False:\n",
+        "tests/scratch/test_journal.py::test_another_identity_or_size_starts_over",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "takes the older of two slots",
+        "            if sequence > self._sequence:\n",
+        "            if True:\n",
+        "tests/scratch/test_journal.py::test_torn_write_keeps_the_older_state",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "keeps the ranges of a target that was begun anew",
+        (
+            "            self._done = Ranges()\n"
+            "            self._digests = digests.Digests(self._key, self._withheld, self._total)\n"
+            "        self.counted = 0, 0"
+        ),
+        ("            pass\n        self.counted = 0, 0"),
+        "tests/scratch/test_journal.py::test_forgotten_range_is_missing",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "grows without bounds with the clusters of a shuffled image",
+        (
+            "        if len(self._done) > MOST:\n"
+            "            self._done = Ranges(_longest_half(list(self._done)))\n"
+        ),
+        "",
+        "tests/scratch/test_journal.py::test_memory_is_bounded",
+    ),
+    mutant(
+        "scratch/digests.py",
+        "keeps the digest of bytes that differ",
+        (
+            "            self._whole.pop(number, None)\n"
+            "            if number in self._open:\n"
+            "                self._open[number].clear(index, -(-(stop - start) // UNIT))\n"
+        ),
+        "            pass\n",
+        "tests/scratch/test_digests.py::test_discarded_ranges_are_claimed_again_when_written",
+    ),
+    mutant(
+        "scratch/space.py",
+        "resumes in a folder that others may write to",
+        " and not found.st_mode & 0o022",
+        "",
+        "tests/scratch/test_space.py::test_planted_file_is_not_used",
+    ),
+    mutant(
+        "sources/selection.py",
+        "forgets the fields of a source, such as a tag or snapshot",
+        "        if own != field.default and chosen != [] and about.selects and not about.secret:\n",
+        '        if field.name == "endpoint":\n',
+        "tests/sources/test_selection.py::test_field_selects_unless_it_is_a_credential",
+    ),
+    mutant(
+        "sources/selection.py",
+        "starts over when a password was changed",
+        "    address = f\"{scheme}://{user.partition(':')[0]}{at}{server}{slash}{path}\"",
+        "    address = endpoint",
+        "tests/sources/test_selection.py::test_renewed_credential_in_an_address_selects_nothing",
+    ),
+    mutant(
+        "images/readback.py",
+        "trusts ranges that differ on storage",
+        ("        if stored != data:\n            self.differs = True\n"),
+        ("        if False:\n            self.differs = True\n"),
+        "tests/end_to_end/test_read_back.py::test_object_replaced_under_a_weak_identity_starts_over",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "notes ranges that were finished during the sync",
+        (
+            "            granules, units = self._digests.granules(), self._digests.units()\n"
+            "            self._unsaved = 0\n"
+            "            moved = self._moved\n"
+        ),
+        (
+            "            self._unsaved = 0\n"
+            "            moved = self._moved\n"
+            "        flush()\n"
+            "        with self._lock:\n"
+            "            granules, units = self._digests.granules(), self._digests.units()\n"
+            "        flush = lambda: None\n"
+        ),
+        "tests/scratch/test_journal.py::test_data_is_synced_before_the_journal",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "fails an import whose journal cannot be stored",
+        ("            self._slots = None\n        self._saved"),
+        ("            raise\n        self._saved"),
+        "tests/scratch/test_journal.py::test_missing_journal_file_is_ignored",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "compares nothing of a source whose identity is weak",
+        (
+            "        for start, end in wanted.missing(0, self._total):\n"
+            "            made._done.add(start, end)\n"
+        ),
+        "        made._done.add(0, self._total)\n",
+        "tests/end_to_end/test_read_back.py::test_object_replaced_under_a_weak_identity_starts_over",
+    ),
+    mutant(
+        "scratch/digests.py",
+        "keeps any number of unfinished units in memory",
+        (
+            "        while len(self._edges) > _EDGES or self._buffers > _BUFFERS:\n"
+            "            self._take_edge(next(iter(self._edges)))\n"
+        ),
+        "",
+        "tests/scratch/test_digests.py::test_memory_of_partial_units_is_bounded",
+    ),
+    mutant(
+        "scratch/space.py",
+        "uses one folder for the disks of two jobs with the same name",
+        "os.path.realpath(target).encode",
+        "os.path.basename(target).encode",
+        "tests/scratch/test_space.py::test_relative_targets_do_not_share_a_folder",
+    ),
+    mutant(
+        "importer/routes/job.py",
+        "continues with a source that has changed though its identity is weak",
+        "        if noted.covered and self.source.weak:\n",
+        "        if False:\n",
+        "tests/end_to_end/test_read_back.py::test_object_replaced_under_a_weak_identity_starts_over",
+    ),
+    mutant(
+        "sources/selection.py",
+        "takes two objects with different queries for one",
+        '    return f"{base_url}?{_unsigned(query)}{mark}{fragment}"',
+        "    return base_url",
+        "tests/sources/test_selection.py::test_address_selects",
+    ),
+    mutant(
+        "sources/selection.py",
+        "takes a parameter of the object for one of a signature",
+        "if needed <= names for name in names_of",
+        "if needed & names for name in names_of",
+        "tests/sources/test_selection.py::test_address_selects",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "believes ranges beyond the disk",
+        "    if not layout.start <= start < end <= layout.end or (start - layout.start) % step:\n",
+        "    if False:\n",
+        "tests/scratch/test_journal.py::test_invalid_body_with_valid_checksum_is_ignored",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "believes parts of units",
+        "    if (end - layout.start) % step and end != layout.end:\n",
+        "    if False:\n",
+        "tests/scratch/test_journal.py::test_invalid_body_with_valid_checksum_is_ignored",
+    ),
+    mutant(
+        "scratch/journal.py",
+        "believes ranges without digests",
+        "    if len(tags) < count * digests.TAG:\n",
+        "    if False:\n",
+        "tests/scratch/test_journal.py::test_invalid_body_with_valid_checksum_is_ignored",
+    ),
+)
