@@ -53,6 +53,11 @@ class Patience:
         self._allowed = self._limit
         self._delay = FIRST_DELAY
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit has passed since there was progress."""
+        return time.monotonic() - self._since > self._allowed
+
     def progress(self, count: int, name: str, offset: int) -> None:
         """Report bytes that arrived: if they are fast enough, restart the limit and the back-off.
 

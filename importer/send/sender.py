@@ -20,8 +20,8 @@ HEADERS = {"Tus-Resumable": "1.0.0"}
 CONTENT = {"Content-Type": "application/offset+octet-stream"}
 #: The key in ``Upload-Metadata`` that identifies the bytes.
 FINGERPRINT = "fingerprint"
-#: How often an upload starts over because the server has restarted.
-RESTARTS = 5
+#: How often an upload continues although the server has lost it, or all of a long attempt.
+LOSSES = 5
 #: Statuses of servers that do not support resumable uploads.
 UNKNOWN = frozenset({400, 404, 405, 501})
 
@@ -38,7 +38,7 @@ class Stream(abc.ABC):
 
 @dataclasses.dataclass(slots=True)
 class Sender:
-    """Sends one stream to ``path``, the tus collection; fails after ``patience`` seconds without progress.
+    """Sends one stream to ``path``, the tus collection; fails after an outage of ``patience`` seconds.
 
     ``headers`` are sent with the request that creates the upload. ``retried`` is called with each failure
     that is retried, ``sent`` with the bytes sent. ``fingerprint`` identifies the bytes for a later run;
@@ -91,26 +91,32 @@ class Sender:
 
     def send(self, stream: Stream, offset: int = 0) -> None:
         """Send ``stream`` and return when the server has the disk on storage. Raises ``errors.Error``."""
-        patience = retry.Patience(self.patience, self.cancel, slowest=0)
-        restarts, furthest = 0, offset
-        while not self._attempt(stream, offset, patience):
-            now = self._received(patience)
-            if now is None:
-                restarts += 1
-                if restarts > RESTARTS or not self.begin(stream.length):
+        patience = self._new_patience()
+        losses, furthest = 0, offset
+        while (failure := self._attempt(stream, offset)) is not None:
+            # The outage begins now, however long the attempt lasted.
+            now = retry.patiently(self._received, self.patience, self.cancel)
+            if now is not None and now > furthest:
+                patience.progress(now - furthest, self.client.url, now)
+                furthest = now
+            elif now is None or (patience.is_over and not _is_stalled(failure)):
+                # The server has restarted, or has nothing of a long attempt. It may lose again and again.
+                losses += 1
+                if losses > LOSSES or (now is None and not self.begin(stream.length)):
                     raise errors.UploadFailed(
                         url=self.client.url, reason="the server lost the upload; run it again"
                     )
-                now = furthest = 0
-            elif now > furthest:
-                # A server may lose again and again what it had.
-                patience.progress(now - furthest, self.client.url, now)
-                furthest = now
+                patience = self._new_patience()
+                now = furthest = now or 0
+            patience.wait(failure, now)
             log.info("upload resumed offset=%d", now)
             offset = now
 
-    def _attempt(self, stream: Stream, offset: int, patience: retry.Patience) -> bool:
-        """Send the stream from ``offset`` on in one request; return whether the upload is complete."""
+    def _new_patience(self) -> retry.Patience:
+        return retry.Patience(self.patience, self.cancel, slowest=0)
+
+    def _attempt(self, stream: Stream, offset: int) -> errors.Transient | None:
+        """Send the stream from ``offset`` on in one request; return why it did not end, None if it did."""
         headers = {**HEADERS, **CONTENT, "Upload-Offset": str(offset)}
         length = None if stream.length is None else stream.length - offset
         try:
@@ -121,22 +127,16 @@ class Sender:
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)
             self.retried(err)
-            patience.wait(err, offset)
-            return False
+            return err
         if answer.status in {404, 409} or (answer.status == 400 and answer.header("Upload-Offset")):
             # The server received only a part, or has restarted and lost the upload.
-            patience.wait(errors.Transient(url=self.client.url, reason=answer.reason()), offset)
-            return False
+            return errors.Transient(url=self.client.url, reason=answer.reason())
         _check(self.client, answer)
-        return True
+        return None
 
-    def _received(self, patience: retry.Patience) -> int | None:
-        """Return how many bytes the server has, retrying until it answers; None: it has no such upload."""
-        while True:
-            try:
-                return _offset(self.client.ask("HEAD", self._place, HEADERS))
-            except errors.Transient as err:
-                patience.wait(err, 0)
+    def _received(self) -> int | None:
+        """Return how many bytes the server has; None: it has no such upload."""
+        return _offset(self.client.ask("HEAD", self._place, HEADERS))
 
     @property
     def _metadata(self) -> str:
@@ -155,6 +155,10 @@ def counted(
 def _offset(answer: upload_client.Answer) -> int | None:
     text = answer.header("Upload-Offset")
     return int(text) if answer.is_good and text.isascii() and text.isdigit() else None
+
+
+def _is_stalled(failure: errors.Transient) -> bool:
+    return isinstance(failure.__cause__, TimeoutError)
 
 
 def _check(client: upload_client.Client, answer: upload_client.Answer) -> None:

@@ -116,6 +116,27 @@ def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
     assert received[-1][3] == DATA
 
 
+class Slow(progress.NullProgress):
+    """Makes an upload last longer than ``STALL``."""
+
+    STALL = 0.5
+
+    def read(self, _count: int) -> None:
+        time.sleep(self.STALL / 2)
+
+
+@pytest.mark.parametrize("cuts", [(4 * MIB,), (4 * MIB, MIB + 500_000), (4 * MIB, 1, 1)])
+def test_patience_begins_when_a_connection_breaks(
+    server: uploads.Server, image: Path, disk: Path, cuts: tuple[int, ...]
+) -> None:
+    """However long the connection lasted before."""
+    with upload_relay.Relay(server.port, None, None, *cuts) as relay:
+        request = upload_request(server, image, url=f"https://localhost:{relay.port}", stall=Slow.STALL)
+        file.send(request, Slow(), cancelling.Cancel())
+    assert server.result().message == uploads.DONE
+    assert disk.read_bytes() == DATA
+
+
 def test_cancel_ends_waiting_for_a_silent_handshake(image: Path) -> None:
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()

@@ -22,8 +22,8 @@ MUTANTS = (
     ),
     mutant(
         "importer/send/sender.py",
-        "send: does not check restarts > RESTARTS or not self.begin(stream.length)",
-        "                if restarts > RESTARTS or not self.begin(stream.length):\n",
+        "send: does not check losses > LOSSES or (now is None and not self.begin(stream....",
+        "                if losses > LOSSES or (now is None and not self.begin(stream.length)):\n",
         "                if False:\n",
         "tests/importer/send/test_file.py::test_restarted_server_gets_the_upload_again",
     ),
