@@ -9,7 +9,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.target import checkpoint
-from tests.support import processes
+from tests.support import devices, processes
 
 ONE, TWO, THREE = frozenset({"one"}), frozenset({"two", "2"}), frozenset({"three"})
 
@@ -80,15 +80,13 @@ def test_file_system_without_attributes_keeps_none(tmp_path: Path) -> None:
 
 def test_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
     """The disk would be taken for one at its old checkpoint."""
-    processes.need_root()
-    path = tmp_path / "disk.img"
-    path.touch()
-    checkpoint.Checkpoint(ONE).write(str(path))
-    processes.run("mount", "--bind", tmp_path, tmp_path)
-    try:
-        processes.run("mount", "-o", "remount,bind,ro", tmp_path)
-        with pytest.raises(errors.TargetError, match="remove the checkpoint: read-only file system"):
+    with devices.filesystem("ext4", tmp_path) as point:
+        path = point / "disk.img"
+        path.touch()
+        checkpoint.Checkpoint(ONE).write(str(path))
+        with (
+            devices.read_only(point),
+            pytest.raises(errors.TargetError, match="remove the checkpoint: read-only file system"),
+        ):
             checkpoint.Checkpoint(TWO).write(str(path))
-    finally:
-        processes.run("umount", tmp_path)
-    assert checkpoint.Checkpoint.read(str(path)) == checkpoint.Checkpoint(ONE)
+        assert checkpoint.Checkpoint.read(str(path)) == checkpoint.Checkpoint(ONE)

@@ -10,17 +10,19 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images import target
 from cdi_worker.images.target import group
+from tests.support import devices, oracle
 
 MiB = 1 << 20
+SIZE = 4 * MiB
 BOTH = ("a.img", "b.img")
 
 
 def add(disks: group.Group, path: Path) -> None:
     disks.hold(str(path), target.take(path, target.Terms(key="key")))
     options = target.Options(claim=disks.claim(str(path)), existing="refuse")
-    with target.open(path, MiB, options) as disk:
-        disk.write(0, memoryview(b"x" * MiB))
-        disks.add(disk, MiB)
+    with target.open(path, SIZE, options) as disk:
+        disk.write(0, memoryview(b"x" * SIZE))
+        disks.add(disk, SIZE)
 
 
 def test_disks_are_usable_after_publishing(tmp_path: Path) -> None:
@@ -41,3 +43,17 @@ def test_no_disk_is_usable_if_another_cannot_be(tmp_path: Path) -> None:
             disks.publish()
     assert os.listdir(tmp_path) == ["b.img"]
     assert (tmp_path / "b.img").read_bytes() == b"of another program"
+
+
+def test_no_disk_is_usable_before_the_data_of_all_are_synced(tmp_path: Path) -> None:
+    """What the second disk has written is lost, which only its sync shows."""
+    with devices.failing(tmp_path, 16 * MiB) as device:
+        with group.Group() as disks:
+            add(disks, tmp_path / "a.img")
+            add(disks, device.path)
+            device.fail()
+            with pytest.raises(errors.TargetError, match="input/output error"):
+                disks.publish()
+            device.mend()
+        assert not (tmp_path / "a.img").exists()
+        oracle.unusable(device.path)
