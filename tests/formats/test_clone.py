@@ -92,6 +92,11 @@ def test_record_that_is_too_long_is_corrupt() -> None:
             decode(clone.MAGIC + header + bytes(100))
 
 
+def test_bytes_behind_the_end_are_corrupt() -> None:
+    with pytest.raises(errors.Corrupt, match="data after the last record"):
+        decode(encode([100, NOISE[:1000]]) + b"x")
+
+
 # -- file systems
 
 

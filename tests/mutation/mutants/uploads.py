@@ -8,10 +8,10 @@ from tests.mutation.mutant import mutant
 MUTANTS = (
     mutant(
         "formats/clone.py",
-        "_finish: does not check self._reader.readinto(self._packed[:1])",
+        "accepts bytes behind the end of a clone",
         "        if self._reader.readinto(self._packed[:1]):\n",
         "        if False:\n",
-        "tests/formats/qcow2/test_stream.py::test_stream_reader_keeps_enough_bytes",
+        "tests/formats/test_clone.py::test_bytes_behind_the_end_are_corrupt",
     ),
     mutant(
         "importer/send/sender.py",
