@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import tls
+from cdi_worker.images.engine import sockets
 from cdi_worker.sources.base import Access
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def printable(text: str) -> str:
 
 def tls_context(access: Access) -> ssl.SSLContext:
     """Return a TLS context that trusts the CAs of the system and of ``access``."""
-    context = tls.separated(ssl.create_default_context())
+    context = sockets.separated(ssl.create_default_context())
     _trust(context, access)
     if access.insecure:
         context.check_hostname = False

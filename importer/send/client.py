@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import cancelling, responses, sockets, tls
+from cdi_worker.images.engine import cancelling, responses, sockets
 from cdi_worker.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def context(authority: str, certificate: str = "", key: str = "") -> ssl.SSLCont
 
     Raises ``errors.RequestError`` for malformed PEM texts.
     """
-    made = tls.separated(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    made = sockets.separated(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         if authority:

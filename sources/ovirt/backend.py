@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import ovirt_imageio.client
 from ovirt_imageio._internal.backends import http
 
-from cdi_worker.images.engine import responses, tls
+from cdi_worker.images.engine import responses, sockets
 
 #: Bytes of the longest list of extents. An extent has 72 bytes in JSON and 330 once parsed: 580,000 extents
 #: in 190 MiB, below the 256 MiB that a worker may have. Every other MiB of a disk of 1 TiB is as many; lists
@@ -33,7 +33,7 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
         yield from self._get_extents(context) if self._can_extents else super().extents(context)
 
     def _create_ssl_context(self) -> Any:
-        return tls.separated(super()._create_ssl_context())
+        return sockets.separated(super()._create_ssl_context())
 
     def _create_tcp_connection(self) -> Any:
         return self._bounded(super()._create_tcp_connection())

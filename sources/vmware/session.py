@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import responses, tls
+from cdi_worker.images.engine import responses, sockets
 from cdi_worker.sources import wire
 from cdi_worker.sources.vmware import locations
 
@@ -211,7 +211,7 @@ def _pinned(thumbprint: str) -> ssl.SSLContext:
     if not re.fullmatch(r"[0-9A-F]{40}", digits):
         raise errors.RequestError(f"thumbprint {thumbprint!r} is not a SHA-1 thumbprint: 20 bytes in hex")
     context = _PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
-    tls.separated(context)
+    sockets.separated(context)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.thumbprint = ":".join(re.findall("..", digits))

@@ -1,6 +1,6 @@
 """A failed TLS connection does not disturb the others of its thread.
 
-Without ``tls.Socket``, OpenSSL 3.4 and later fail (Debian 13); earlier versions keep no such error.
+Without ``sockets.Secure``, OpenSSL 3.4 and later fail (Debian 13); earlier versions keep no such error.
 """
 
 from __future__ import annotations
