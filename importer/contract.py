@@ -29,6 +29,14 @@ FILE_MODE = 0o660
 #: Begins the names of our own variables. All others are CDI's, which its controllers may leave empty, or of
 #: other tools.
 PREFIX = "CDI_WORKER"
+#: What follows the name of a Service in the variables that Kubernetes sets for it, with their values
+#: (Kubernetes, "Accessing Services", environment variables). A setting may also be named ..._PORT.
+_INJECTED = re.compile(
+    r"(_SERVICE_HOST|_SERVICE_PORT(_[A-Z0-9_]+)?|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    "|_PORT=(tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
+_BORDER = re.compile("_(?=SERVICE_|PORT)")
 #: Seconds to wait for another run on the volume: a deleted pod gets 30 s to end by default. After them the
 #: pod fails, and the kubelet starts it again.
 WAIT = 60.0
@@ -83,25 +91,27 @@ class Paths:
 
 
 def environment() -> dict[str, str]:
-    """Return a copy of the process's environment."""
-    return dict(os.environ)
+    """Return a copy of the process's environment, without what Kubernetes sets for Services.
+
+    It sets names such as LISTEN_PORT or CDI_WORKER_METRICS_PORT in each pod beside a Service named ``listen``
+    or ``cdi-worker-metrics``. The one of the cluster's API server is kept.
+    """
+    env = dict(os.environ)
+    end = "_SERVICE_HOST"
+    services = {name.removesuffix(end) for name in env if name.endswith(end)} - {"KUBERNETES"}
+    return {name: value for name, value in env.items() if not _is_injected(name, value, services)}
+
+
+def _is_injected(name: str, value: str, services: Collection[str]) -> bool:
+    return any(
+        name[: border.start()] in services and _INJECTED.fullmatch(f"{name[border.start() :]}={value}")
+        for border in (_BORDER.finditer(name) if services else ())
+    )
 
 
 def own(env: Mapping[str, str]) -> list[str]:
-    """Return the names of our own variables in ``env``.
-
-    Kubernetes sets variables with such names, too, in the pods beside a Service whose name begins with
-    ``cdi-worker`` (Kubernetes, "Accessing Services", environment variables).
-    """
-    names = [name for name in env if name.startswith(f"{PREFIX}_")]
-    end = "_SERVICE_HOST"
-    services = tuple(
-        f"{name.removesuffix(end)}{more}"
-        for name in names
-        if name.endswith(end)
-        for more in ("_SERVICE_", "_PORT_")
-    )
-    return [name for name in names if not f"{name}_".startswith(services)] if services else names
+    """Return the names of our own variables in ``env``."""
+    return [name for name in env if name.startswith(f"{PREFIX}_")]
 
 
 def own_faults(

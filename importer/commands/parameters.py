@@ -98,6 +98,11 @@ class Option(click.Option):
         """The variable that sets it."""
         return f"{contract.PREFIX}_{self.key.replace('-', '_').upper()}"
 
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the value of the variable, unless Kubernetes has set it for a Service."""
+        value = super().resolve_envvar_value(ctx)
+        return None if value is None or self.variable not in contract.environment() else value
+
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """Convert the value; a fault names the variable or the file that it comes from."""
         try:

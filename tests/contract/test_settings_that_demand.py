@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -282,16 +284,64 @@ def test_checksum_of_the_contract_is_obeyed(pod: worker.Pod, url: str) -> None:
     assert not [*pod.data.iterdir()]
 
 
-def test_variables_of_a_service_are_not_ours(pod: worker.Pod, url: str) -> None:
+def of_a_service(name: str, ports: dict[str, int], host: str = "10.0.0.1") -> dict[str, str]:
+    """Return what a kubelet sets for a Service (k8s.io/kubernetes, pkg/kubelet/envvars, FromServices).
+
+    ``ports``: by name, of which the first may be empty.
+    """
+    prefix = name.upper().replace("-", "_")
+    first = next(iter(ports.values()))
+    made = {f"{prefix}_SERVICE_HOST": host, f"{prefix}_SERVICE_PORT": str(first)}
+    made |= {
+        f"{prefix}_SERVICE_PORT_{port.upper().replace('-', '_')}": str(number)
+        for port, number in ports.items()
+        if port
+    }
+    address = f"[{host}]" if ":" in host else host
+    made[f"{prefix}_PORT"] = f"tcp://{address}:{first}"
+    for number in ports.values():
+        for protocol in ("tcp", "udp", "sctp"):
+            each = f"{prefix}_PORT_{number}_{protocol.upper()}"
+            made |= {each: f"{protocol}://{address}:{number}", f"{each}_PROTO": protocol}
+            made |= {f"{each}_PORT": str(number), f"{each}_ADDR": host}
+    return made
+
+
+@pytest.mark.parametrize(
+    "name", ["cdi-worker", "cdi-worker-metrics", "cdi-worker-signedby", "cdi-worker-a-service-port-b"]
+)
+@pytest.mark.parametrize("host", ["10.0.0.1", "fd00::1"])
+def test_variables_of_a_service_are_not_ours(pod: worker.Pod, url: str, name: str, host: str) -> None:
     """Kubernetes sets them beside every Service whose name begins like our variables."""
-    env = {}
-    for name in ("CDI_WORKER", "CDI_WORKER_SIGNEDBY"):
-        tcp = f"{name}_PORT_443_TCP"
-        env |= {f"{name}_SERVICE_HOST": "10.0.0.1", f"{name}_SERVICE_PORT": "443", f"{name}_PORT": "tcp://x"}
-        env |= {f"{name}_SERVICE_PORT_HTTPS": "443", tcp: "tcp://x", f"{tcp}_PROTO": "tcp"}
-    assert pod.run(IMPORTER_ENDPOINT=url, **env).status == 0
-    refused(worker.Pod(pod.directory / "other", env=pod.env), "SIGNEDBY_PORT: unknown", IMPORTER_ENDPOINT=url,
-            CDI_WORKER_SIGNEDBY_PORT="x")  # fmt: skip
+    env = of_a_service(name, {"https": 443, "long-name": 8443}, host) | of_a_service("import", {"": 80})
+    pod.metrics_port = None
+    done = pod.run(IMPORTER_ENDPOINT=url, **env)
+    assert done.status == 0, done.errors
+    done = worker.run("blank", pod.directory / "blank", "1Mi", env=env)
+    assert done.status == 0, done.errors
+
+
+def test_variable_beside_a_service_is_still_ours(pod: worker.Pod, url: str) -> None:
+    env = of_a_service("cdi-worker-metrics", {"https": 443})
+    pod.metrics_port = None
+    said = "Invalid value for '--metrics-port': 'x' is not"
+    refused(pod, said, IMPORTER_ENDPOINT=url, **{**env, "CDI_WORKER_METRICS_PORT": "x"})
+    del env["CDI_WORKER_METRICS_SERVICE_HOST"]
+    refused(pod, "METRICS_SERVICE_PORT: unknown", IMPORTER_ENDPOINT=url, **env)
+    refused(pod, "SIGNEDBY_PORT: unknown", IMPORTER_ENDPOINT=url, CDI_WORKER_SIGNEDBY_PORT="tcp://x")
+
+
+def test_upload_server_beside_a_service_named_listen() -> None:
+    """The same names for other variables: LISTEN_PORT=tcp://10.0.0.1:80."""
+    env = of_a_service("listen", {"": 80}) | of_a_service("kubernetes", {"https": 443}) | {"HOME": "/"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from cdi_worker import contract; print(*sorted(contract.environment()))"],
+        env={**worker.ENVIRONMENT, **env}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    left = done.stdout.split()
+    assert "HOME" in left
+    assert [name for name in left if name.startswith("LISTEN_")] == []
+    assert {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"} < {*left}
 
 
 def test_clone_source_refuses_a_demand(tmp_path: Path) -> None:

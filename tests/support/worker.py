@@ -124,9 +124,12 @@ class Volumes:
 
 @dataclasses.dataclass
 class Pod(Volumes):
-    """The mounts of a worker pod and its container's environment. ``metrics_port``: 0 for none."""
+    """The mounts of a worker pod and its container's environment.
 
-    metrics_port: int = 0
+    ``metrics_port``: 0 for none, None for what the environment says.
+    """
+
+    metrics_port: int | None = 0
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,7 +153,7 @@ class Pod(Volumes):
             f"--scratch-dir={self.scratch}",
             f"--extra-headers-dir={self.headers}",
             f"--termination-log={self.log}",
-            f"--metrics-port={self.metrics_port}",
+            *([] if self.metrics_port is None else [f"--metrics-port={self.metrics_port}"]),
         ]
 
     def run(self, *, prefix: tuple[str, ...] = (), **env: str) -> Completed:
