@@ -57,3 +57,9 @@ def test_more_bytes_than_the_buffer_has_are_refused(more: int) -> None:
 def test_reads_without_a_byte_end_with_the_patience() -> None:
     with pytest.raises(errors.TransferFailed, match="no data"):
         fetched(Careless(more=-len(DATA)))
+
+
+def test_read_without_a_byte_is_an_outage() -> None:
+    """It is retried after a pause, not at once."""
+    with pytest.raises(errors.Transient, match="no data at byte 7"):
+        filled.read(lambda _offset, _into: 0, 7, memoryview(bytearray(10)), "disk")

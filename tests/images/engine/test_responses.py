@@ -50,6 +50,11 @@ def test_body_is_read_up_to_the_limit(form: str, step: int | None) -> None:
             pass
 
 
+def test_length_beyond_the_limit_is_refused_before_the_body_arrives() -> None:
+    with answered(b"", f"Content-Length: {MOST + 1}") as response, pytest.raises(responses.TooLong):
+        response.read()
+
+
 def test_truncated_body_is_reported_as_before() -> None:
     with answered(b"123", "Content-Length: 5") as response, pytest.raises(http.client.IncompleteRead):
         response.read()

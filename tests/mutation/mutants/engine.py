@@ -155,4 +155,32 @@ MUTANTS = (
         "        elif False:\n",
         "tests/images/engine/test_retry.py::test_peer_below_the_floor_is_given_up",
     ),
+    mutant(
+        "images/engine/filled.py",
+        "repeats reads without a byte at once",
+        "    if not count:\n",
+        "    if False:\n",
+        "tests/images/engine/test_filled.py::test_read_without_a_byte_is_an_outage",
+    ),
+    mutant(
+        "images/engine/responses.py",
+        "waits for a body whose length is beyond the limit",
+        "        if self.length is not None and self.length > self.most - self._kept and amt is None:\n",
+        "        if False:\n",
+        "tests/images/engine/test_responses.py::test_length_beyond_the_limit_is_refused_before_the_body_arrives",
+    ),
+    mutant(
+        "images/engine/filled.py",
+        "returns memory that no byte was written to",
+        "    if (left := written.find(mark)) >= 0:\n",
+        ("    left = written.find(mark)\n    if False:\n"),
+        "tests/images/engine/test_filled.py::test_memory_that_no_byte_was_written_to_is_refused",
+    ),
+    mutant(
+        "images/engine/filled.py",
+        "believes a reader that it has filled more than the buffer",
+        "    if not 0 <= count <= len(into):\n",
+        "    if False:\n",
+        "tests/images/engine/test_filled.py::test_more_bytes_than_the_buffer_has_are_refused",
+    ),
 )
