@@ -70,6 +70,16 @@ def test_misplaced_or_repeated_grain_is_refused() -> None:
         read_stream(changed(good, first + 8, "<I", 2 * GRAIN))
 
 
+def test_two_grains_for_one_sector_need_scratch() -> None:
+    """The tables have the second one; in a stream, the order of the writes would decide."""
+    good = vmdk_stream.streamed(NOISE[: 2 * GRAIN])
+    _, table = at_the_end(good)
+    bad = changed(changed(good, 128 * SECTOR, "<Q", GRAIN // SECTOR), table, "<I", 0)
+    assert placing.read_disk(bad, "vmdk") == bytes(GRAIN) + NOISE[GRAIN : 2 * GRAIN]
+    with pytest.raises(errors.ScratchRequired, match="two grains for sector 128"):
+        read_stream(bad)
+
+
 def test_unknown_marker_needs_scratch() -> None:
     good = vmdk_stream.streamed(DISK)
     marker = at_the_end(good)[1] - SECTOR

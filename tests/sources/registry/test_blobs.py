@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import random
 import time
 
@@ -66,6 +67,17 @@ def test_wrong_digest_is_refused(size: int, change: str) -> None:
     served = {"short": good[:-1], "long": good + b"+", "other": good[:-1] + bytes([good[-1] ^ 1])}[change]
     reader = verified(good, served)
     with pytest.raises(errors.DigestMismatch, match="digest mismatch"):
+        reading.read_all(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+@pytest.mark.parametrize("size", [900, 5000])
+def test_blob_of_another_size_than_stated_is_refused(size: int, difference: int) -> None:
+    """The digest is right: a manifest that states another size of its layer contradicts itself."""
+    stated = dataclasses.replace(descriptor(DATA[:size]), size=size + difference)
+    reader = blobs.Verified(stated, "x", Part(DATA[:size], 1000), base.Plain(), cancelling.Cancel().child())
+    with pytest.raises(errors.DigestMismatch, match=f"expected {size + difference} bytes"):
         reading.read_all(reader)
     reader.close()
 
