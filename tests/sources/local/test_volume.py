@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,16 @@ def test_data_that_does_not_fit_is_an_error(volume: Path, tmp_path: Path) -> Non
         with pytest.raises(errors.NoSpace):
             clone(volume, point / "disk.img")
         oracle.unusable(point / "disk.img")
+
+
+@pytest.mark.parametrize("kind", ["link", "device"])
+def test_disk_of_a_volume_is_a_regular_file(tmp_path: Path, device: Path, kind: str) -> None:
+    """Whoever fills the volume chooses what is there; this process may read more than it may."""
+    disk = tmp_path / "volume/disk.img"
+    disk.parent.mkdir()
+    if kind == "link":
+        disk.symlink_to(device)
+    else:
+        os.mknod(disk, stat.S_IFBLK | 0o600, device.stat().st_rdev)
+    with pytest.raises(errors.Unreachable, match="is not a regular file"):
+        clone(disk, tmp_path / "disk.img")

@@ -82,6 +82,15 @@ def test_blob_of_another_size_than_stated_is_refused(size: int, difference: int)
     reader.close()
 
 
+def test_long_blob_is_not_read_to_its_end() -> None:
+    """A blob may be endless."""
+    reader = verified(DATA[:5000], DATA[:5000] + bytes(8 << 20))
+    assert content_of(reader, 5000) == DATA[:5000]
+    with pytest.raises(errors.DigestMismatch, match=r"expected 5000 bytes, calculated \d+ bytes or more"):
+        reader.readinto(memoryview(bytearray(1000)))
+    reader.close()
+
+
 def test_only_the_head_is_fetched_at_first() -> None:
     part = Part(DATA, 5000)
     reader = verified_part(DATA, part)
