@@ -259,7 +259,8 @@ class Journal:
 
     def _discard(self, start: int, end: int) -> None:
         """Remove a range, and all digests that cover a part of it; the caller holds the lock."""
-        self._digests.discard(start // digests.UNIT * digests.UNIT, -(-end // digests.UNIT) * digests.UNIT)
+        first = max(self._digests.start, start // digests.UNIT * digests.UNIT)
+        self._digests.discard(first, min(self._digests.end, -(-end // digests.UNIT) * digests.UNIT))
         self._done.remove(start, end)
 
     def _is_due(self) -> bool:

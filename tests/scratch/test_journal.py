@@ -356,3 +356,15 @@ def test_scattered_units_fit(location: Location) -> None:
     many.save(no_sync)
     again = journal.Journal.open(location, "etag", total)
     assert total // 2 + 1000 * (64 << 10) <= again.covered < many.covered
+
+
+@pytest.mark.parametrize("total", [4 * digests.UNIT, 4 * digests.UNIT - 512])
+def test_discarded_range_is_missing_and_not_saved(location: Location, total: int) -> None:
+    """Also at the end of a disk whose last unit is short."""
+    opened = journal.Journal.open(location, "etag", total)
+    wrote(opened, *noise(0, total))
+    opened.discard(total - 4096, total)
+    assert opened.missing(0, total) == [(total - 4096, total)]
+    opened.save(no_sync)
+    again = journal.Journal.open(location, "etag", total)
+    assert again.missing(0, total) == [(3 * digests.UNIT, total)]
