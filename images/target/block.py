@@ -114,6 +114,10 @@ class BlockTarget(base.Target):
 
     def _disable(self, end: int) -> None:
         """Zero the sector that makes an old disk usable: a power cut may tear the write of all others."""
+        # What is read must be what a power cut leaves. The page cache may show that sector as zeroed by a run
+        # that was killed, or whose sync failed; the first sector with data would then be another one.
+        os.fsync(self._fd)
+        self.drop_cache()
         try:
             old = os.pread(self._fd, end, 0)
         except OSError:
