@@ -119,7 +119,7 @@ def _run_all(given: argparse.Namespace) -> int:
             counted, failed = part.result()
             outcomes.update(counted)
             wrong += failed
-    for each in wrong[:5]:
+    for each in sorted(wrong, key=lambda fault: fault.is_law)[:5]:
         print(each)
     seconds = time.monotonic() - began
     broke = sum(each.is_law for each in wrong)

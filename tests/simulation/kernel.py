@@ -367,7 +367,7 @@ class Machine:
 
     def statvfs(self, path: Any) -> Any:
         self._begin("statvfs", path)
-        return types.SimpleNamespace(f_bavail=1 << 20, f_frsize=4096, f_bsize=4096, f_blocks=1 << 20)
+        return types.SimpleNamespace(f_bavail=4 << 20, f_frsize=4096, f_bsize=4096, f_blocks=4 << 20)
 
     def fchmod(self, fd: int, mode: int) -> None:
         self._begin("fchmod", fd)

@@ -4,7 +4,7 @@
 - At no moment does the target look usable unless every byte of it is right: neither to a reader, nor after a
   power failure.
 - No run changes a disk that another run has finished.
-- Every run ends (``Scheduler.run``), with success or with an error that says what failed.
+- Every run ends (``Scheduler.run``), with success or with an error that says what failed; soon, if asked to.
 - With the faults gone, one more run succeeds.
 """
 
@@ -25,19 +25,20 @@ _RANDOM = 16
 _HEAD = 1 << 20
 #: How data of others begins: of an earlier owner, and of one that uses the target meanwhile.
 _FOREIGN = b"\xff", b"other"
+#: Seconds in which a run ends that is asked to. A write in the kernel, which nothing interrupts, may take 40.
+_GRACE = 45.0
 
 
 class Law:
-    """Watches the runs of one world. ``keeps``: only a finished file replaces a finished file."""
+    """Watches the runs of one world."""
 
-    def __init__(
-        self, disk: disks.Disk, target: str, objects: Sequence[server.Object], seed: str, *, keeps: bool
-    ) -> None:
+    def __init__(self, disk: disks.Disk, target: str, objects: Sequence[server.Object], seed: str) -> None:
         self._disk = disk
         self._target = target
         self._objects = objects
-        self._keeps = keeps
         self._served: dict[schedulers.Process, tuple[server.Object, int]] = {}
+        #: Of each run: what becomes of a disk, and which checksum was demanded.
+        self._asked: dict[schedulers.Process, tuple[str, str]] = {}
         #: When a run changed the target for the first time: before that it is not one of its writers.
         self._writing: dict[schedulers.Process, int] = {}
         self._wrote: dict[schedulers.Process, int] = {}
@@ -61,8 +62,9 @@ class Law:
             self.reused()
         self._excused = False
 
-    def begin(self, process: schedulers.Process, served: server.Object) -> None:
+    def begin(self, process: schedulers.Process, served: server.Object, existing: str, checksum: str) -> None:
         self._served[process] = served, len(served.versions) - 1
+        self._asked[process] = existing, checksum
 
     def wrote(self, process: schedulers.Process, inode: disks.Inode, call: str, *details: object) -> None:
         """Note a change of a disk: a run may replace what was finished before its own first change."""
@@ -71,7 +73,7 @@ class Law:
             return
         self._wrote[process] = world.number()
         writing = self._writing.setdefault(process, self._wrote[process])
-        if self._finished and writing > self._finished[1] and self._replaces(inode, call, details):
+        if self._finished and writing > self._finished[1] and self._replaces(process, inode, call, details):
             self._finished = None
         is_stale = any(other > writing for other in self._writing.values())
         if is_stale and process.was_frozen and world.now <= process.frozen:
@@ -91,10 +93,14 @@ class Law:
         for inode in (self._disk.directory, *self._disk.devices.values()):
             self.changed(inode)
 
-    def _replaces(self, inode: disks.Inode, call: str, details: tuple[object, ...]) -> bool:
-        if inode.is_device or not self._keeps:
+    def _replaces(
+        self, process: schedulers.Process, inode: disks.Inode, call: str, details: tuple[object, ...]
+    ) -> bool:
+        existing = self._asked[process][0]
+        if inode.is_device or existing in {"remove", "update"}:
             return True
-        return call == "rename" and details[-1] == self._target
+        # Only a finished file replaces a finished file.
+        return existing == "replace" and call == "rename" and details[-1] == self._target
 
     def succeeded(self, process: schedulers.Process, resumed: int) -> None:
         world = schedulers.active()
@@ -106,6 +112,7 @@ class Law:
             # It was stopped after its last change; another run, which no lock kept out, has begun since then.
             return
         served, first = self._served[process]
+        _require(self._asked[process][1] != "wrong", f"{process.name}: success with a wrong checksum")
         inode = self._inode()
         if inode is None:
             raise schedulers.Broken(f"{process.name}: success without a disk")
@@ -124,6 +131,9 @@ class Law:
 
     def failed(self, process: schedulers.Process, error: Exception) -> None:
         world = schedulers.active()
+        if process.cancelled is not None and not process.was_frozen:
+            took = world.now - process.cancelled
+            _require(took < _GRACE, f"{process.name}: ended {took:.0f} s after it was asked to")
         world.note("failure", type(error).__name__, error)
         self.outcomes.append(type(error).__name__)
         if not hasattr(error, "retryable"):
@@ -142,7 +152,11 @@ class Law:
 
     def must_have_finished(self, process: schedulers.Process) -> None:
         """The last run, without faults."""
-        _require(process in self._succeeded, f"{process.name}: failed without a fault")
+        is_refused = self._asked[process][0] == "refuse" and self._inode() is not None
+        _require(
+            process in self._succeeded or (is_refused and self.outcomes[-1] == "TargetExists"),
+            f"{process.name}: failed without a fault",
+        )
 
     # -- moments
 
@@ -219,7 +233,11 @@ class Law:
                 found[start, sector] = [
                     disk for disk in known if disk.read(start, start + size).ljust(size, b"\0") == sector
                 ]
-            self._usable = len(known), found
+            # Others wrote before this sector and left it: zeroing what they wrote uncovers a disk of theirs.
+            covered = {
+                key for key, whole in found.items() if any(any(disk.read(0, key[0])) for disk in whole)
+            }
+            self._usable = len(known), {key: whole for key, whole in found.items() if key not in covered}
         return self._usable[1]
 
     # -- helpers

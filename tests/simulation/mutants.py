@@ -225,6 +225,41 @@ MUTANTS = (
         "goes on after a failed write",
         {"images/target/base.py": {"            raise self._failure from err": "            pass"}},
     ),
+    Mutant(
+        "head-from-cache",
+        "looks in the page cache for the sector that makes an old disk usable, also after a kill",
+        {
+            "images/target/block.py": {
+                "        os.fsync(self._fd)\n        self.drop_cache()\n        try:": "        try:"
+            }
+        },
+        is_rare=True,
+    ),
+    Mutant(
+        "one-address",
+        "takes two disks at one address, and with one identity, for one",
+        {
+            "importer/routes/job.py": {
+                "            *map(selection.digest, (wanted.location, *wanted.layers)),\n": ""
+            }
+        },
+        is_rare=True,
+    ),
+    Mutant(
+        "no-grown-size",
+        "leaves a disk as small as the image",
+        {"importer/routes/job.py": {"self.publish(opened, self.plan.grow_to)": "self.publish(opened)"}},
+    ),
+    Mutant(
+        "no-checksum",
+        "does not compare the checksum",
+        {"formats/checksum.py": {"if calculated != each.digest:": "if False:"}},
+    ),
+    Mutant(
+        "refused-disk-replaced",
+        "replaces a disk that it was to refuse",
+        {"importer/execute.py": {'force=wanted.existing in {"replace", "update"}': "force=True"}},
+    ),
 )
 
 

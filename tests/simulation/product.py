@@ -116,7 +116,7 @@ class Product:
         for each in wanted:
             if hasattr(made, "__path__") and not hasattr(made, each) and each != "*":
                 try:
-                    self.load(f"{name}.{each}")
+                    setattr(made, each, self.load(f"{name}.{each}"))
                 except ModuleNotFoundError as err:
                     # Not a module but an attribute, unless what is missing is a module that it imports.
                     if err.name != f"{name}.{each}":

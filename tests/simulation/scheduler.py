@@ -56,6 +56,8 @@ class Process:
         #: At this step the process is asked to end.
         self.cancel_at: int | None = None
         self.cancelling: Task | None = None
+        #: When it was asked to end.
+        self.cancelled: float | None = None
         self.frozen = 0.0
         self.was_frozen = False
         self.is_dead = False
@@ -160,6 +162,7 @@ class Scheduler:
             raise Crash
         if process.steps == process.cancel_at and process.cancelling is not None:
             self.note("cancelled")
+            process.cancelled = self.now
             self.wake(process.cancelling)
         if process.steps == process.freeze_at:
             self.note("frozen", process.freeze)

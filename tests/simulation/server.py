@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import hashlib
 import random
 import re
 import struct
@@ -82,16 +83,24 @@ class Serving:
 
 @dataclasses.dataclass
 class Version:
-    """One version of an object: ``disk`` is what the import must write, ``body`` what is served."""
+    """One version of an object: ``disk`` is what the import must write, ``body`` what is served.
+
+    ``gap``: zeros in the middle of the disk. ``grown``: the requested size, or 0.
+    """
 
     disk: bytes
     body: bytes
+    gap: int = 0
+    grown: int = 0
 
     @functools.cached_property
     def stored(self) -> disks.Sparse:
         """What is on storage after the import: whole sectors."""
-        made = disks.Sparse(self.disk)
-        made.resize(len(self.disk) + -len(self.disk) % disks.SECTOR)
+        before = _before_gap(self.disk)
+        made = disks.Sparse(self.disk[:before])
+        made.write(before + self.gap, self.disk[before:])
+        size = max(len(made), self.grown)
+        made.resize(size + -size % disks.SECTOR)
         return made
 
 
@@ -101,7 +110,8 @@ class Object:
     ``identity``: strong, weak (the same for all versions), date or none. ``ranges``: right, none, cut (only
     the first one has data), shifted (all but those from 0 are of other bytes than they say) or elsewhere
     (they are of other bytes, and say so). ``has_replicas``: they send different dates for the same version.
-    ``lead``: zeros at the beginning.
+    ``lead``: zeros at the beginning. ``shared``: all objects have one address, but for its query,
+    and one ETag. ``gap``, ``grown``: see ``Version``.
     """
 
     def __init__(
@@ -114,9 +124,15 @@ class Object:
         size: int,
         has_replicas: bool,
         lead: int,
+        gap: int = 0,
+        grown: int = 0,
+        shared: bool = False,
         dice: random.Random,
     ) -> None:
         self.name = name
+        self.url = f"http://server.example/{f'image?disk={name}' if shared else name}"
+        self._tag = "image" if shared else name
+        self.gap, self.grown = gap, grown
         self.form = form
         self.identity = identity
         self.size = size
@@ -156,9 +172,9 @@ class Object:
         day = 1 + (dice.randrange(2) if self.has_replicas else 0)
         found = {"Last-Modified": f"Mon, {day:02} Jan 2024 00:00:00 GMT"}
         if self.identity == "strong":
-            found["ETag"] = f'"{self.name}-{number}"'
+            found["ETag"] = f'"{self._tag}-{number}"'
         if self.identity == "weak":
-            found["ETag"] = f'W/"{self.name}"'
+            found["ETag"] = f'W/"{self._tag}"'
         return {} if self.identity == "none" else found
 
     def _made(self, head: bytes = b"") -> Version:
@@ -167,12 +183,20 @@ class Object:
 
     def _serving(self, disk: bytes) -> Version:
         """Return the version with this disk, in the form of the object."""
+        body = disk
         if self.form == "gz":
-            return Version(disk, _gzip(disk))
+            body = _gzip(disk)
         if self.form == "qcow2":
             disk += bytes(-len(disk) % disks.SECTOR)
-            return Version(disk, _qcow2(disk))
-        return Version(disk, disk)
+            body = _qcow2(disk, self.gap)
+        return Version(disk, body, self.gap, self.grown)
+
+    def checksum(self, kind: str) -> str | None:
+        """Return the checksum of what is served: ``right``, ``wrong`` or ``none``."""
+        if kind == "none":
+            return None
+        digest = hashlib.sha256(self.now.body).hexdigest()
+        return "sha256:" + (digest if kind == "right" else digest[::-1])
 
 
 def _disk(dice: random.Random, size: int, lead: int, *, has_edges: bool) -> bytes:
@@ -219,22 +243,37 @@ def _gzip(data: bytes) -> bytes:
     return isal_zlib.compress(data, 0, wbits=31)
 
 
-def _qcow2(disk: bytes) -> bytes:
+def _before_gap(disk: bytes) -> int:
+    """Return where zeros may be inserted: between two clusters."""
+    return len(disk) // 2 // qcow2_parts.CLUSTER * qcow2_parts.CLUSTER
+
+
+def _qcow2(disk: bytes, gap: int) -> bytes:
     """Return an image with clusters of 64 KiB in random order of creation: data clusters without holes."""
     cluster = qcow2_parts.CLUSTER
     clusters = [disk[at : at + cluster].ljust(cluster, b"\0") for at in range(0, len(disk), cluster)]
+    each_table = cluster // 8
+    tables = -(-(len(clusters) + gap // cluster) // each_table)
+    first = 4 + tables
     entries, data = [], []
     for each in clusters:
-        entries.append(0 if not any(each) else (5 + len(data)) * cluster | qcow2_parts.COPIED)
+        entries.append(0 if not any(each) else (first + len(data)) * cluster | qcow2_parts.COPIED)
         if any(each):
             data.append(each)
-    used = 5 + len(data)
+    before = _before_gap(disk) // cluster
+    entries[before:before] = [0] * (gap // cluster)
+    used = first + len(data)
     parts = [
-        qcow2_parts.header(size=len(disk), l1=(1, 3 * cluster), refcounts=(cluster, 1)),
+        qcow2_parts.header(size=len(disk) + gap, l1=(tables, 3 * cluster), refcounts=(cluster, 1)),
         struct.pack(">Q", 2 * cluster),
         struct.pack(f">{used}H", *[1] * used),
-        struct.pack(">Q", 4 * cluster | qcow2_parts.COPIED),
-        struct.pack(f">{len(entries)}Q", *entries),
+        struct.pack(
+            f">{tables}Q", *((4 + number) * cluster | qcow2_parts.COPIED for number in range(tables))
+        ),
+        *(
+            struct.pack(f">{len(part)}Q", *part)
+            for part in (entries[at : at + each_table] for at in range(0, len(entries), each_table))
+        ),
         *data,
     ]
     return b"".join(part.ljust(cluster, b"\0") for part in parts)

@@ -29,7 +29,9 @@ class Run:
     """One process that imports. ``job``: which image. ``after``: seconds after the
     one before began; None: as soon as that one stands still or has ended.
 
-    ``kill_at``, ``freeze_at``: at this step it is killed, or stands still for ``freeze`` seconds;
+    ``kill_at``, ``freeze_at``, ``cancel_at``: at this step it is killed, stands still for ``freeze`` seconds,
+    or is asked to end; ``existing``: what becomes of a disk (None: as in all runs of the world);
+    ``checksum``: none, right or wrong;
     ``kill_after``, ``freeze_after``: after so many of such events (``save``: of the journal, ``head``: a
     write to the beginning of a device), and so many steps more.
     """
@@ -44,6 +46,9 @@ class Run:
     freeze_after: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     freeze_at: int | None = None
     freeze: float = 0.0
+    cancel_at: int | None = None
+    existing: str | None = None
+    checksum: str = "none"
     serving: server.Serving = dataclasses.field(default_factory=server.Serving)
     storing: kernel.Storing = dataclasses.field(default_factory=kernel.Storing)
 
@@ -63,7 +68,12 @@ class Round:
 
 @dataclasses.dataclass
 class Plan:
-    """The schedule of a seed."""
+    """The schedule of a seed.
+
+    ``gap``: zeros in the middle of the disk, up to the border of 4 GiB. ``grow``: bytes by which the size
+    that is asked for is larger than the largest disk. ``shared``: both images have one address but for its
+    query, and the same identity.
+    """
 
     target: str
     sizes: tuple[int, int]
@@ -73,14 +83,23 @@ class Plan:
     lead: int
     sector: int
     ranges: str
+    gap: int
+    grow: int
+    shared: bool
     options: dict[str, Any]
     rounds: list[Round]
+
+    @property
+    def grown(self) -> int:
+        """The requested size, or 0. A device keeps what is behind the disk."""
+        is_grown = self.grow and not self.target.startswith("/dev/")
+        return max(self.sizes) + self.gap + self.grow if is_grown else 0
 
     def __str__(self) -> str:
         lines = [
             f"target={self.target} forms={self.forms} sizes={self.sizes}",
             f"identities={self.identities} replicas={self.replicas} ranges={self.ranges}",
-            f"lead={self.lead} sector={self.sector}",
+            f"lead={self.lead} sector={self.sector} gap={self.gap} grow={self.grow} shared={self.shared}",
             f"options={self.options}",
         ]
         for number, each in enumerate(self.rounds):
@@ -111,6 +130,8 @@ def plan(seed: int) -> Plan:
         punch=dice.happens(0.7),
         zero=dice.happens(0.7),
         allocate=dice.happens(0.7),
+        # Not a fault: what is left is written again.
+        short=0.1 if dice.happens(0.2) else 0.0,
         sector=sector,
     )
     identity = dice.choice(("strong", "strong", "weak", "date", "none"))
@@ -128,24 +149,32 @@ def plan(seed: int) -> Plan:
             rounds.append(_round(dice, len(rounds), identities, ability))
     else:
         rounds = [_round(dice, number, identities, ability) for number in range(dice.choice((0, 1, 1, 2, 3)))]
-    rounds.append(Round([Run("last", int(dice.happens(0.05 if is_resuming else 0.2)), storing=ability())]))
+    last = Run("last", int(dice.happens(0.05 if is_resuming else 0.2)), storing=ability())
+    last.checksum = "right" if dice.happens(0.2) else "none"
+    last.existing = "update" if dice.happens(0.1) else None
+    rounds.append(Round([last]))
+    forms = (form, form if same else dice.choice(("raw", "gz", "qcow2")))
+    has_gap = forms == ("qcow2", "qcow2") and dice.happens(0.15)
     return Plan(
         target=dice.choice(("/data/disk.img", "/dev/vda")),
         sizes=(size, size if same else size + 64 * 1024),
-        forms=(form, form if same else dice.choice(("raw", "gz", "qcow2"))),
+        forms=forms,
         identities=identities,
         replicas=dice.happens(0.3),
         lead=dice.choice((0, 0, 512, 1024, 4096, 32768)),
         sector=sector,
         ranges="right" if is_resuming else _ranges(dice),
+        gap=(4 << 30) - (2 << 20) if has_gap else 0,
+        grow=dice.choice((0, 0, 0, 512, 1536, 64 << 10)),
+        shared=same and dice.happens(0.3),
         options={
             "chunk": dice.choice((64, 128, 256)) << 10,
             "connections": dice.choice((1, 2, 4)),
             "interval": dice.choice((0.005, 0.01) if is_resuming else (0.01, 0.05, 0.5, 10.0)),
             "granules": dice.choice((8192, 16, 6, 2)),
             "direct": dice.happens(0.5),
-            "preallocation": dice.happens(0.3),
-            "existing": "replace" if dice.happens(0.5) else "remove",
+            "preallocation": dice.happens(0.3) and not has_gap,
+            "existing": dice.choice(("replace", "replace", "remove", "remove", "refuse")),
         },
         rounds=rounds,
     )
@@ -212,6 +241,9 @@ def _run(
     dice: Dice, name: str, job: int, identities: tuple[str, str], ability: Callable[..., kernel.Storing]
 ) -> Run:
     made = Run(name, job, storing=ability())
+    made.checksum = dice.choice(("none", "none", "none", "right", "wrong"))
+    made.existing = "update" if dice.happens(0.15) else None
+    made.cancel_at = _step(dice) if dice.happens(0.15) else None
     if identities[job] == "strong" and dice.happens(0.3):
         # Any other fault would end the run, or make it read again, before it has mixed two versions.
         made.serving = server.Serving(changes=dice.choice((0.1, 0.3)))
@@ -227,6 +259,7 @@ def _run(
     if trouble in {"disk", "both"}:
         made.storing.fails = dice.choice((0.0, 0.01, 0.1))
         made.storing.full = dice.choice((0.0, 0.0, 0.02))
+        made.storing.fails_read = dice.choice((0.0, 0.0, 0.01))
         made.storing.short = dice.choice((0.0, 0.1))
         made.storing.slow = dice.choice((0.0, 0.05))
     return made
@@ -279,6 +312,7 @@ class Machines:
                 "datetime": threads.datetime(),
                 "random": threads.random(),
                 "secrets": threads.secrets(),
+                "cdi_worker.images.tools.wipefs": _wipefs(),
             }
             made = product.Product(self._root, f"simulated{slot}", simulated, self._edits)
             for name in MODULES:
@@ -287,6 +321,13 @@ class Machines:
             gc.collect()
             gc.freeze()
         return self._products[slot]
+
+
+def _wipefs() -> types.ModuleType:
+    """Return the module that looks for swap, LVM and RAID with a program: no device here has any."""
+    made = types.ModuleType("wipefs")
+    made.__dict__["in_use"] = lambda _: []
+    return made
 
 
 #: Loaded before the first run: what is imported when used.
@@ -319,6 +360,9 @@ class World:
                 size=size,
                 has_replicas=made.replicas,
                 lead=made.lead,
+                gap=made.gap,
+                grown=made.grown,
+                shared=made.shared,
                 dice=dice,
             )
             for number, (form, identity, size) in enumerate(
@@ -328,10 +372,11 @@ class World:
         self.disk = disks.Disk()
         # Bytes of an earlier owner: what the image says is zero must read as zero.
         length = (max(made.sizes) + (1 << 20)) // 4096 * 4096
-        self.device = self.disk.add_device("/dev/vda", disks.Sparse(b"\xff" * length), made.sector)
-        self.law = law.Law(
-            self.disk, made.target, self.objects, f"law {seed}", keeps=made.options["existing"] == "replace"
-        )
+        before = disks.Sparse(b"\xff" * length)
+        if made.gap:
+            before.write(made.gap, b"\xff" * length)
+        self.device = self.disk.add_device("/dev/vda", before, made.sector)
+        self.law = law.Law(self.disk, made.target, self.objects, f"law {seed}")
 
     def go(self) -> int:
         """Run all rounds; return the checksum of the trace. Raises ``AssertionError`` for a broken law."""
@@ -398,6 +443,7 @@ class World:
         process = schedulers.Process(run.name, run.node)
         process.kill_at, process.freeze_at, process.freeze = run.kill_at, run.freeze_at, run.freeze
         process.kill_after, process.freeze_after = dict(run.kill_after), dict(run.freeze_after)
+        process.cancel_at = run.cancel_at
         self.machines.calls[process] = kernel.Machine(process, self.disk, run.storing, self.law)
         served = self.objects[run.job]
 
@@ -405,9 +451,9 @@ class World:
             while run.after is None and not (before[0].was_frozen or before[0].is_dead):
                 self.scheduler.sleep(0.01)
             self.scheduler.sleep(run.after or 0.0)
-            self.law.begin(process, served)
+            self.law.begin(process, served, run.existing or self.plan.options["existing"], run.checksum)
             try:
-                resumed = self._import(run, self.machines.product(slot), served)
+                resumed = self._import(run, self.machines.product(slot), served, process)
             except Exception as err:  # noqa: BLE001 (the law judges it)
                 self.law.failed(process, err)
             else:
@@ -419,7 +465,9 @@ class World:
         self.scheduler.start(process, work, "main")
         return process
 
-    def _import(self, run: Run, loaded: product.Product, served: server.Object) -> int:
+    def _import(
+        self, run: Run, loaded: product.Product, served: server.Object, process: schedulers.Process
+    ) -> int:
         """Import as ``execute.run`` does, with the simulated session below; return the bytes resumed."""
         base, request = loaded.load("cdi_worker.sources.base"), loaded.load("cdi_worker.request")
         cancelling, fetch = (
@@ -431,14 +479,17 @@ class World:
             loaded.load("cdi_worker.sources.web.pinned"),
         )
         options = self.plan.options
-        location = base.Location(f"http://server.example/{served.name}")
+        location = base.Location(served.url)
         wanted = request.Request(
             source="http",
             location=location,
             target=self.plan.target,
             direct=options["direct"],
             preallocation=options["preallocation"],
-            existing=options["existing"],
+            existing=run.existing or options["existing"],
+            image_size=served.grown or None,
+            exact_size=bool(served.grown),
+            checksum=served.checksum(run.checksum),
             wait=run.wait,
             journal_interval=options["interval"],
             owner_uid=f"uid-{run.job}",
@@ -447,9 +498,16 @@ class World:
             ),
         )
         with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
+            if run.cancel_at:
+                process.cancelling = self.scheduler.start(process, lambda: self._cancel(stop), "signal")
             session = server.session(served, run.serving)
             resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
             source = http.HttpSource(resource)
             progress = loaded.load("cdi_worker.progress").NullProgress()
             result = loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
         return int(result.resumed)
+
+    def _cancel(self, stop: Any) -> None:
+        """Ask a run to end when its time has come, as the handler of SIGTERM does."""
+        self.scheduler.park()
+        stop.set("terminated")
