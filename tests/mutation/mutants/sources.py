@@ -233,4 +233,11 @@ MUTANTS = (
         "            if False:\n",
         "tests/sources/local/test_volume.py::test_disk_of_a_volume_is_a_regular_file[link]",
     ),
+    mutant(
+        "sources/glance/source.py",
+        "accepts an image of another size than Glance states",
+        "        if self.size != found.size:\n",
+        "        if False:\n",
+        "tests/sources/glance/test_glance.py::test_image_of_another_size_than_stated_is_refused",
+    ),
 )

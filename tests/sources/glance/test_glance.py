@@ -15,7 +15,7 @@ from cdi_worker import errors, execute, plan, request
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import keystone, locations, source
-from tests.support import devices, disks, objectservers, openstack, oracle, reading, worker
+from tests.support import devices, disks, misbehave, objectservers, openstack, oracle, reading, worker
 
 #: The first test starts the services.
 pytestmark = pytest.mark.timeout(openstack.START * 2)
@@ -260,6 +260,34 @@ def test_malformed_metadata_is_refused(changes: dict[str, object]) -> None:
     assert source.parse(json.dumps(whole).encode(), "x").size == 1
     with pytest.raises(errors.Unreachable, match="x: the answer does not describe an image"):
         source.parse(json.dumps(whole | changes).encode(), "x")
+
+
+class Elsewhere(keystone.Keystone):
+    """A login to a cloud whose image service is another server."""
+
+    def __init__(self, url: str, where: locations.Glance) -> None:
+        super().__init__(where, cancelling.NEVER)
+        self._url = url
+
+    def token(self) -> str:
+        return "token"
+
+    def image_service(self) -> str:
+        return self._url
+
+
+@pytest.mark.parametrize("stated", [999, 1001])
+def test_image_of_another_size_than_stated_is_refused(server: misbehave.Server, stated: int) -> None:
+    """Glance itself does not contradict itself; a proxy or a cache before it may. There is no checksum."""
+    metadata = {"status": "active", "size": stated, "disk_format": "raw", "container_format": "bare"}
+    server.serve("/v2/images/i", misbehave.Page(json.dumps(metadata).encode()))
+    server.serve("/v2/images/i/file", misbehave.Page(bytes(1000)))
+    where = locations.Glance(server.url("/v3"), image_id="i", user_id="u", user_password="p", project_id="p")
+    found = source.source(where, cancelling.NEVER)
+    found._image._keystone.close()
+    found._image._keystone = Elsewhere(server.url("").rstrip("/"), where)
+    with pytest.raises(errors.SourceChanged, match=f"size.*{stated}.*1000"), found:
+        pass
 
 
 def test_all_hashes_of_the_metadata_count() -> None:
