@@ -192,4 +192,11 @@ MUTANTS = (
         ('        with self._storage("sync"):\n            self._finish()'),
         "tests/images/target/test_claim.py::test_stale_run_on_another_machine_does_not_finish",
     ),
+    mutant(
+        "images/target/file.py",
+        "does not sync the directory after the rename",
+        "            _remove(changing(self.path))  # replaced by the new disk\n            self._sync_directory()\n",
+        "            _remove(changing(self.path))  # replaced by the new disk\n",
+        CUTS,
+    ),
 )
