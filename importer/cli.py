@@ -113,8 +113,9 @@ def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
 def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
     obj = context.Context(cancel, set_up_logging, contract.environment())
     # A wrong command line may be refused, with its arguments in the message, before there is a location.
-    for text in (*(re.sub("^-[^=]*=", "", each) for each in argv), *obj.env.values()):
+    for text in (re.sub("^-[^=]*=", "", each) for each in argv):
         masking.hold(obj, *masking.address(text))
+    masking.hold(obj, *masking.variables(obj.env))
     try:
         outcome = group.cli.main(
             _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj

@@ -104,6 +104,49 @@ def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:
 FINAL = frozenset({2, 4, 5, 7, 8, 130})
 
 
+class Hidden(Exception):
+    """Stands for an exception of a library whose text has a secret: ``TYPE: TEXT``, masked."""
+
+
+@contextlib.contextmanager
+def masked_causes() -> Iterator[None]:
+    """Replace the causes of an error in the block whose texts have a secret: a traceback shows them."""
+    try:
+        yield
+    except Exception as err:
+        _mask_causes(err)
+        raise
+
+
+def _mask_causes(err: BaseException) -> None:
+    seen: set[int] = set()
+    links = [err]
+    while links:
+        link = links.pop()
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        # Setting a cause suppresses the context.
+        is_suppressed = link.__suppress_context__
+        for name in ("__cause__", "__context__"):
+            inner = getattr(link, name)
+            if inner is not None:
+                shown = _shown(inner)
+                setattr(link, name, shown)
+                links.append(shown)
+        link.__suppress_context__ = is_suppressed
+
+
+def _shown(err: BaseException) -> BaseException:
+    text = f"{type(err).__module__}.{type(err).__qualname__}: {err}"
+    if masking.mask(text) == text:
+        return err
+    found = Hidden(masking.mask(text)).with_traceback(err.__traceback__)
+    found.__cause__, found.__context__ = err.__cause__, err.__context__
+    found.__suppress_context__ = err.__suppress_context__
+    return found
+
+
 class RequestError(Error):
     """The request is invalid; ``faults`` lists every fault found, not only the first."""
 

@@ -127,7 +127,12 @@ def run(
     progress = progress or progress_module.NullProgress()
     request.check(wanted)
     kind = sources.find(wanted.source)
-    with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
+    with (
+        errors.masked_causes(),
+        cancelling.adapted(cancel) as stop,
+        cancelling.Reads(stop) as reads,
+        sources.foreign(kind),
+    ):
         wanted, _, claims = _listed(wanted, reads, progress)
         done = run_source(_source(kind, wanted, reads), wanted, progress, reads)
         return dataclasses.replace(done, claims=(*done.claims, *claims))
@@ -227,7 +232,12 @@ def run_all(
     progress = progress or progress_module.NullProgress()
     request.check(wanted)
     kind = sources.find(wanted.source)
-    with cancelling.adapted(cancel) as stop, cancelling.Reads(stop) as reads, sources.foreign(kind):
+    with (
+        errors.masked_causes(),
+        cancelling.adapted(cancel) as stop,
+        cancelling.Reads(stop) as reads,
+        sources.foreign(kind),
+    ):
         wanted, _, claims = _listed(wanted, reads, progress)
         reading = engine.Engine(wanted.fetch, progress.retry)
         with opened(kind.open(wanted.location, reads), reading, wanted, progress, reads) as served:
@@ -324,7 +334,7 @@ def inspect(
     """Examine a source and plan its import; an error of the plan becomes ``obstacle``."""
     request.check(wanted)
     kind = sources.find(wanted.source)
-    with cancelling.adapted(cancel) as stop, sources.foreign(kind):
+    with errors.masked_causes(), cancelling.adapted(cancel) as stop, sources.foreign(kind):
         asked, listed, _ = _listed(wanted, stop, progress_module.NullProgress())
         found = _inspect(_source(kind, asked, stop), asked, stop)
         return dataclasses.replace(found, details={**found.details, **listed})

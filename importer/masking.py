@@ -89,6 +89,7 @@ _PUBLIC = frozenset(
 _SECRET_NAME = re.compile(
     r"auth|credential|key|pass|pwd|secret|session|signature|ticket|token|^sig$", re.IGNORECASE
 )
+_SECRET_VARIABLE = re.compile(r"(passwo?r?d|secret|token|key)$", re.IGNORECASE)
 _FILE_NAME = re.compile(r"[^?#]*\.[A-Za-z][A-Za-z0-9]{1,5}")
 #: The schemes of addresses that are paths: an ``@`` is part of a name there.
 PATHS: Final = frozenset({"file", "oci-archive", "nbd+unix"})
@@ -160,9 +161,10 @@ def hold(owner: object, *secrets: str) -> None:
     if not wanted:
         return
     _registry.add(owner, wanted)
-    if not any(isinstance(each, _Door) for each in _log.handlers):
-        # First: later handlers, and those of the root logger, get what this one leaves.
-        _log.handlers.insert(0, _Door())
+    for log in _logs:
+        if not any(isinstance(each, _Door) for each in log.handlers):
+            # First: later handlers, and those of the root logger, get what this one leaves.
+            log.handlers.insert(0, _Door(log))
 
 
 def login(user: str, password: str) -> tuple[str, ...]:
@@ -234,6 +236,39 @@ def user_info(url: str) -> str:
     return rest.rpartition("@")[0] if is_odd else ""
 
 
+def repeated(url: str) -> Iterator[str]:
+    """Yield the parts of an address that contains a secret: messages show them apart, and cut the secret."""
+    if mask(url) == url:
+        return
+    rest = url.partition("://")[2]
+    host, slash, path = rest.partition("/")
+    for part in (host, slash + path, slash + path.partition("#")[0]):
+        yield from (part, part.lower(), _plain(part))
+
+
+def form(body: object) -> Iterator[str]:
+    """Yield the secrets of the body of a request, if it is a form."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
+    fields = text.items() if isinstance(text, Mapping) else _pairs(text) if isinstance(text, str) else ()
+    for name, value in fields:
+        if _is_secret(str(name), str(value)):
+            yield str(value)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for pair in text.split("&") if "=" in text and not text.startswith("{") else ():
+        name, _, value = pair.partition("=")
+        yield name, _plain(value.replace("+", " "))
+
+
+def variables(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield the secrets of an environment: values of variables with such names, and those of addresses."""
+    for name, value in env.items():
+        if _SECRET_VARIABLE.search(name):
+            yield value
+        yield from address(value)
+
+
 def proxy(url: str) -> Iterator[str]:
     """Yield the secrets of the address of a proxy, whose scheme may be missing."""
     yield from address(url if "://" in url else f"http://{url}")
@@ -300,12 +335,19 @@ def masked(value: Any) -> Any:
 @functools.lru_cache(KEPT)
 def _forms(secret: str) -> tuple[_Needle, ...]:
     """Return what is searched for a secret."""
-    data = secret.encode("utf-8", "surrogatepass")
-    # http.client decodes headers as Latin-1, and percent-encoding is of bytes.
-    wire = data.decode("latin-1")
-    found = {secret, wire, secret.replace(" ", "+"), wire.replace(" ", "+")}
-    found |= {line for line in secret.splitlines() if len(line) > WORD and not line.startswith("-----")}
-    packed = {part for each in {data, secret.encode("latin-1", "replace")} for part in _packed(each)}
+    # A key in PEM form is many lines, and a server may repeat one of them.
+    lines = {line for line in secret.splitlines() if len(line) > WORD and not line.startswith("-----")}
+    found: set[str] = set()
+    packed: set[str] = set()
+    for text in {secret, *lines}:
+        data = text.encode("utf-8", "surrogatepass")
+        # http.client decodes headers as Latin-1, and percent-encoding is of bytes. Servers decode so, too,
+        # and repeat the result as UTF-8.
+        wire = data.decode("latin-1")
+        sent = (text, wire, wire.encode().decode("latin-1"))
+        found |= {form for each in sent for form in (each, each.replace(" ", "+"))}
+        variants = {data, text.encode("latin-1", "replace"), wire.encode()}
+        packed |= {part for each in variants for part in _packed(each)}
     packed |= {part.replace("+", "-").replace("/", "_") for part in packed}
     return (
         *(_Needle(each, len(each) < WORD and each.isalnum()) for each in found if len(each) >= SHORTEST),
@@ -438,7 +480,11 @@ _CODECS = (
 
 
 class _Door(logging.Handler):
-    """Masks the records of this project before any other handler gets them."""
+    """Masks the records of ``log`` and of the loggers below it before any other handler gets them."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -457,11 +503,15 @@ class _Door(logging.Handler):
             last is not None
             and not root.handlers
             and record.levelno >= last.level
-            and _log.handlers == [self]
+            and self._log.handlers == [self]
         ):
             # The program has set up no logging: warnings are shown as without this handler.
             last.handle(record)
 
 
 _formatter = logging.Formatter()
-_log = logging.getLogger("cdi_worker")
+#: Ours, and those of libraries that log what servers send: botocore its exceptions, as a warning.
+_logs = [
+    logging.getLogger(name)
+    for name in ("cdi_worker", "botocore", "google", "keystoneauth", "requests", "urllib3")
+]

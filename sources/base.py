@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -98,8 +99,8 @@ class Stage(NamedTuple):
 class Location:
     """The address of a disk and the access to it. Sources with options of their own derive a dataclass.
 
-    Its secrets are masked in all texts of this process while it exists. A class with a ``__post_init__`` of
-    its own must call this one.
+    Its secrets are masked in all texts of this process while it exists: the fields that ``repr`` omits, and
+    those in addresses.
     """
 
     #: Whether the source supports multi-stage imports (``sources.staged``).
@@ -117,10 +118,23 @@ class Location:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            text = getattr(self, each.name)
-            if isinstance(text, str) and text:
-                is_secret = not each.repr and each.name != "endpoint"
+            is_secret = not each.repr and each.name != "endpoint"
+            for text in _texts(getattr(self, each.name)):
                 masking.hold(self, *([text] if is_secret else masking.address(text)))
+
+    def __init_subclass__(cls) -> None:
+        """Let a ``__post_init__`` of ``cls`` end with that of this class, whether it calls it or not."""
+        own = cls.__dict__.get("__post_init__")
+        if own is None or hasattr(own, "__wrapped__"):
+            # A dataclass with slots is made twice, the second time with the first one's functions.
+            return
+
+        @functools.wraps(own)
+        def both(self: Location) -> None:
+            own(self)
+            Location.__post_init__(self)
+
+        cls.__post_init__ = both  # type: ignore[method-assign]
 
     @property
     def stage(self) -> Stage:
@@ -144,6 +158,19 @@ class Location:
     def reads(self, path: str) -> bool:
         """Return whether the disk is the local file ``path``."""
         return False
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in the value of a field."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield value.decode("utf-8", "replace")
+    elif isinstance(value, Mapping):
+        yield from _texts(tuple(value.values()))
+    elif isinstance(value, tuple | list | set | frozenset):
+        for each in value:
+            yield from _texts(each)
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, report, request, sources
+from cdi_worker import contract, errors, masking, report, request, sources
 from cdi_worker.commands import parameters
 from cdi_worker.images.engine import retry
 from cdi_worker.roles import importer
@@ -124,6 +124,7 @@ class Cron:
 
         try:
             token = (self._account / "token").read_text(encoding="utf-8").strip()
+            masking.hold(self, token)
             with requests.Session() as session:
                 session.trust_env = False
                 answer = session.request(

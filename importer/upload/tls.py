@@ -9,7 +9,7 @@ import re
 import ssl
 from collections.abc import Iterator
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Server:
 
 def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Load a key pair from PEM texts into ``context``, through a file in memory: OpenSSL reads only files."""
+    masking.hold(context, key)
     fd = os.memfd_create("key-pair", os.MFD_CLOEXEC)
     try:
         os.write(fd, f"{certificate}\n{key}\n".encode())

@@ -108,7 +108,6 @@ class Glance(base.Location):
         if self.endpoint.startswith("glance:"):
             object.__setattr__(self, "image_id", self.endpoint.removeprefix("glance:").strip("/"))
             object.__setattr__(self, "endpoint", self.auth_url)
-        base.Location.__post_init__(self)
 
     @property
     def method(self) -> str:

@@ -65,7 +65,6 @@ class KubeVirt(staged.Staged):
         object.__setattr__(self, "endpoint", url)
         if token and not self.token:
             object.__setattr__(self, "token", token)
-        staged.Staged.__post_init__(self)
 
     @property
     def form(self) -> Form | None:

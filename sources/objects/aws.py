@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -59,7 +60,15 @@ class Keys(buckets.Keys):
             import boto3
         made = boto3.Session()
         made.events.register("before-send", self._send)
+        self._hold_token(made)
         return made
+
+    def _hold_token(self, made: Any) -> None:
+        """Mask the token for the service of the container's credentials, which botocore sends by itself."""
+        with contextlib.suppress(Exception):
+            providers = made._session.get_component("credential_provider")  # noqa: SLF001
+            headers = providers.get_provider("container-role")._build_headers()  # noqa: SLF001
+            masking.hold(self, *masking.headers((headers or {}).items()))
 
     def _send(self, request: Any, **_: object) -> Any:
         """Send a request of botocore, and return its response."""

@@ -93,7 +93,7 @@ class Resource:
         except (ValueError, errors.RequestError) as err:
             reason = "redirects to a URL that is not http or https"
             raise errors.Unreachable(url=self.name, reason=reason) from err
-        masking.hold(self, *masking.address(there))
+        masking.hold(self, *masking.address(there), *masking.repeated(there))
         if parts.scheme == "http" and url.startswith("https:"):
             # Mirrors do this; a checksum protects the content.
             log.warning(

@@ -145,6 +145,7 @@ def exchange(
     With our proxies and time-outs, and without redirects: they would send credentials to another server.
     """
     given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
+    masking.hold(connection, *masking.form(given.get("data")))
     with connection.request(method, url, proxies=proxy(access, url), **given) as answer:
         hold(connection, answer)
         return answer, body(answer, limit)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import hashlib
 import ipaddress
+import ssl
 from pathlib import Path
 
 from cryptography import x509
@@ -23,6 +25,12 @@ class KeyPair:
 
     certificate: Path
     key: Path
+
+    @property
+    def thumbprint(self) -> str:
+        """The SHA-1 of the certificate, as VMware writes it."""
+        der = ssl.PEM_cert_to_DER_cert(self.certificate.read_text())
+        return hashlib.sha1(der).digest().hex(":").upper()
 
 
 class Authority:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import shutil
-import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,8 +97,7 @@ class Vcsim:
         pair = tls.Authority(directory / "tls").issue()
         self.pair = pair
         self.authority = directory / "tls/ca.pem"
-        der = ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
-        self.thumbprint = hashlib.sha1(der).digest().hex(":").upper()
+        self.thumbprint = pair.thumbprint
         self.settings["thumbprint"] = self.thumbprint
         with self.content(0).open("wb") as file:
             file.truncate(size)

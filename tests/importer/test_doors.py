@@ -1,0 +1,158 @@
+"""No door shows a secret that a server repeats: every source, every kind of credential, every place.
+
+The doors: the log at each verbosity, the termination message, the report, the message and the JSON of the
+commands, the dry run, the exceptions of the library, and the files that stay. The table is in
+``tests.support.logins``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import sources
+from cdi_worker.sources import base, fields
+from tests.support import echo, forked, logins, tls, uploads, worker
+
+KINDS = {each.name: each for each in sources.own()}
+#: What has no address with credentials: a blank disk, and another volume of the pod.
+WITHOUT = {"none", "volume"}
+ROWS = {row.name: row for row in logins.ROWS}
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[forked.Forks]:
+    with forked.prepared(tmp_path_factory.mktemp("forks")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pair(certificates: uploads.Certificates) -> tls.KeyPair:
+    return certificates.authority.issue()
+
+
+class Doors:
+    """What one run of a row may show secrets through. ``check`` fails if one does."""
+
+    def __init__(self, row: logins.Row, server: echo.Echo, folder: Path) -> None:
+        self.given = folder / "given"
+        self.given.mkdir()
+        self.server = server
+        self.run = row.build(server, self.given)
+        server.secrets = self.run.secrets
+        server.words = row.words
+        self.pod = worker.Pod(folder)
+        for name, value in self.run.headers.items():
+            (self.pod.headers / name).write_text(f"{name}: {value}")
+        self.folder = folder
+
+    def check(self, *texts: str) -> None:
+        texts += (self.pod.message if self.pod.log.exists() else "",)
+        texts += tuple(
+            path.read_bytes().decode("utf-8", "replace")
+            for path in self.folder.rglob("*")
+            if path.is_file() and self.given not in path.parents and path.parent != self.pod.headers
+        )
+        for text in texts:
+            for secret in self.run.secrets:
+                for form in echo.forms(secret):
+                    assert form not in text, text
+            assert logins.MARK not in text, text
+
+
+def pod_arguments(doors: Doors, verbosity: str) -> list[str]:
+    verbose = [verbosity] if verbosity else []
+    arguments = [each for each in doors.pod.arguments if each != "-v=1"]
+    report = f"--report={doors.folder / 'report.json'}"
+    options = list(doors.run.options)
+    return [*verbose, "--stall-timeout=1", *([report] if doors.run.source else []), *arguments, *options]
+
+
+@pytest.fixture
+def doors(request: pytest.FixtureRequest, pair: tls.KeyPair, tmp_path: Path) -> Iterator[Doors]:
+    row, where = request.param
+    with echo.Echo(where, pair if row.is_tls else None) as server:
+        yield Doors(row, server, tmp_path)
+
+
+def cases(source: str = "", places: tuple[str, ...] = echo.WHERE, *, has_slow: bool = False) -> list[object]:
+    """Return the rows of a source. ``has_slow``: also those that wait, and so have one place only."""
+    return [
+        pytest.param((row, where), id=f"{row.name}, {where}")
+        for row in logins.ROWS
+        for where in row.places
+        if (row.places == echo.WHERE or has_slow) and where in places and source in {"", row.source}
+    ]
+
+
+@pytest.mark.parametrize("doors", cases(has_slow=True), indirect=True)
+def test_no_door_shows_what_a_server_repeats(doors: Doors, forks: forked.Forks) -> None:
+    run, server = doors.run, doors.server
+    if run.has_pod:
+        done = forks.run(*pod_arguments(doors, "-v=5"), env=run.variables)
+        doors.check(done.errors, done.output)
+        assert "internal error" not in done.errors
+    if run.command != ():
+        headers = ["--header-dir", str(doors.pod.headers)] if run.headers else []
+        target = "" if run.command else str(doors.folder / "out.img")
+        found = run.arguments(KINDS, target)
+        if run.command is None:
+            found = ["import", "--json", *headers, "--stall-timeout=1", "--report=-", *found]
+        done = forks.run("-v=5", *found, env=run.variables)
+        doors.check(done.errors, done.output)
+        assert "internal error" not in done.errors
+    if run.contacts:
+        assert server.repeated, [each[:2] for each in server.requests]
+        assert server.has_received() or not run.is_sent
+
+
+@pytest.mark.parametrize("doors", cases(places=("failure",)), indirect=True)
+def test_neither_a_dry_run_nor_the_library_shows_it(doors: Doors, forks: forked.Forks) -> None:
+    run = doors.run
+    if run.command is None:
+        headers = ["--header-dir", str(doors.pod.headers)] if run.headers else []
+        found = run.arguments(KINDS, "")
+        done = forks.run("-v=5", "inspect", "--stall-timeout=1", *headers, *found, env=run.variables)
+        doors.check(done.errors, done.output)
+    if run.has_library:
+        done = forks.run(doors.pod.data, doors.pod.headers, env=run.variables, library=True)
+        assert "Traceback" in done.errors
+        doors.check(done.errors, done.output)
+
+
+@pytest.mark.parametrize("verbosity", ["", "-v=1", "-v=2", "-v=3", "-v=4"])
+@pytest.mark.parametrize("doors", cases("http", ("failure", "redirect")), indirect=True)
+def test_no_verbosity_shows_it(doors: Doors, forks: forked.Forks, verbosity: str) -> None:
+    done = forks.run(*pod_arguments(doors, verbosity), env=doors.run.variables)
+    doors.check(done.errors, done.output)
+
+
+@pytest.mark.parametrize("doors", cases(places=("failure",)), indirect=True)
+def test_no_source_shows_it_by_default(doors: Doors, forks: forked.Forks) -> None:
+    if doors.run.has_pod:
+        done = forks.run(*pod_arguments(doors, ""), env=doors.run.variables)
+        doors.check(done.errors, done.output)
+
+
+# -- the table is complete --------------------------------------------------------------------------
+
+
+def test_every_source_has_a_row() -> None:
+    assert set(KINDS) - {row.source for row in logins.ROWS} == WITHOUT
+
+
+def secret_settings() -> list[str]:
+    """Return the settings that are secret, or name a file with secrets."""
+    found = [f"access.{each.name}" for each in dataclasses.fields(base.Access) if not each.repr]
+    for each in {kind.location_type for kind in sources.own()}:
+        table: dict[str, tuple[fields.Field, object]] = dict(fields.table(each))
+        found += [f"{each.__name__}.{name}" for name, (field, _) in table.items() if field.secret]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("setting", secret_settings())
+def test_every_secret_setting_has_a_row(setting: str) -> None:
+    assert any(setting in row.covers for row in logins.ROWS)
