@@ -78,6 +78,7 @@ class Vcsim:
         self.directory = directory
         self.size = size
         self.settings: dict[str, object] = {"root": directory / "datastores", "log": directory / "vddk.log"}
+        self.password = PASSWORD
         self.settings |= {"user": USER, "password": PASSWORD}
         self.answers = 0
         #: The bytes that one list of changed areas covers; 0: all.
@@ -148,7 +149,7 @@ class Vcsim:
 
     def location(self, **changes: Any) -> locations.Vddk:
         """Return the location of the disk; ``changes`` replace fields."""
-        access = base.Access(user=USER, password=PASSWORD)
+        access = base.Access(user=USER, password=self.password)
         made = locations.Vddk(
             f"https://localhost:{self.port}/sdk",
             access,
@@ -177,7 +178,7 @@ class Vcsim:
         """Run vcsim; ``options`` are further command-line options."""
         self.save()
         argv: list[str | Path] = [MADE / "vcsim", "-listen", f"127.0.0.1:{self.port}", "-user", USER]
-        argv += ["-password", PASSWORD, "-certificate", self.pair.certificate, "-key", self.pair.key]
+        argv += ["-password", self.password, "-certificate", self.pair.certificate, "-key", self.pair.key]
         argv += ["-scenario", self.directory / "scenario.json", *options]
         log = self.directory / "vcsim.log"
         with processes.running(

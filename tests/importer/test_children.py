@@ -1,0 +1,78 @@
+"""Programs that run for an import get no secret in their arguments or environment, and a kill leaves none."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from tests.support import disks as disks_module
+from tests.support import processes, servers, vmware, vmware_stages, worker
+
+MARK = "hunter2"
+
+
+def children(of: int) -> list[int]:
+    """Return the processes below one."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == of:
+                found += [int(each.name), *children(int(each.name))]
+    return found
+
+
+def shown(process: int) -> str:
+    """Return what other users of a machine, or its administrator, see of a process."""
+    texts = []
+    with contextlib.suppress(OSError):
+        texts = [Path(f"/proc/{process}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    return b"\0".join(texts).replace(b"\0", b" ").decode("utf-8", "replace")
+
+
+def check(pod: worker.Pod, env: dict[str, str], tool: str, *arguments: str) -> None:
+    """Run a pod until ``tool`` runs, look at all programs until then, and kill it."""
+    temporary = pod.directory / "tmp"
+    temporary.mkdir()
+    seen: set[str] = set()
+    with worker.started(*pod.arguments, *arguments, env={**env, "TMPDIR": str(temporary)}) as process:
+
+        def runs() -> bool:
+            seen.update(map(shown, children(process.pid)))
+            assert process.poll() is None
+            return any(Path(each.split(" ")[0]).name == tool for each in seen)
+
+        processes.wait_for(runs, tool)
+        assert MARK in shown(process.pid)  # what is looked at has secrets where there are some
+    assert not [each for each in seen if MARK in each]
+    left = [path for path in pod.directory.rglob("*") if path.is_file()]
+    assert left
+    assert not [path for path in left if MARK.encode() in path.read_bytes()]
+
+
+def test_qemu_img_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
+    disk = disks.image("vhdx")
+    folder = tmp_path / "nginx"
+    folder.mkdir()
+    settings = servers.Settings(password=("me", f"pw-{MARK}"), limit_rate=512 << 10)
+    with servers.nginx(folder, disk.parent, settings) as web:
+        env = {"IMPORTER_SOURCE": "http", "IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": f"pw-{MARK}"}
+        env["IMPORTER_ENDPOINT"] = f"{web.url(disk)}?X-Amz-Signature={MARK}-signature"
+        check(worker.Pod(tmp_path / "pod"), env, "qemu-img")
+
+
+def test_nbdkit_and_what_a_kill_leaves_have_no_secret(tmp_path: Path) -> None:
+    pytest.importorskip("pyVmomi")
+    folder = tmp_path / "vmware"
+    folder.mkdir()
+    made = vmware_stages.migration(folder)
+    made.settings["password"] = password = f"pw-{MARK}"
+    made.password = password
+    with made.running():
+        env = {"IMPORTER_SOURCE": "vddk", "IMPORTER_ENDPOINT": f"https://localhost:{made.port}/sdk"}
+        env |= {"IMPORTER_ACCESS_KEY_ID": vmware.USER, "IMPORTER_SECRET_KEY": password}
+        env |= {"IMPORTER_UUID": vmware.INSTANCE_UUID, "IMPORTER_BACKING_FILE": made.file(0)}
+        env |= {"IMPORTER_THUMBPRINT": made.thumbprint}
+        check(worker.Pod(tmp_path / "pod"), env, "nbdkit", f"--vddk-libdir={made.libdir}")
