@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
@@ -152,15 +153,16 @@ class RequestError(Error):
 
     status = 2
 
-    def __init__(self, *faults: str) -> None:
+    def __init__(self, *faults: str, remedy: Remedy | None = None) -> None:
         self.faults = tuple(map(masking.mask, faults))
-        super().__init__(reason="; ".join(faults))
+        self._remedy = remedy
+        super().__init__(reason="; ".join(faults), **({"remedy": remedy} if remedy else {}))
 
     def as_fields(self) -> dict[str, object]:
         return {"faults": list(self.faults), **super().as_fields()}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), self.faults
+        return functools.partial(type(self), remedy=self._remedy), self.faults
 
 
 class MissingExtra(Error):

@@ -22,6 +22,7 @@ class Cause(NamedTuple):
         return {"reason": self.reason, **({"remedy": self.remedy} if self.remedy else {})}
 
 
+PLAIN: Final = Remedy([("allow plain http", INSECURE)])
 _UNVERIFIED: Final = ("do not verify it", INSECURE)
 _UNKNOWN: Final = Remedy([("add the CA that signed it", CA), _UNVERIFIED])
 _OTHER_NAME: Final = Remedy(
@@ -84,6 +85,16 @@ def certificate(err: ssl.SSLCertVerificationError) -> Cause:
     code, text = getattr(err, "verify_code", 0), getattr(err, "verify_message", "") or str(err)
     reason = f"TLS: certificate verify failed: {text.rstrip('.')}"
     return Cause(reason, _REMEDIES.get(code, _UNUSABLE))
+
+
+def without_tls(remedy: Remedy | None) -> Cause:
+    """Return the cause for a port that does not speak TLS."""
+    return Cause("the port does not speak TLS", remedy)
+
+
+def other_scheme(host: str) -> Remedy:
+    """Return the remedy for a URL whose scheme should be http."""
+    return Remedy([(f"use http://{host}", "")])
 
 
 def pinned(remedy: Remedy | None) -> Remedy:

@@ -125,17 +125,9 @@ def advice(url: str, answer: str) -> str:
     return f"; the port expects TLS: use https://{printable(parts.netloc.rpartition('@')[2])}"
 
 
-def not_tls(url: str, err: BaseException) -> str:
-    """Return the message for a TLS handshake that a server without TLS answered; else empty."""
-    if not any(isinstance(link, ssl.SSLError) and _NOT_TLS.search(str(link)) for link in _chain(err)):
-        return ""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "https":
-        return "the port does not speak TLS"
-    host = printable(parts.netloc.rpartition("@")[2])
-    # The API of a registry, whose name has no http or https.
-    remedy = "allow plain http (INSECURE_TLS)" if parts.path.startswith("/v2/") else f"use http://{host}"
-    return f"the port does not speak TLS: {remedy}"
+def is_not_tls(err: BaseException) -> bool:
+    """Return whether a server without TLS answered the handshake that failed with ``err``."""
+    return any(isinstance(link, ssl.SSLError) and _NOT_TLS.search(str(link)) for link in _chain(err))
 
 
 @contextmanager
@@ -185,7 +177,7 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
     text = " ".join(str(link) for link in _chain(err))
     kinds = {type(link).__name__ for link in _chain(err)}
     if kinds & {"SSLError", "SSLCertVerificationError"}:
-        if "ProxyError" in kinds and not_tls(url, err):
+        if "ProxyError" in kinds and is_not_tls(err):
             return "the proxy does not speak TLS: write http:// in its URL", True, None
         reason, remedy = handshake(url, err) or ("TLS handshake failed; is this an https server?", None)
         return reason, True, remedy
@@ -200,8 +192,14 @@ def handshake(url: str, err: BaseException) -> handshakes.Cause | None:
     # Imported when used: only a failure needs it (start-up time).
     from cdi_worker.sources import handshakes
 
-    if reason := not_tls(url, err):
-        return handshakes.Cause(reason)
+    if is_not_tls(err):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme != "https":
+            return handshakes.without_tls(None)
+        if parts.path.startswith("/v2/"):
+            # The API of a registry, whose name has no http or https.
+            return handshakes.without_tls(handshakes.PLAIN)
+        return handshakes.without_tls(handshakes.other_scheme(printable(parts.netloc.rpartition("@")[2])))
     return handshakes.cause(_chain(err))
 
 

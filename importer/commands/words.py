@@ -12,7 +12,7 @@ from typing import Any
 from cdi_worker import errors, units
 
 #: A pod's variable in a message: ``(IMPORTER_DISK_ID)``, ``set IMPORTER_CURRENT_CHECKPOINT``.
-_VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|INSECURE_TLS|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
+_VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
 #: Options of no source in particular.
 _OPTIONS = {
     "IMPORTER_ENDPOINT": "SOURCE",
@@ -23,7 +23,6 @@ _OPTIONS = {
     "IMPORTER_SECRET_KEY": "--password-file",
     "IMPORTER_SESSION_TOKEN": "--session-token-file",
     "IMPORTER_CERT_DIR": "--ca-dir",
-    "INSECURE_TLS": "--insecure",
     "FILESYSTEM_OVERHEAD": "--overhead",
     "PREALLOCATION": "--preallocate",
 }

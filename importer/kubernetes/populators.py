@@ -45,6 +45,8 @@ OPENSTACK: Final = {
     "regionName": "region",
     "availability": "interface",
 }
+#: The settings of a remedy (``remedy``), and the keys of the Secret that have them.
+NAMES: Final = (("ca_files", "cacert"), ("insecure", "insecureSkipVerify"))
 #: Makes the location of a disk from the login, the environment, and the populator's own arguments.
 Locate = Callable[..., base.Location]
 #: What Go's strconv.ParseBool reads as true, in small letters.
@@ -93,7 +95,11 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
                     wanted = dataclasses.replace(wanted, demand=obj.demand)
                     _populate(name, wanted, obj, settings["metrics_port"])
             except errors.Error as err:
-                log.error("failed: %s", err)  # noqa: TRY400  (one line for the reader of the pod's log)
+                names = {
+                    field: f"{key} in the Secret {settings['secret_name']}".rstrip() for field, key in NAMES
+                }
+                text = err.worded(lambda found: found.words(names))
+                log.error("failed: %s", text)  # noqa: TRY400  (one line for the reader of the pod's log)
                 log.debug("trace", exc_info=True)
                 # Kubernetes starts the pod again after any failure, whatever its status.
                 return 1

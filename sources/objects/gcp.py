@@ -42,8 +42,13 @@ def refuse_plaintext(url: str, access: base.Access) -> None:
     """Refuse to send tokens over plain http to another machine, unless insecure connections are allowed."""
     scheme, host, _ = wire.origin(url)
     if scheme == "http" and host not in LOOPBACK and not access.insecure:
-        advice = "use https, leave out the file (emulators need none), or set INSECURE_TLS"
-        raise errors.RequestError(f"{url}: http would send the credentials unencrypted; {advice}")
+        # Imported when used: only a failure needs it (start-up time).
+        from cdi_worker.remedy import Remedy
+        from cdi_worker.sources import handshakes
+
+        ways = (("use https", ""), ("leave out the file (emulators need none)", ""), *handshakes.PLAIN)
+        reason = f"{url}: http would send the credentials unencrypted"
+        raise errors.RequestError(reason, remedy=Remedy(ways))
 
 
 @contextmanager

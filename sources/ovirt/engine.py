@@ -30,6 +30,8 @@ TRANSIENT = wire.TRANSIENT_STATUS | {409}
 
 # libcurl's error codes of TLS: permanent failures.
 _TLS = re.compile(r"\((35|51|53|54|58|59|60|66|77|80|83|90|91), ")
+#: CURLE_PEER_FAILED_VERIFICATION in it.
+_UNVERIFIED = "(60, "
 
 
 #: Waits the given seconds, or raises ``errors.Cancelled``.
@@ -150,6 +152,11 @@ class Engine:
             return Locked(url=self.name, reason=reason)
         if (err.code is None and not _TLS.search(message)) or err.code in TRANSIENT:
             return errors.Transient(url=self.name, reason=reason)
+        if _UNVERIFIED in message:
+            # Imported when used: only a failure needs it (start-up time).
+            from cdi_worker.sources import handshakes
+
+            return errors.Unreachable(url=self.name, reason=reason, remedy=handshakes.UNTOLD)
         return errors.Unreachable(url=self.name, reason=reason)
 
 

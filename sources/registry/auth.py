@@ -165,7 +165,10 @@ class Authorizer:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""
         if destination.startswith("http://") and not self._access.insecure:
             reason = f"{wire.safe_url(destination)} would receive the credentials unencrypted"
-            raise errors.Unreachable(url=url, reason=f"{reason}; to allow it, set INSECURE_TLS")
+            # Imported when used: only a failure needs it (start-up time).
+            from cdi_worker.sources import handshakes
+
+            raise errors.Unreachable(url=url, reason=reason, remedy=handshakes.PLAIN)
 
 
 def parse_challenges(header: str) -> dict[str, dict[str, str]]:

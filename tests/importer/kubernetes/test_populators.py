@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import devices, disks, meters, openstack, oracle, ovirt_disks, processes, worker
+from tests.support import (
+    devices,
+    disks,
+    meters,
+    misbehave,
+    openstack,
+    oracle,
+    ovirt_disks,
+    processes,
+    tls,
+    worker,
+)
 
 #: The first test starts the services.
 pytestmark = pytest.mark.timeout(openstack.START * 2)
@@ -197,6 +208,22 @@ def test_malformed_certificate_matters_only_if_it_is_used(
     )
     expected = "refused" if insecure.strip() in {"1", "True"} else "cacert of the secret: not a valid"
     assert (done.returncode, expected in done.stderr.lower()) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("name", ["openstack-populator", "ovirt-populator"])
+def test_advice_names_the_keys_of_the_secret(program: Path, tmp_path: Path, name: str) -> None:
+    authority = tls.Authority(tmp_path)
+    with misbehave.Server(authority.issue()) as server:
+        place = {
+            "openstack-populator": ("--endpoint", "--image-id=7"),
+            "ovirt-populator": ("--engine-url", "--disk-id=7"),
+        }
+        option, disk = place[name]
+        arguments = [f"{option}={server.url('/x')}", disk, "--secret-name=cloud", "--metrics-port=0"]
+        env = {"username": "a", "user": "a", "password": "b"}
+        done = populate(program / name, env, *arguments, f"--volume-path={tmp_path / 'disk.img'}")
+    said = "(cacert in the Secret cloud), or do not verify it (insecureSkipVerify in the Secret cloud)"
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
 def test_missing_argument_is_reported(program: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import pickle
 import socket
 import threading
 import time
@@ -15,7 +16,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from cdi_worker import errors
+from cdi_worker import errors, report
+from cdi_worker.commands import words
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
@@ -128,8 +130,11 @@ def test_token_is_not_sent_unencrypted_to_other_hosts(
     assert gcs_objects.opened(f"{server}/b/o", access, file)
     for elsewhere in ("http://storage.example", "http://10.0.0.1:4443", "http://localhost.example"):
         assert gcs_objects.opened(f"{elsewhere}/b/o")
-        with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* unencrypted; use https, leave out"):
+        with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* unencrypted; use https") as caught:
             gcs_objects.opened(f"{elsewhere}/b/o", None, file)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert words.message(again).endswith(", or allow plain http (--insecure)")
+        assert report.failure(again, "gcs").message.endswith("(emulators need none)")
 
 
 def test_unreachable_token_service_is_reported(guard: objectservers.Service, tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_credentials_are_not_sent_unencrypted() -> None:
             (f'Bearer realm="{server.url("/token")}"', "https://127.0.0.1/v2/"),
             ("Basic", "http://127.0.0.1/v2/"),
         ):
-            with pytest.raises(errors.Unreachable, match="unencrypted"):
+            with pytest.raises(errors.Unreachable, match=r"unencrypted; allow plain http \(insecure\)$"):
                 authorizer.renew(challenge, "", url)
 
 

@@ -13,7 +13,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.send import client
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import locations, s3
-from tests.support import http_disk, misbehave, proxy, registries, servers, tls
+from tests.support import http_disk, misbehave, proxy, registries, servers, tls, worker
 
 GO = b"Client sent an HTTP request to an HTTPS server.\n"
 
@@ -76,7 +76,7 @@ def test_https_to_nginx_without_tls_advises_http(web: servers.Web, tmp_path: Pat
     (tmp_path / "plain").mkdir()
     with (
         servers.nginx(tmp_path / "plain", tmp_path / "root") as plain,
-        pytest.raises(errors.Unreachable, match=f"does not speak TLS: use http://127.0.0.1:{plain.port}$"),
+        pytest.raises(errors.Unreachable, match=f"does not speak TLS; use http://127.0.0.1:{plain.port}$"),
     ):
         http_disk.refused(f"https://127.0.0.1:{plain.port}/disk")
 
@@ -85,8 +85,17 @@ def test_registry_without_tls_advises_insecure(tmp_path: Path) -> None:
     with registries.registry(tmp_path) as server:
         location = base.Location(server.reference("disk"))
         found = sources.find("registry").open(sources.find("registry").accept(location), cancelling.NEVER)
-        with pytest.raises(errors.Unreachable, match=r"does not speak TLS: allow plain http"), found:
+        with (
+            pytest.raises(errors.Unreachable, match=r"does not speak TLS; allow plain http \(insecure\)$"),
+            found,
+        ):
             pass
+        reference, plain = server.reference("disk"), "does not speak TLS; allow plain http"
+        done = worker.run("import", reference, tmp_path / "disk.img")
+        assert done.error_message.endswith(f"{plain} (--insecure)")
+        pod = worker.Pod(tmp_path / "pod")
+        pod.run(IMPORTER_SOURCE="registry", IMPORTER_ENDPOINT=reference)
+        assert pod.message.endswith(f"{plain} (insecureRegistries in the configuration of CDI)")
 
 
 def test_proxy_without_tls_is_named() -> None:
