@@ -63,6 +63,28 @@ def test_qemu_img_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disk
         check(worker.Pod(tmp_path / "pod"), env, "qemu-img")
 
 
+def journals(pod: worker.Pod) -> list[Path]:
+    """Return what is written on the volume beside the disk and its lock."""
+    found = [path for path in pod.data.iterdir() if path.suffix not in {".lock", ".part"}]
+    return [path for path in found if path.stat().st_size]
+
+
+def test_journal_that_a_kill_leaves_has_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
+    disk = disks.image("raw")
+    folder = tmp_path / "nginx"
+    folder.mkdir()
+    settings = servers.Settings(password=("me", f"pw-{MARK}"), limit_rate=512 << 10)
+    pod = worker.Pod(tmp_path / "pod")
+    (pod.headers / "X-Key").write_text(f"X-Key: key-{MARK}")
+    with servers.nginx(folder, disk.parent, settings) as web:
+        env = {"IMPORTER_SOURCE": "http", "IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": f"pw-{MARK}"}
+        env["IMPORTER_ENDPOINT"] = f"{web.url(disk)}?X-Amz-Signature={MARK}-signature"
+        with worker.started(*pod.arguments, env=env):
+            processes.wait_for(lambda: journals(pod), "a journal", 20)
+    assert all(MARK.encode() not in path.read_bytes() for path in pod.data.iterdir() if path.is_file())
+    assert journals(pod)
+
+
 def test_nbdkit_and_what_a_kill_leaves_have_no_secret(tmp_path: Path) -> None:
     pytest.importorskip("pyVmomi")
     folder = tmp_path / "vmware"
