@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from tests.simulation import disk as disks
 from tests.simulation import scheduler as schedulers
@@ -118,9 +119,9 @@ class Law:
             raise schedulers.Broken(f"{process.name}: success without a disk")
         versions = [version.stored for version in served.versions[first:]]
         found = [disk for disk in versions if _is(inode.data.view, disk, inode)]
-        _require(
-            found, f"{process.name}: success with a wrong disk: {_difference(inode.data.view, versions)}"
-        )
+        if not found:
+            differs = _difference(inode.data.view, versions)
+            _break(f"{process.name}: success with a wrong disk: {differs}")
         is_durable = _is(inode.data.stable, found[-1], inode)
         _require(is_durable, f"{process.name}: success with a disk that is not durable")
         if not inode.is_device:
@@ -184,9 +185,9 @@ class Law:
     ) -> None:
         """Require that a device with the usable sector of a disk holds the whole of it."""
         for (start, sector), whole in usable.items():
-            if state.read(start, start + len(sector)) == sector:
-                is_whole = any(state.begins_with(each, len(each)) for each in whole)
-                _require(is_whole, f"{what} looks usable, and is wrong: {_difference(state, whole)}")
+            looks_usable = state.read(start, start + len(sector)) == sector
+            if looks_usable and not any(state.begins_with(each, len(each)) for each in whole):
+                _break(f"{what} looks usable, and is wrong: {_difference(state, whole)}")
 
     def _look_at_file(self) -> None:
         """Look at the file now, and at each name that a power failure might leave."""
@@ -205,7 +206,8 @@ class Law:
                 self._require_known(left, known, "the file after a power failure with torn writes")
 
     def _require_known(self, state: disks.Sparse, known: list[disks.Sparse], what: str) -> None:
-        _require(state in known, f"{what} has its name, and is wrong: {_difference(state, known)}")
+        if state not in known:
+            _break(f"{what} has its name, and is wrong: {_difference(state, known)}")
 
     def _names(self) -> Iterator[dict[str, disks.Inode]]:
         yield self._disk.directory.entries
@@ -261,10 +263,14 @@ def _is(data: disks.Sparse, disk: disks.Sparse, inode: disks.Inode) -> bool:
 
 def _require(condition: object, what: str) -> None:
     if not condition:
-        error = schedulers.Broken(what)
-        if schedulers.running is not None:
-            schedulers.running.fails(error)
-        raise error
+        _break(what)
+
+
+def _break(what: str) -> NoReturn:
+    error = schedulers.Broken(what)
+    if schedulers.running is not None:
+        schedulers.running.fails(error)
+    raise error
 
 
 def _difference(found: disks.Sparse, versions: list[disks.Sparse]) -> str:

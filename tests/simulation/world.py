@@ -433,7 +433,7 @@ class World:
             inode = left_over
         world.note("reused")
         share = world.dice.choice((0.3, 0.05, 0.02))
-        for at in range(0, len(inode.data.view), 1 << 16):
+        for at in range(0, min(len(inode.data.view), 8 << 20), 1 << 16):
             if world.dice.random() < share:
                 inode.data.write(at, b"other" * 100)
         inode.data.sync()
