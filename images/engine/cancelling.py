@@ -354,12 +354,14 @@ def apart(
             late()
 
     threading.Thread(target=work, name="apart", daemon=True).start()
-    with cancel.on_set(turn.set):
+    with cancel.on_set(turn.set) as ending:
         turn.wait(limit)
-    if cancel.is_set():
+    # ``Reads`` may no longer be set.
+    if is_cancelled := ending.was_called or cancel.is_set():
         futures.wait([outcome], grace)
     # cancel() fails if there is an outcome. Otherwise the thread gets InvalidStateError when it sets one.
     if not outcome.cancel():
         return outcome.result()
-    cancel.check()
+    if is_cancelled:
+        raise cancel.error()
     raise TimeoutError(f"no answer within {limit} s")

@@ -457,3 +457,17 @@ def test_ended_waits_leave_nothing() -> None:
     os.close(pipe)
     assert not cancel._registered
     processes.wait_for(lambda: not any(one.name == "apart" for one in threading.enumerate()), "their end")
+
+
+def test_call_abandoned_for_a_failed_attempt_is_cancelled() -> None:
+    """Also if the scope of the attempt has ended before the waiting thread looks at it."""
+    reads, over = cancelling.Reads(cancelling.Cancel()), threading.Event()
+
+    def begin_and_end() -> None:
+        # What setting a scope does to its callbacks; the scope has ended when they return.
+        reads._wake()
+
+    threading.Timer(0.1, begin_and_end).start()
+    with pytest.raises(errors.Cancelled):
+        cancelling.apart(lambda: over.wait(5), reads, grace=0)
+    over.set()
