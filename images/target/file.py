@@ -58,6 +58,9 @@ class FileTarget(base.Target):
         self.written_path = _written(path, options)
         self.is_fresh = not self.resumed
         try:
+            if options.mode == "update":
+                # The old name must be gone before the first change, also after a power cut.
+                self._sync_directory()
             self._prepare(self.size)
         except (OSError, errors.Error):
             self.close()
