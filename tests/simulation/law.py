@@ -98,7 +98,7 @@ class Law:
         self, process: schedulers.Process, inode: disks.Inode, call: str, details: tuple[object, ...]
     ) -> bool:
         existing = self._asked[process][0]
-        if inode.is_device or existing in {"remove", "update"}:
+        if inode.is_device or existing in {"remove", "update"} or self._served[process][0].is_delta:
             return True
         # Only a finished file replaces a finished file.
         return existing == "replace" and call == "rename" and details[-1] == self._target

@@ -236,6 +236,16 @@ MUTANTS = (
         is_rare=True,
     ),
     Mutant(
+        "delta-before-rename",
+        "changes a finished disk before its new name is durable",
+        {
+            "images/target/file.py": {
+                'if options.mode == "update":\n                #': "if False:\n                #"
+            }
+        },
+        is_rare=True,
+    ),
+    Mutant(
         "one-address",
         "takes two disks at one address, and with one identity, for one",
         {

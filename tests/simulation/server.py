@@ -24,6 +24,8 @@ from tests.simulation import kernel
 from tests.simulation import scheduler as schedulers
 from tests.support import qcow2_parts
 
+#: The checkpoint of the first stage, which a delta names as its backing file.
+BASE = "base.raw"
 #: Seconds after which a read without data fails (``wire.TIMEOUT``).
 READ_TIMEOUT = 60.0
 BLOCK = 64 << 10
@@ -111,7 +113,7 @@ class Object:
     the first one has data), shifted (all but those from 0 are of other bytes than they say) or elsewhere
     (they are of other bytes, and say so). ``has_replicas``: they send different dates for the same version.
     ``lead``: zeros at the beginning. ``shared``: all objects have one address, but for its query,
-    and one ETag. ``gap``, ``grown``: see ``Version``.
+    and one ETag. ``gap``, ``grown``: see ``Version``. ``base``: the object whose disk the delta changes.
     """
 
     def __init__(
@@ -127,12 +129,14 @@ class Object:
         gap: int = 0,
         grown: int = 0,
         shared: bool = False,
+        base: Object | None = None,
         dice: random.Random,
     ) -> None:
         self.name = name
         self.url = f"http://server.example/{f'image?disk={name}' if shared else name}"
         self._tag = "image" if shared else name
         self.gap, self.grown = gap, grown
+        self._base = base
         self.form = form
         self.identity = identity
         self.size = size
@@ -177,7 +181,13 @@ class Object:
             found["ETag"] = f'W/"{self._tag}"'
         return {} if self.identity == "none" else found
 
+    @property
+    def is_delta(self) -> bool:
+        return self._base is not None
+
     def _made(self, head: bytes = b"") -> Version:
+        if self._base is not None:
+            return _delta(self._dice, self._base.now.stored)
         made = _disk(self._dice, self.size, self._lead, has_edges=self.ranges == "elsewhere")
         return self._serving(head + made[len(head) :])
 
@@ -241,6 +251,41 @@ def _noise() -> bytes:
 
 def _gzip(data: bytes) -> bytes:
     return isal_zlib.compress(data, 0, wbits=31)
+
+
+def _delta(dice: random.Random, before: disks.Sparse) -> Version:
+    """Return a qcow2 file with changes of a disk, which may become smaller: what is behind it is zeros."""
+    cluster = qcow2_parts.CLUSTER
+    noise = _noise()
+    size = len(before) - dice.choice((0, 0, 512, 5 * cluster))
+    made, entries, data = before.copy(), [], []
+    for at in range(0, size, cluster):
+        fate = dice.random()
+        length = min(cluster, size - at)
+        if fate < 0.3:
+            start = dice.randrange(len(noise) - cluster)
+            data.append(noise[start : start + length])
+            entries.append((4 + len(data)) * cluster | qcow2_parts.COPIED)
+            made.write(at, data[-1])
+        elif fate < 0.4:
+            entries.append(1)
+            made.zero(at, at + length)
+        else:
+            entries.append(0)
+    made.zero(size, len(before))
+    used = 5 + len(data)
+    head = bytearray(qcow2_parts.header(size=size, l1=(1, 3 * cluster), refcounts=(cluster, 1), backing=512))
+    head[512:520] = BASE.encode()
+    parts = [
+        head,
+        struct.pack(">Q", 2 * cluster),
+        struct.pack(f">{used}H", *[1] * used),
+        struct.pack(">Q", 4 * cluster | qcow2_parts.COPIED),
+        struct.pack(f">{len(entries)}Q", *entries),
+        *data,
+    ]
+    body = b"".join(part.ljust(cluster, b"\0") for part in parts)
+    return Version(made.read(0, len(made)), body)
 
 
 def _before_gap(disk: bytes) -> int:

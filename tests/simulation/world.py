@@ -72,7 +72,7 @@ class Plan:
 
     ``gap``: zeros in the middle of the disk, up to the border of 4 GiB. ``grow``: bytes by which the size
     that is asked for is larger than the largest disk. ``shared``: both images have one address but for its
-    query, and the same identity.
+    query, and the same identity. ``stages``: the second image is a delta of the first.
     """
 
     target: str
@@ -86,6 +86,7 @@ class Plan:
     gap: int
     grow: int
     shared: bool
+    stages: bool
     options: dict[str, Any]
     rounds: list[Round]
 
@@ -100,6 +101,7 @@ class Plan:
             f"target={self.target} forms={self.forms} sizes={self.sizes}",
             f"identities={self.identities} replicas={self.replicas} ranges={self.ranges}",
             f"lead={self.lead} sector={self.sector} gap={self.gap} grow={self.grow} shared={self.shared}",
+            f"stages={self.stages}",
             f"options={self.options}",
         ]
         for number, each in enumerate(self.rounds):
@@ -119,6 +121,41 @@ class Dice(random.Random):
 def plan(seed: int) -> Plan:
     """Return the schedule of a seed."""
     dice = Dice(f"plan {seed}")
+    made = _plan(dice)
+    return _staged(dice, made) if dice.happens(0.08) else made
+
+
+def _staged(dice: Dice, made: Plan) -> Plan:
+    """Return a schedule with two stages: the runs of the second one are killed, meet faults, and run again.
+
+    On a file: a device holds parts of both stages until the second has ended.
+    """
+    ability = made.rounds[-1].runs[0].storing
+    form = dice.choice(("raw", "qcow2"))
+    rounds = [Round([Run("first", storing=ability)])]
+    for number in range(dice.choice((0, 1, 2, 3))):
+        serving = _serving(dice, is_strong=True) if dice.happens(0.5) else server.Serving(latency=1.0)
+        serving.changes = 0.0
+        run = Run(f"{number}a", 1, serving=serving, storing=ability, kill_at=_step(dice))
+        rounds.append(Round([run], power=dice.happens(0.3)))
+    rounds.append(Round([Run("last", 1, storing=ability)]))
+    return dataclasses.replace(
+        made,
+        target="/data/disk.img",
+        forms=(form, "delta"),
+        sizes=(made.sizes[0], made.sizes[0]),
+        identities=("strong", "strong"),
+        ranges="right",
+        gap=0,
+        grow=0,
+        shared=False,
+        stages=True,
+        options={**made.options, "existing": "replace"},
+        rounds=rounds,
+    )
+
+
+def _plan(dice: Dice) -> Plan:
     sector = dice.choice((512, 512, 4096))
     # Most disks end within a unit of the journal, some within a sector.
     size = dice.choice((3 << 19, 2 << 20, 3 << 20)) + dice.choice((0, 4096, 8192, 512, 1536, 1, 700, 4097))
@@ -167,6 +204,7 @@ def plan(seed: int) -> Plan:
         gap=(4 << 30) - (2 << 20) if has_gap else 0,
         grow=dice.choice((0, 0, 0, 512, 1536, 64 << 10)),
         shared=same and dice.happens(0.3),
+        stages=False,
         options={
             "chunk": dice.choice((64, 128, 256)) << 10,
             "connections": dice.choice((1, 2, 4)),
@@ -351,24 +389,26 @@ class World:
         self.machines = machines
         self.scheduler = schedulers.Scheduler(f"run {seed}", tell=tell)
         dice = random.Random(f"content {seed}")
-        self.objects = [
-            server.Object(
-                f"image{number}",
-                form=form,
-                identity=identity,
-                ranges=made.ranges,
-                size=size,
-                has_replicas=made.replicas,
-                lead=made.lead,
-                gap=made.gap,
-                grown=made.grown,
-                shared=made.shared,
-                dice=dice,
+        self.objects: list[server.Object] = []
+        for number, (form, identity, size) in enumerate(
+            zip(made.forms, made.identities, made.sizes, strict=True)
+        ):
+            self.objects.append(
+                server.Object(
+                    f"image{number}",
+                    form=form,
+                    identity=identity,
+                    ranges=made.ranges,
+                    size=size,
+                    has_replicas=made.replicas,
+                    lead=made.lead,
+                    gap=made.gap,
+                    grown=made.grown,
+                    shared=made.shared,
+                    base=self.objects[0] if form == "delta" else None,
+                    dice=dice,
+                )
             )
-            for number, (form, identity, size) in enumerate(
-                zip(made.forms, made.identities, made.sizes, strict=True)
-            )
-        ]
         self.disk = disks.Disk()
         # Bytes of an earlier owner: what the image says is zero must read as zero.
         length = (max(made.sizes) + (1 << 20)) // 4096 * 4096
@@ -469,7 +509,7 @@ class World:
         self, run: Run, loaded: product.Product, served: server.Object, process: schedulers.Process
     ) -> int:
         """Import as ``execute.run`` does, with the simulated session below; return the bytes resumed."""
-        base, request = loaded.load("cdi_worker.sources.base"), loaded.load("cdi_worker.request")
+        request = loaded.load("cdi_worker.request")
         cancelling, fetch = (
             loaded.load("cdi_worker.images.engine.cancelling"),
             loaded.load("cdi_worker.images.engine.fetch"),
@@ -479,7 +519,7 @@ class World:
             loaded.load("cdi_worker.sources.web.pinned"),
         )
         options = self.plan.options
-        location = base.Location(served.url)
+        location = self._location(loaded, served)
         wanted = request.Request(
             source="http",
             location=location,
@@ -503,9 +543,20 @@ class World:
             session = server.session(served, run.serving)
             resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
             source = http.HttpSource(resource)
+            if served.is_delta:
+                source = loaded.load("cdi_worker.sources.chained").Files([source])
             progress = loaded.load("cdi_worker.progress").NullProgress()
             result = loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
         return int(result.resumed)
+
+    def _location(self, loaded: product.Product, served: server.Object) -> Any:
+        """Return the address of an image, at its stage."""
+        if not self.plan.stages:
+            return loaded.load("cdi_worker.sources.base").Location(served.url)
+        http = loaded.load("cdi_worker.sources.web.locations").Http
+        if served.is_delta:
+            return http(served.url, previous=server.BASE, current="after.qcow2")
+        return http(served.url, current=server.BASE)
 
     def _cancel(self, stop: Any) -> None:
         """Ask a run to end when its time has come, as the handler of SIGTERM does."""
