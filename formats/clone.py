@@ -27,7 +27,7 @@ MAGIC = b"cdi-extents-3\r\n\x00"
 #: Maximum data bytes of a record.
 LONGEST = 4 << 20
 _HEADER = struct.Struct("<IIQ")
-_ZEROS, _PLAIN, _ZSTD, _END, _DISK = range(5)
+_ZEROS, _PLAIN, _ZSTD, _END, _DISK, _KEPT = range(6)
 _EXTENT = struct.Struct("<cQ")
 _DISK_FACTS = struct.Struct("<IQ?")
 #: The latest time of a file in seconds, far beyond what file systems store.
@@ -54,6 +54,15 @@ class Disk(NamedTuple):
     mode: int = 0
     mtime: int = 0
     preallocated: bool = False
+
+
+class Kept(NamedTuple):
+    """A part of the disk that is not sent: the receiver has stated that it has these bytes."""
+
+    length: int
+
+
+Run: TypeAlias = "int | memoryview | Kept"
 
 
 class Encoder:
@@ -88,6 +97,12 @@ class Encoder:
         self._total += length
         return _HEADER.pack(_ZEROS, 0, length)
 
+    def kept(self, length: int) -> bytes:
+        """Return the record of ``length`` bytes that the receiver has."""
+        self._digest.update(_EXTENT.pack(b"K", length))
+        self._total += length
+        return _HEADER.pack(_KEPT, 0, length)
+
     def data(self, data: memoryview) -> tuple[bytes, Bytes]:
         """Return the record of at most LONGEST bytes as header and body; the body may be ``data`` itself."""
         self._digest.update(_EXTENT.pack(b"D", len(data)))
@@ -112,18 +127,25 @@ class Encoder:
 class Decoder:
     """Decode the stream of a device into extents: a length in bytes for zeros, a memoryview for data.
 
-    ``buffers(size)`` yields the buffers of that size into which uncompressed data is read. Raises
-    ``errors.Corrupt``, also when the digest at the end does not match, and ``errors.Truncated``.
+    ``buffers(size)`` yields the buffers of that size into which uncompressed data is read. ``kept``: start
+    and end of the part of the disk that need not be sent; it is a ``Kept``. Raises ``errors.Corrupt``, also
+    when the digest at the end does not match, and ``errors.Truncated``.
     """
 
-    def __init__(self, reader: readers.Reader, buffers: Callable[[int], Iterator[memoryview]]) -> None:
+    def __init__(
+        self,
+        reader: readers.Reader,
+        buffers: Callable[[int], Iterator[memoryview]],
+        kept: tuple[int, int] = (0, 0),
+    ) -> None:
         self._reader = reader
+        self._kept = kept
         self._digest = _hasher()()
         self._total = 0
         self._buffers = buffers(LONGEST)
         self._packed = _memory(LONGEST)
 
-    def __iter__(self) -> Iterator[int | memoryview]:
+    def __iter__(self) -> Iterator[Run]:
         self._expect_magic()
         return self._extents()
 
@@ -131,17 +153,23 @@ class Decoder:
         if self._read_short(len(MAGIC)) != MAGIC:
             raise _corrupt("the magic number is missing")
 
-    def _extents(self) -> Iterator[int | memoryview]:
+    def _extents(self) -> Iterator[Run]:
         while True:
             kind, stored, length = _HEADER.unpack(self._read_short(_HEADER.size))
             if kind == _END:
                 self._finish(stored, length)
                 return
-            most_stored, longest = (0, (1 << 63) - 1) if kind == _ZEROS else (LONGEST, LONGEST)
+            most_stored, longest = (0, (1 << 63) - 1) if kind in {_ZEROS, _KEPT} else (LONGEST, LONGEST)
             if stored > most_stored or not 0 < length <= longest:
                 raise _corrupt(f"a record has an invalid length of {length} bytes, {stored} of them stored")
+            start = self._total
             self._total += length
-            if kind == _ZEROS:
+            if kind == _KEPT:
+                if (start, self._total) != self._kept:
+                    raise _corrupt(f"it leaves out {length} bytes from byte {start} of the disk")
+                self._digest.update(_EXTENT.pack(b"K", length))
+                yield Kept(length)
+            elif kind == _ZEROS:
                 self._digest.update(_EXTENT.pack(b"Z", length))
                 yield length
             else:
@@ -196,7 +224,8 @@ class Folder(Decoder):
         super().__init__(reader, buffers)
         self._expect_magic()
         self.disk = self._read_disk()
-        self._rest = self._extents()
+        # Nothing of a file system is kept: ``_extents`` raises for it.
+        self._rest = (run for run in self._extents() if not isinstance(run, Kept))
 
     def _read_disk(self) -> Disk:
         kind, stored, size = _HEADER.unpack(self._read_short(_HEADER.size))

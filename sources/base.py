@@ -22,7 +22,7 @@ RandomReader: TypeAlias = readers.RandomReader
 
 
 #: A run of a disk: the length of a hole in bytes, or data.
-Run: TypeAlias = "int | memoryview"
+Run: TypeAlias = "int | memoryview | clone.Kept"
 #: Returns reusable buffers of the given size in bytes.
 Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
 
@@ -338,6 +338,9 @@ class Source:
     def folder(self) -> Callable[[Reader, Buffers], clone.Folder] | None:
         """Return a decoder of ``stream`` into disk and other files of a file system. None: plain bytes."""
         return None
+
+    def keep(self, start: int, end: int) -> None:
+        """State which part of the disk need not be read. Called before ``runs``."""
 
     def ranges(self) -> RandomReader | None:
         """Return a reader for random access, or None if the source can only be read in order."""

@@ -75,8 +75,12 @@ class Continued:
 
 
 class Saving(journaled.Journaled):
-    """Save the journal, too, when it is time after a write."""
+    """Save the journal, too, when it is time."""
 
     def write(self, offset: int, data: memoryview, /) -> None:
         super().write(offset, data)
         self.checkpoint(len(data))
+
+    def zero(self, offset: int, length: int, /) -> None:
+        super().zero(offset, length)
+        self.checkpoint(0)

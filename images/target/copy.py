@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images import directio
 from cdi_worker.images.engine import ahead, cancelling
+
+if TYPE_CHECKING:
+    from cdi_worker.formats import clone
 
 #: Shorter ranges of zeros are written: that is cheaper than a system call to zero them.
 SHORTEST_ZERO: Final = 64 << 10
@@ -38,7 +41,7 @@ def copy_ordered(
 
 
 def copy_runs(
-    runs: Iterator[int | memoryview],
+    runs: Iterator[int | memoryview | clone.Kept],
     target: Writable,
     *,
     limit: int,
@@ -48,6 +51,7 @@ def copy_runs(
 ) -> int:
     """Write extents (the length of a hole, or data) one after the other; return the number of bytes.
 
+    What the target holds already (``clone.Kept``) is passed over.
     Zeros in the data are found in blocks of ``shortest_zero`` bytes. Raises ``errors.TooLarge`` if there are
     more than ``limit`` bytes, before the extent beyond the limit is written; with ``thin``, if more than
     ``limit`` bytes are not zero. A failure here sets ``scope``, which must end the read in progress.
@@ -56,17 +60,21 @@ def copy_runs(
     with ahead.Ahead(runs, scope) as coming:
         for run in coming:
             scope.check()
-            length = run if isinstance(run, int) else len(run)
+            length = run if isinstance(run, int) else _length(run)
             if not thin and total + length > limit:
                 raise errors.TooLarge(virtual_size=total + length, available=limit)
             if isinstance(run, int):
                 target.zero(total, length)
-            else:
+            elif isinstance(run, memoryview):
                 stored += write(target, total, run, shortest_zero)
             if stored > limit:
                 raise errors.TooLarge(virtual_size=stored, available=limit)
             total += length
     return total
+
+
+def _length(run: memoryview | clone.Kept) -> int:
+    return len(run) if isinstance(run, memoryview) else run.length
 
 
 def write(target: Writable, offset: int, data: memoryview, shortest_zero: int = SHORTEST_ZERO) -> int:

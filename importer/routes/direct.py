@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 
-from cdi_worker import progress
+from cdi_worker import errors, progress
 from cdi_worker.formats import facts, vhd
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
@@ -55,6 +55,15 @@ def extents(job: Job) -> None:
 
 def _extents_ordered(job: Job) -> None:
     job.progress.phase("transfer", job.source.transferred)
+    size = job.source.disk_size or 0
+    if job.source.identity and size:
+        with job.received(job.wanted.target, size, job.options) as (received, disk):
+            with job.runs() as runs:
+                found = copy.copy_runs(runs, disk, limit=job.limit, scope=job.scope, thin=job.thin)
+            if found != size:
+                raise errors.SourceChanged(url=job.source.name, what="size", before=size, now=found)
+            job.commit(received, size)
+        return
     with job.open_target(None) as out:
         with job.runs() as runs:
             size = copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)

@@ -214,6 +214,31 @@ class Job:
             if self.refetched:
                 log.warning("storage differs from the stream rewritten=%d", self.refetched)
 
+    @contextlib.contextmanager
+    def received(
+        self, path: str, size: int, options: target.Options
+    ) -> Iterator[tuple[target.Target, copy.Writable]]:
+        """Open ``path`` for a stream whose sender asks first which part of the disk is there.
+
+        That part is read back before, because the sender does not send it again.
+        """
+        # Imported when used: only a clone needs it (start-up time).
+        from cdi_worker.images.target import continued
+
+        with self.resumable(path, size, size, options) as (out, noted):
+            start = end = out.withheld
+            if noted.covered:
+                from cdi_worker.images import readback
+
+                with readback.ReadBack(out, noted, self.scope) as reading:
+                    self.refetched = reading.wait()
+                end = next((first for first, _ in noted.missing(start, size)), size)
+                # What follows is sent again, and its digests may become others.
+                noted.discard(end, size)
+            self.resumed = end - start
+            self.source.keep(start, end)
+            yield out, continued.Saving(out, noted)
+
     def copy_whole(self, disk: copy.Writable, size: int) -> None:
         """Copy an ordered stream of ``size`` bytes. Raises ``SourceChanged`` for another length."""
         with self.plain(limit=size) as reader:

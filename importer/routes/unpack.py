@@ -85,7 +85,7 @@ def _write_disk(job: Job, folder: clone.Folder, path: pathlib.Path) -> int:
         raise errors.target_error(path, err, "change the mode or time") from err
 
 
-def _counted(job: Job, runs: Iterator[base.Run]) -> Iterator[base.Run]:
+def _counted(job: Job, runs: Iterator[int | memoryview]) -> Iterator[int | memoryview]:
     for run in runs:
         job.unpacked(run if isinstance(run, int) else len(run))
         yield run
@@ -147,7 +147,7 @@ def _extract_from_folder(
 
 
 def _copy(
-    job: Job, runs: Iterator[base.Run], size: int, stack: contextlib.ExitStack
+    job: Job, runs: Iterator[int | memoryview], size: int, stack: contextlib.ExitStack
 ) -> tuple[target.Target, int]:
     """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
     out = stack.enter_context(job.open_target(units.whole_sectors(size)))
@@ -163,7 +163,7 @@ def _is_disk(entry: archive.Entry) -> bool:
     return entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
 
 
-def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[base.Run]:
+def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[int | memoryview]:
     """Yield the runs of the current entry, in order."""
     buffers, at = ahead.buffers(), 0
     for offset, length in entry.extents():

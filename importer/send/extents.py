@@ -42,6 +42,13 @@ class Mark(NamedTuple):
     encoder: clone.Encoder
 
 
+class Left(NamedTuple):
+    """A part of the disk that is left out."""
+
+    offset: int
+    length: int
+
+
 class Pays:
     """Decides at each step whether compression takes less time than it saves, from the steps before.
 
@@ -103,6 +110,8 @@ class Stream(sender.Stream):
         self._pays = Pays()
         self._marks = collections.deque([Mark(len(head), 0, encoder)], KEPT)
         self._first = self._marks[0]
+        #: The part of the disk that the receiver has: start and end.
+        self._kept = 0, 0
 
     def chunks(self, offset: int) -> Chunks:
         """Yield the stream from ``offset`` on; see ``send.sender.Stream``."""
@@ -115,6 +124,27 @@ class Stream(sender.Stream):
         at = mark.sent if offset >= mark.sent else 0
         parts = self._from(mark) if at else itertools.chain([self._head], self._from(mark))
         yield from _after(parts, offset - at)
+
+    def restart(self, kept: str) -> None:
+        """Send all but a part of the disk; see ``send.sender.Stream``."""
+        start, _, end = kept.partition("-")
+        self._kept = 0, 0
+        if self._disk is not None and kept.isascii() and start.isdigit() and end.isdigit():
+            part = int(start), min(int(end), self._disk.size)
+            if part[0] < part[1] and all(
+                each % volume.GRAIN == 0 or each == self._disk.size for each in part
+            ):
+                self._kept = part
+        self._marks = collections.deque([self._first], KEPT)
+
+    def _parts(self, disk: volume.Volume, offset: int) -> Iterator[volume.Part | Left]:
+        """Yield the parts of the disk from ``offset`` on."""
+        start, end = self._kept
+        if offset < start:
+            yield from disk.pieces(offset, start)
+        if offset <= start < end:
+            yield Left(start, end - start)
+        yield from disk.pieces(max(offset, end))
 
     def _from(self, mark: Mark) -> Chunks:
         encoder = mark.encoder.copy()
@@ -130,7 +160,7 @@ class Stream(sender.Stream):
     ) -> Generator[bytes | memoryview, None, int]:
         """Yield the records of the disk from ``mark`` on; return how many bytes of the stream end there."""
         sent, zeros, marked = mark.sent, 0, mark.offset
-        for part in disk.pieces(mark.offset):
+        for part in self._parts(disk, mark.offset):
             is_zero = isinstance(part, volume.Hole)
             if zeros and (not is_zero or zeros + part.length > LONGEST_ZERO):
                 record = encoder.zeros(zeros)
@@ -144,6 +174,10 @@ class Stream(sender.Stream):
                     self._marks.append(Mark(sent, marked, encoder.copy()))
             if isinstance(part, volume.Hole):
                 zeros += part.length
+            elif isinstance(part, Left):
+                record = encoder.kept(part.length)
+                yield record
+                sent += len(record)
             else:
                 records = self._encoded(encoder, part.data)
                 started = time.perf_counter()

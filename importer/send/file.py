@@ -103,6 +103,9 @@ class File(upload_sender.Stream):
         self._reporter.phase("transfer", self.length)
         self._reported = kept
 
+    def restart(self, kept: str) -> None:
+        """Do nothing: the file is sent from its first byte."""
+
     def chunks(self, offset: int) -> Generator[memoryview, None, None]:
         """Yield the file from ``offset`` on, each piece in the same buffer.
 

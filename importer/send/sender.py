@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.send import client as upload_client
+from cdi_worker.upload import headers as upload_headers
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class Stream(abc.ABC):
     def chunks(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:
         """Yield the bytes from ``offset`` on; each piece is valid until the next."""
 
+    @abc.abstractmethod
+    def restart(self, kept: str, /) -> None:
+        """Begin again for a server that has lost the upload; ``kept``: see ``upload.headers.KEPT``."""
+
 
 @dataclasses.dataclass(slots=True)
 class Sender:
@@ -53,6 +58,8 @@ class Sender:
     retried: Callable[[errors.Error], object]
     sent: Callable[[int], object]
     fingerprint: str = ""
+    #: What the server has of the content that ``headers`` state.
+    kept: str = ""
     #: The path of the upload. Another client's upload may take its place on the server.
     _place: str = dataclasses.field(init=False)
 
@@ -73,6 +80,7 @@ class Sender:
             return False
         _check(self.client, answer)
         self._go(answer.header("Location"))
+        self.kept = answer.header(upload_headers.KEPT)
         return True
 
     def left_over(self, length: int) -> int | None:
@@ -106,6 +114,8 @@ class Sender:
                     raise errors.UploadFailed(
                         url=self.client.url, reason="the server lost the upload; run it again"
                     )
+                if now is None:
+                    stream.restart(self.kept)
                 patience = self._new_patience()
                 now = furthest = now or 0
             patience.wait(failure, now)

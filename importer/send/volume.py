@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Set
 
@@ -117,6 +118,30 @@ def send_extents(
 ) -> None:
     """Send the volume in our own clone format, in as many requests as needed."""
     chosen = {headers.CONTENT_TYPE: settings.kind, headers.CHOICE: headers.EXTENTS}
+    if settings.kind == headers.BLOCK:
+        with volume.Volume(settings.path) as device:
+            # A server that is started again keeps what it has of this run. A later one may find other bytes.
+            chosen[headers.CONTENT] = f"{secrets.token_hex(16)} {device.size}"
+            sender = _begun(chosen, settings, client, reporter, cancel)
+            reporter.phase("transfer", device.size)
+            sender.send(extents.Device(device, reporter))
+        return
+    sender = _begun(chosen, settings, client, reporter, cancel)
+    with extents.opened_disk(settings.path) as disk:
+        known = 0 if disk is None else disk.size
+        others = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
+        reporter.phase("transfer", known + others)
+        sender.send(extents.Directory(settings.path, disk, reporter, sparse=not settings.preallocation))
+
+
+def _begun(
+    chosen: upload_client.Headers,
+    settings: Settings,
+    client: upload_client.Client,
+    reporter: progress.Progress,
+    cancel: cancelling.Cancel,
+) -> upload_sender.Sender:
+    """Return a sender whose upload the server has accepted."""
     sender = upload_sender.Sender(
         client,
         f"{client.path}-resumable",
@@ -128,16 +153,7 @@ def send_extents(
     )
     if not sender.begin(None):
         raise errors.UploadFailed(url=client.url, reason="the server refused the clone format it offered")
-    if settings.kind == headers.FILESYSTEM:
-        with extents.opened_disk(settings.path) as disk:
-            known = 0 if disk is None else disk.size
-            others = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
-            reporter.phase("transfer", known + others)
-            sender.send(extents.Directory(settings.path, disk, reporter, sparse=not settings.preallocation))
-        return
-    with volume.Volume(settings.path) as device:
-        reporter.phase("transfer", device.size)
-        sender.send(extents.Device(device, reporter))
+    return sender
 
 
 @contextlib.contextmanager

@@ -15,3 +15,7 @@ CLONES: Final = (BLOCK, FILESYSTEM)
 OFFER: Final = "x-cdi-worker-offer"
 CHOICE: Final = "x-cdi-worker-stream"
 EXTENTS: Final = "extents-3"
+#: Of a clone in our own format: the client states what it sends (a token of its run, and the bytes of the
+#: disk), and the server which part of that it has (start-end, in bytes of the disk).
+CONTENT: Final = "x-cdi-worker-content"
+KEPT: Final = "x-cdi-worker-kept"

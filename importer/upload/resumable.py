@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import coding
-from cdi_worker.upload import http
+from cdi_worker.upload import headers, http
 from cdi_worker.upload import running as upload_running
 from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
 
@@ -141,9 +141,10 @@ class Resumable:
                 # An empty upload is already complete: no PATCH follows whose answer could report the result.
                 running.body.end()
                 running.wait()
+            more = _kept(running)
         except errors.Error as err:
             return http.failed(err)
-        return Answer(201, headers={**session.headers(), "Location": _location(request, session)})
+        return Answer(201, headers={**session.headers(), **more, "Location": _location(request, session)})
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
         with session.taken_over():
@@ -174,6 +175,16 @@ class Resumable:
         if session is not None and session.is_open and not session.running.body.is_lent:
             session.running.fail(ConnectionError("replaced by another upload"))
             futures.wait({session.running.work})
+
+
+def _kept(running: upload_running.Running) -> dict[str, str]:
+    """Wait until the target was read, and return the header with the part of a clone that it holds."""
+    if running.order.content is None:
+        return {}
+    start, end = running.kept.result()
+    if running.work.done():
+        running.wait()
+    return {headers.KEPT: f"{start}-{end}"} if start < end else {}
 
 
 def _location(request: Request, session: Session) -> str:

@@ -7,13 +7,14 @@ import logging
 import pathlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 
 from cdi_worker import audit, contract, errors, execute, progress, request
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import clone, upload
+from cdi_worker.sources.clone import Content
 from cdi_worker.upload import headers
 
 log = logging.getLogger(__name__)
@@ -24,24 +25,36 @@ class Order:
     """The import that an HTTP request asks for.
 
     ``clone``: a content type of ``headers.CLONES``, or empty; ``ours``: the body is in our own clone format.
-    ``encoding``: the Content-Encoding of the body.
+    ``encoding``: the Content-Encoding of the body. ``content``: what a clone states to send.
     """
 
     wanted: request.Request
     clone: str
     ours: bool
     encoding: str = ""
+    content: Content | None = None
 
     @property
     def fills_folder(self) -> bool:
         """Whether files are cloned into a folder, which CDI always reports as preallocated."""
         return self.clone == headers.FILESYSTEM and pathlib.Path(self.wanted.target).is_dir()
 
-    def source(self, body: upload.Body, size: int | None, cancel: cancelling.Cancel) -> upload.UploadSource:
-        """Return the source of the bytes. ``size``: of the body, None if unknown."""
+    def source(
+        self,
+        body: upload.Body,
+        size: int | None,
+        cancel: cancelling.Cancel,
+        keep: Callable[[tuple[int, int]], object],
+    ) -> upload.UploadSource:
+        """Return the source of the bytes. ``size``: of the body, None if unknown.
+
+        ``keep``: see ``clone.CloneSource``.
+        """
         if self.clone:
             is_tar = self.clone == headers.FILESYSTEM
-            return clone.CloneSource(body, cancel, is_tar=is_tar, ours=self.ours)
+            return clone.CloneSource(
+                body, cancel, is_tar=is_tar, ours=self.ours, content=self.content, keep=keep
+            )
         return upload.UploadSource(body, size, cancel, encoding=self.encoding)
 
 
@@ -54,17 +67,22 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
     if wanted.checksum is not None:
         checksum.parse(wanted.checksum)
     content_type = fields.get(headers.CONTENT_TYPE, "")
-    clone = content_type if content_type in headers.CLONES else ""
+    kind = content_type if content_type in headers.CLONES else ""
     on_device = pathlib.Path(wanted.target).is_block_device()
-    if clone == headers.FILESYSTEM:
+    if kind == headers.FILESYSTEM:
         wanted = dataclasses.replace(wanted, content_type=request.CLONE)
-    elif archive and not clone:
+    elif archive and not kind:
         if on_device:
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")
         wanted = dataclasses.replace(wanted, content_type="archive")
     if wanted.is_archive and not on_device:
         wanted = dataclasses.replace(wanted, target=str(pathlib.Path(wanted.target).parent))
-    return Order(wanted, clone, bool(clone) and _is_ours(fields), fields.get("content-encoding", ""))
+    ours = bool(kind) and _is_ours(fields)
+    content = None
+    if ours and kind == headers.BLOCK and (content := Content.parsed(fields.get(headers.CONTENT, ""))):
+        # No other user of the volume knows it: see ``routes.job.Job``.
+        wanted = dataclasses.replace(wanted, owner_uid=content.token)
+    return Order(wanted, kind, ours, fields.get("content-encoding", ""), content)
 
 
 def _is_ours(fields: Mapping[str, str]) -> bool:
@@ -88,6 +106,8 @@ class Running:
         self.order = order
         self._tuning = tuning
         self.body = upload.Body()
+        #: The part of a clone's disk that the target holds; an empty one if the job has ended.
+        self.kept: futures.Future[tuple[int, int]] = futures.Future()
         #: Set when the job has accepted the bytes or has ended.
         self._accepted = threading.Event()
         # Not a shared pool: the programs that the import starts die with their thread (images.tools.process).
@@ -97,7 +117,10 @@ class Running:
 
     def _import(self, size: int | None, cancel: cancelling.Cancel) -> execute.Result:
         with progress.Lines(sys.stderr) as reporter, cancelling.Reads(cancel) as reads:
-            wanted, source = self.order.wanted, self.order.source(self.body, size, reads)
+            wanted, source = (
+                self.order.wanted,
+                self.order.source(self.body, size, reads, self.kept.set_result),
+            )
 
             def work() -> execute.Result:
                 return execute.run_source(source, wanted, reporter, reads, accepted=self._accepted.set)
@@ -107,6 +130,8 @@ class Running:
     def _ended(self, _work: futures.Future[execute.Result]) -> None:
         self.body.end()
         self._accepted.set()
+        if not self.kept.done():
+            self.kept.set_result((0, 0))
         self._executor.shutdown(wait=False)
 
     def receive(self, content: upload.Content) -> Exception | None:

@@ -162,3 +162,14 @@ def test_facts_of_a_disk_are_bounded() -> None:
     """They are passed to chmod and utime; the set-user-ID bit is never restored."""
     disk, _, _ = decode_folder(encode_folder(clone.Disk(0, 0o104755, (1 << 64) - 1), []))
     assert disk == clone.Disk(0, 0o755, 1 << 40)
+
+
+@pytest.mark.parametrize("kept", [(0, 0), (0, 8192), (4096, 8192), (4096, 16384)])
+def test_part_that_the_receiver_has_not_stated_is_corrupt(kept: tuple[int, int]) -> None:
+    encoder = clone.Encoder()
+    parts = [clone.MAGIC, encoder.zeros(4096), encoder.kept(8192), encoder.end()]
+    stream = b"".join(parts)
+    with pytest.raises(errors.Corrupt, match="leaves out 8192 bytes from byte 4096"):
+        list(clone.Decoder(readers.Bytes(stream), buffers, kept))
+    there = clone.Decoder(readers.Bytes(stream), buffers, (4096, 12288))
+    assert list(there) == [4096, clone.Kept(8192)]

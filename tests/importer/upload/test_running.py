@@ -66,7 +66,7 @@ class Case:
         try:
             reads = cancelling.Reads(cancelling.Cancel())
             return execute.run_source(
-                self.order.source(body, len(self.data), reads),
+                self.order.source(body, len(self.data), reads, lambda _kept: None),
                 self.order.wanted,
                 progress.NullProgress(),
                 reads,

@@ -1,0 +1,133 @@
+"""Clones whose receiver is killed: the next one says what it has, and the same source sends the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi_worker import contract
+from cdi_worker.images.target import block
+from cdi_worker.scratch import journal
+from tests.support import clones, devices, oracle, processes, uploads
+
+MIB = uploads.MIB
+SIZE = 40 * MIB
+SPEED = 8 * MIB
+
+
+@pytest.fixture(params=["file", "block"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield a slow target: a device, or a file on one."""
+    with contextlib.ExitStack() as stack:
+        room = 2 * SIZE if request.param == "file" else SIZE
+        device = stack.enter_context(devices.slow(tmp_path, room, bytes_per_second=SPEED))
+        if request.param == "block":
+            yield device
+            return
+        mounted = stack.enter_context(devices.mounted("ext4", device, tmp_path / "mounted"))
+        yield mounted / "disk.img"
+
+
+def noise(path: Path, seed: int, size: int = SIZE) -> Path:
+    """Write a disk of noise with a hole, as qemu-img reads it."""
+    data = bytearray(random.Random(seed).randbytes(size))
+    data[4 * MIB : 6 * MIB] = bytes(2 * MIB)
+    path.write_bytes(data)
+    return path
+
+
+def noted(target: Path) -> int:
+    """Return how many bytes the newest journal on a target lists."""
+    is_block = target.is_block_device()
+    path = target if is_block else target.with_name(f"{target.name}.part")
+    most = 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+        for number in range(2):
+            stream.seek((block.JOURNAL_OFFSET if is_block else SIZE) + number * journal.SLOT)
+            head, _, body = stream.read(journal.SLOT).partition(b"\n")
+            if not head.startswith(b"cdi-worker journal"):
+                continue
+            with contextlib.suppress(ValueError):
+                record = json.loads(body[: int(head.rpartition(b" ")[2])])
+                most = max(most, sum(end - start for start, end in record["granules"] + record["units"]))
+    return most
+
+
+@dataclasses.dataclass
+class Pair:
+    """Two receivers, one after the other at the same address, and the volume of the source."""
+
+    first: uploads.Server
+    second: uploads.Server
+    volume: Path
+    log: Path
+
+    def source(self) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+        env = clones.environment(self.first, "block", self.volume)
+        return clones.start_source(env, self.log.with_name("message"))
+
+
+@pytest.fixture
+def pair(certificates: uploads.Certificates, paths: contract.Paths, target: Path, tmp_path: Path) -> Pair:
+    env = {"DESTINATION": str(target)}
+    first = uploads.Server(certificates, env, paths)
+    second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
+    second.port = first.port
+    return Pair(first, second, noise(tmp_path / "source.img", 4), tmp_path / "log")
+
+
+def test_the_next_receiver_keeps_what_the_killed_one_has_stored(
+    pair: Pair, paths: contract.Paths, target: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
+        sending = stack.enter_context(pair.source())
+        processes.wait_for(lambda: noted(target) > 3 * MIB, "a good part of the disk")
+        kept = noted(target)
+        pod.kill()
+        pod.wait(20)
+        oracle.unusable(target)
+        with pair.second:
+            assert sending.wait(60) == 0
+            assert pair.second.result().message == clones.DONE
+            assert pair.second.received < SIZE - kept + 3 * MIB
+    oracle.same(target, pair.volume)
+
+
+def test_another_run_of_the_source_starts_over(pair: Pair, paths: contract.Paths, target: Path) -> None:
+    """Nothing says that the volume still holds what was sent earlier. Here it does not."""
+    with contextlib.ExitStack() as stack:
+        pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
+        with pair.source() as sending:
+            processes.wait_for(lambda: noted(target) > 3 * MIB, "a good part of the disk")
+            pod.kill()
+            sending.kill()
+        noise(pair.volume, 5)
+        stack.enter_context(pair.second)
+        with pair.source() as again:
+            assert again.wait(60) == 0
+        assert pair.second.received > SIZE - 3 * MIB
+    oracle.same(target, pair.volume)
+
+
+def test_what_storage_has_lost_is_sent_again(pair: Pair, paths: contract.Paths, target: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
+        sending = stack.enter_context(pair.source())
+        processes.wait_for(lambda: noted(target) > 3 * MIB, "a good part of the disk")
+        pod.kill()
+        pod.wait(20)
+        path = target if target.is_block_device() else target.with_name("disk.img.part")
+        with path.open("r+b") as stream:
+            stream.seek(2 * MIB + 700)
+            stream.write(b"damaged")
+        with pair.second:
+            assert sending.wait(60) == 0
+    oracle.same(target, pair.volume)
