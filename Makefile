@@ -69,9 +69,9 @@ soak: setup ## run N=500 imports and N upload servers in a row, and look for wha
 mutants: setup ## remove one check of the product after the other; tests must fail: MUTANTS='registry uploads'
 	@.venv/bin/python -m tests.mutation $(MUTANTS)
 
-prove: setup ## run every slow proof whole, with new seeds (as root, an hour and more); writes docs/about/proofs.md
+prove: setup ## run every slow proof whole, with new seeds (as root, an hour and more): PROOFS="soak mutants"; writes docs/about/proofs.md
 	@.venv/bin/pip install -qq --group fuzz
-	@tools/prove
+	@tools/prove $(PROOFS)
 
 simulate: setup ## run imports in simulated worlds with faults: SEEDS=10000
 	@.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(SIMULATE_ARGS)

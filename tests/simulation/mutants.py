@@ -291,14 +291,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3000, help="give up after so many")
     given = parser.parse_args()
     logging.disable()
+    chosen = [each for each in MUTANTS if not given.names or each.name in given.names]
     survivors = 0
-    for mutant in MUTANTS:
-        if given.names and mutant.name not in given.names:
-            continue
+    for mutant in chosen:
         seed = find(mutant, range(given.seeds))
         survivors += seed is None
         found = "NOT FOUND" if seed is None else f"found by seed {seed}, after {seed + 1} seeds"
         print(f"{mutant.name}: {mutant.what}: {found}", flush=True)
+    print(f"{len(chosen)} mutants: {len(chosen) - survivors} found")
     return bool(survivors)
 
 
