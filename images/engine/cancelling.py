@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from cdi_worker import errors
 
@@ -43,6 +43,11 @@ class Registration:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close()
 
+    def check(self) -> None:
+        """Raise ``Cancel.error()`` if the callback was called: ``Reads`` may no longer be set then."""
+        if self.was_called or self._cancel.is_set():
+            raise self._cancel.error()
+
     def close(self) -> None:
         """Unregister; wait for the callback if it is running in another thread. Idempotent."""
         self._cancel._forget(self)  # noqa: SLF001  (same module)
@@ -71,6 +76,13 @@ class Ending(Registration):
         # closing its socket.
         if self.was_called or self._cancel.is_set():
             raise self._cancel.error() from error
+
+
+class Wake(NamedTuple):
+    """``fd``: a descriptor for ``poll``, readable once the cancel was set. ``check`` then raises."""
+
+    fd: int
+    check: Callable[[], None]
 
 
 Made = TypeVar("Made", bound=Registration)
@@ -314,12 +326,12 @@ def adapted(given: Cancel | Event | None) -> Iterator[Cancel]:
 
 
 @contextlib.contextmanager
-def woken(cancel: Cancel) -> Iterator[int]:
-    """Yield a descriptor for ``poll`` that is readable when ``cancel`` is set."""
+def woken(cancel: Cancel) -> Iterator[Wake]:
+    """Yield what ends a ``poll`` when ``cancel`` is set."""
     wake = os.eventfd(0, os.EFD_CLOEXEC)
     try:
-        with cancel.on_set(lambda: os.eventfd_write(wake, 1)):
-            yield wake
+        with cancel.on_set(lambda: os.eventfd_write(wake, 1)) as ending:
+            yield Wake(wake, ending.check)
     finally:
         os.close(wake)
 
@@ -356,7 +368,6 @@ def apart(
     threading.Thread(target=work, name="apart", daemon=True).start()
     with cancel.on_set(turn.set) as ending:
         turn.wait(limit)
-    # ``Reads`` may no longer be set.
     if is_cancelled := ending.was_called or cancel.is_set():
         futures.wait([outcome], grace)
     # cancel() fails if there is an outcome. Otherwise the thread gets InvalidStateError when it sets one.

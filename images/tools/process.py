@@ -191,9 +191,9 @@ class Process:
         fd: int | None = self.stdout
         with cancelling.woken(cancel) as wake:
             while fd is not None or not self.ended:
-                cancel.check()
+                wake.check()
                 watch.check()
-                if not self.ready(fd, watch.turn, wake):
+                if not self.ready(fd, watch.turn, wake.fd):
                     self._feed_by_io(watch)
                 elif chunk := os.read(self.stdout, _CHUNK):
                     watch.feed()

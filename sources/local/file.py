@@ -136,20 +136,20 @@ class LocalSource(base.Source):
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         with cancelling.woken(self._cancel) as wake:
-            poll.register(wake, select.POLLIN)
+            poll.register(wake.fd, select.POLLIN)
             try:
-                return self._next(poll, into)
+                return self._next(poll, wake, into)
             except TimeoutError as err:
                 reason = f"{err}; check the program that writes to it"
                 raise errors.TransferFailed(url=self.name, offset=offset, reason=reason) from err
             except OSError as err:
                 raise self._broken(offset, err) from err
 
-    def _next(self, poll: select.poll, into: memoryview) -> int:
+    def _next(self, poll: select.poll, wake: cancelling.Wake, into: memoryview) -> int:
         while True:
             began = time.monotonic()
             happened = poll.poll(self._meter.left * 1000)
-            self._cancel.check()
+            wake.check()
             count = 0
             # Standard input may block.
             with contextlib.suppress(BlockingIOError):

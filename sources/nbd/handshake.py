@@ -83,7 +83,7 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
         handle.set_tls_verify_peer(server.verify)
     try:
         with cancelling.woken(cancel) as wake:
-            wait = functools.partial(_wait, handle, cancel, wake, deadline)
+            wait = functools.partial(_wait, handle, wake, deadline)
             _dial(handle, server.address, cancel, limit)
             wait()
             # A server of the old protocol has one export and no options.
@@ -124,16 +124,16 @@ def _dial(handle: Any, address: locations.Address, cancel: base.Cancel, limit: f
     cancelling.apart(lambda: handle.aio_connect_tcp(address.host, port), cancel, limit=limit)
 
 
-def _wait(handle: Any, cancel: base.Cancel, wake: int, deadline: float) -> None:
+def _wait(handle: Any, wake: cancelling.Wake, deadline: float) -> None:
     """Run the state machine until libnbd waits for the next step."""
     while handle.aio_is_connecting():
-        cancel.check()
+        wake.check()
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         direction = handle.aio_get_direction()
         poll = select.poll()
-        poll.register(wake, select.POLLIN)
+        poll.register(wake.fd, select.POLLIN)
         fd = handle.aio_get_fd()
         poll.register(fd, events(direction))
         happened = dict(poll.poll(left * 1000)).get(fd, 0)

@@ -188,8 +188,8 @@ def _path(fd: int) -> str:
 def _await(running: process.Process, started: int, follow: Follow) -> None:
     watch = follow.watch or process.Watch("nbdkit")
     with cancelling.woken(follow.cancel) as wake:
-        while not running.ready(started, watch.turn, wake):
+        while not running.ready(started, watch.turn, wake.fd):
             if running.ended:
                 raise running.failure()
-            follow.cancel.check()
+            wake.check()
             watch.check()

@@ -65,7 +65,7 @@ os.kill(os.getpid(), signal.SIGHUP)
 if sys.argv[1] == "nohup":
     os.kill(os.getpid(), signal.SIGTERM)
 with cli.cancelling.woken(cancel) as wake:
-    os.read(wake, 8)
+    os.read(wake.fd, 8)
 print(cancel.reason)
 """
 

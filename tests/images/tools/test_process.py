@@ -129,6 +129,15 @@ def test_cancel_stops_the_program() -> None:
     assert time.monotonic() - start < 20
 
 
+def test_cancel_of_an_ended_attempt_stops_the_program() -> None:
+    """Also if the scope of the attempt has ended before the waiting thread looks at it."""
+    reads = cancelling.Reads(cancelling.Cancel())
+    # What setting a scope does to its callbacks; the scope has ended when they return.
+    threading.Timer(0.3, reads._wake).start()
+    with pytest.raises(errors.Cancelled):
+        process.run(shell("exec sleep 3"), cancel=reads)
+
+
 def test_program_ignoring_sigterm_is_killed() -> None:
     with process.Process(
         shell("trap '' TERM; echo ready; while :; do sleep 0.1; done"), stdout=process.PIPE

@@ -183,3 +183,15 @@ def test_pipe_that_trickles_is_read_without_a_floor(tmp_path: Path) -> None:
 def test_path_with_zero_byte_is_refused() -> None:
     with pytest.raises(errors.RequestError, match="NUL byte"):
         file.source(base.Location("file:///tmp/%00x"), cancelling.Cancel())
+
+
+def test_pipe_of_an_ended_attempt_is_not_read_on(tmp_path: Path) -> None:
+    """Also if the scope of the attempt has ended before the waiting thread looks at it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reads = cancelling.Reads(cancelling.Cancel())
+    location = base.Location(str(pipe), base.Access(patience=3))
+    # What setting a scope does to its callbacks; the scope has ended when they return.
+    threading.Timer(0.3, reads._wake).start()
+    with pytest.raises(errors.Cancelled), file.source(location, reads):
+        pass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -192,6 +194,20 @@ def test_a_cancel_ends_reads_and_later_ones_connect_anew() -> None:
                 assert time.monotonic() - began < processes.PATIENCE
         client.close()
     processes.wait_for(lambda: len(os.listdir("/proc/self/fd")) == before, "all is closed")
+
+
+def test_connection_of_an_ended_attempt_is_not_awaited(tmp_path: Path) -> None:
+    """Also if the scope of the attempt has ended before the waiting thread looks at it."""
+    path = str(tmp_path / "silent")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as silent:
+        silent.bind(path)
+        silent.listen()
+        reads = cancelling.Reads(cancelling.Cancel())
+        server = handshake.Server("disk", locations.Address(socket=path))
+        # What setting a scope does to its callbacks; the scope has ended when they return.
+        threading.Timer(0.3, reads._wake).start()
+        with pytest.raises(errors.Cancelled):
+            handshake.connect(server, reads, 3)
 
 
 def test_server_survives_a_client_that_leaves_during_reads() -> None:
