@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +19,15 @@ from cdi_worker.sources import base, kind
 if TYPE_CHECKING:
     from cdi_worker.commands import group
 
+log = logging.getLogger(__name__)
+
+#: The settings of a remedy (``remedy``) where CDI starts the poller, which is for registries only.
+OF_REGISTRY: Final = {
+    "ca_files": "spec.template.spec.source.registry.certConfigMap",
+    "insecure": "insecureRegistries in the configuration of CDI",
+}
+#: The same where a CronJob starts it.
+NAMES: Final = {"ca_files": "-certdir", "insecure": "INSECURE_TLS"}
 #: Folder of the service account in a pod (Kubernetes, "Accessing the Kubernetes API from a Pod").
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -42,10 +52,20 @@ def poll(obj: group.Context, /, url: str, certificates: str, sums: str | None, *
 
     env = contract.environment()
     watching = Cron(env=env, **cron)
+    source = of(url)
     where = location(env, url, certificates)
-    found = retry.patiently(
-        lambda: watched.digest(of(url), where, sums or "", obj.cancel), request.CONNECT_PATIENCE, obj.cancel
-    )
+    try:
+        found = retry.patiently(
+            lambda: watched.digest(source, where, sums or "", obj.cancel),
+            request.CONNECT_PATIENCE,
+            obj.cancel,
+        )
+    except errors.Error as err:
+        names = OF_REGISTRY if source.name == "registry" else NAMES
+        text = err.worded(lambda remedy: remedy.words(names))
+        log.error("failed: %s", text)  # noqa: TRY400  (one line for the reader of the pod's log)
+        log.debug("trace", exc_info=True)
+        return err.status
     click.echo(f"{'wanted' if watching.note(named(found)) else 'known'}: {found}")
     return 0
 

@@ -53,7 +53,7 @@ def run(
     try:
         if options.faults:
             raise errors.RequestError(*options.faults)
-        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), options.retries, cancel)
+        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), options.retries, cancel, source)
     except errors.Error as err:
         log.error("failed: %s", report.words(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
@@ -68,7 +68,9 @@ def run(
     return outcome.status
 
 
-def _repeated(call: Callable[[], report.Report], retries: int, cancel: cancelling.Cancel) -> report.Report:
+def _repeated(
+    call: Callable[[], report.Report], retries: int, cancel: cancelling.Cancel, source: str
+) -> report.Report:
     """Return the result of ``call``, repeated up to ``retries`` times after failures that a retry may mend.
 
     ``images.engine.retry`` ends a wait without progress; this repeats the whole role, as the kubelet does.
@@ -80,7 +82,7 @@ def _repeated(call: Callable[[], report.Report], retries: int, cancel: cancellin
         except errors.Error as err:
             if err.status in errors.FINAL:
                 raise
-            log.warning("failed, retry in %d s, %d left: %s", wait, left, err)
+            log.warning("failed, retry in %d s, %d left: %s", wait, left, report.words(err, source))
             if cancel.wait(wait):
                 raise cancel.error() from err
         wait = min(wait * 2, LONGEST_WAIT)

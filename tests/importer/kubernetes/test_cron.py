@@ -138,6 +138,23 @@ def test_missing_permission_is_reported(
     assert "another" not in done.errors
 
 
+def test_advice_names_the_field_of_the_cron(
+    cluster: Cluster, pushed_disk: tuple[registries.Registry, str]
+) -> None:
+    url = pushed_disk[0].reference("fedora")
+    done = watch(cluster, url)
+    assert "(spec.template.spec.source.registry.certConfigMap), or" in done.errors
+    assert "do not verify it (insecureRegistries in the configuration of CDI)" in done.errors
+    assert (done.status, "--ca-file" in done.errors) == (3, False)
+
+
+def test_advice_names_what_a_cronjob_sets(cluster: Cluster, tmp_path: Path) -> None:
+    with misbehave.Server(tls.Authority(tmp_path / "another").issue()) as server:
+        done = watch(cluster, server.url("/disk"))
+    assert "(-certdir), or do not verify it (INSECURE_TLS)" in done.errors
+    assert (done.status, "--ca-file" in done.errors) == (3, False)
+
+
 def watch(cluster: Cluster, url: str, *arguments: str) -> worker.Completed:
     """Run the poller for a disk that is not in a registry."""
     common = ["-ns", "images", "-cron", "fedora", "--account", str(cluster.account), "-url", url]

@@ -18,7 +18,7 @@ import pytest
 from cdi_worker import contract, errors, report
 from cdi_worker.images.engine import cancelling
 from cdi_worker.send import volume
-from tests.support import http_disk, tls, worker
+from tests.support import http_disk, misbehave, tls, worker
 
 UNKNOWN = "add the CA that signed it"
 TRUST = "trust this certificate"
@@ -158,6 +158,15 @@ def test_pod_names_the_field_of_the_data_volume(site: Site, tmp_path: Path, sour
     insecure = ("insecureRegistries in the configuration of CDI",) if source == "registry" else ()
     site.check(pod.message, f"spec.source.{source}.certConfigMap", *insecure)
     assert "IMPORTER_" not in pod.message
+
+
+def test_pod_that_tries_again_names_the_field(tmp_path: Path) -> None:
+    pod = worker.Pod(tmp_path)
+    with misbehave.Server(tls.Authority(tmp_path / "ca").issue()) as server:
+        env = {**pod.env, "IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": server.url("/disk")}
+        done = worker.run(*pod.arguments, "--retries=1", env=env)
+    (again,) = [line for line in done.errors.splitlines() if "retry in" in line]
+    assert again.endswith("; add the CA that signed it (spec.source.http.certConfigMap)")
 
 
 def test_clone_source_names_no_setting(site: Site, tmp_path: Path) -> None:
