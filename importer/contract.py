@@ -26,8 +26,7 @@ HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)"
 
 #: The mode of a disk's file, whatever the umask: the virtual machine has access by its group.
 FILE_MODE = 0o660
-#: Begins the names of our own variables. All others are CDI's, which its controllers may leave empty, or of
-#: other tools.
+#: Our own variables begin with it. Others are CDI's, which controllers may leave empty, or of other tools.
 PREFIX = "CDI_WORKER"
 #: What follows the name of a Service in the variables that Kubernetes sets for it, with their values
 #: (Kubernetes, "Accessing Services", environment variables). A setting may also be named ..._PORT.
@@ -93,8 +92,8 @@ class Paths:
 def environment() -> dict[str, str]:
     """Return a copy of the process's environment, without what Kubernetes sets for Services.
 
-    It sets names such as LISTEN_PORT or CDI_WORKER_METRICS_PORT in each pod beside a Service named ``listen``
-    or ``cdi-worker-metrics``. The one of the cluster's API server is kept.
+    In the namespace of a Service named ``listen`` or ``cdi-worker-metrics``, each pod has LISTEN_PORT or
+    CDI_WORKER_METRICS_PORT. The variables of the cluster's API server are kept.
     """
     env = dict(os.environ)
     end = "_SERVICE_HOST"
@@ -119,7 +118,7 @@ def own_faults(
 ) -> Iterator[str]:
     """Yield a message for each of our own variables that is empty or not among ``known``.
 
-    Either may be a demand that would be dropped: a misspelt name, or a script's variable that is not set.
+    It may be a demand that would be dropped: its name is misspelt, or a script's variable is not set.
     """
     for name in own(env):
         if name not in known:

@@ -1,8 +1,8 @@
 """The exceptions of the project.
 
 Every layer raises only these to its callers; exceptions of libraries and of the operating system are
-translated where the call is made. Of the project, this module imports only ``masking``, and ``version`` when
-it is needed.
+translated where the call is made. This module imports nothing of the project but ``masking``, and
+``version`` when it is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdi_worker import masking
 if TYPE_CHECKING:
     from cdi_worker.remedy import Remedy
 
-#: Fields of an error that are names of ours. The project decides by them, so they are not masked.
+#: Fields of an error whose values are our own names. Code compares them, so they are not masked.
 NAMES = frozenset({"algorithm", "fault", "format", "rule", "tool"})
 
 
@@ -106,12 +106,12 @@ FINAL = frozenset({2, 4, 5, 7, 8, 130})
 
 
 class Hidden(Exception):
-    """Stands for an exception of a library whose text has a secret: ``TYPE: TEXT``, masked."""
+    """Replaces an exception of a library whose text contains a secret: ``TYPE: TEXT``, masked."""
 
 
 @contextlib.contextmanager
 def masked_causes() -> Iterator[None]:
-    """Replace the causes of an error in the block whose texts have a secret: a traceback shows them."""
+    """Mask the causes of an error raised in the block: a traceback shows them, with their secrets."""
     try:
         yield
     except Exception as err:

@@ -164,7 +164,7 @@ def run_source(
     """
     started = time.monotonic()
     if not (wanted.volume or wanted.existing == "remove"):
-        # On a volume, whoever has mounted it before may have made a link that leads to other mounts.
+        # On a volume, an earlier pod may have created a link that leads to other mounts.
         wanted = dataclasses.replace(wanted, target=target.followed(wanted.target))
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     reading = engine.Engine(wanted.fetch, progress.retry)
@@ -190,7 +190,10 @@ def run_source(
 
 
 def _attested(done: Result, job: job_module.Job, served: base.Source, wanted: request.Request) -> Result:
-    """Add to a result what is known of ``served``, the source that may be a package with the disk."""
+    """Complete the result with the source's name, size, identity and verified digests.
+
+    ``served``: the source, which may be a package with the disk.
+    """
     verified = {**job.source.verified, **served.verified}
     # The checksum of a request for a package is that of the whole.
     stated = _stated(job.checksum if job.source is served else wanted.checksum or job.checksum)
@@ -422,7 +425,7 @@ def _reached() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Ending:
-    """What a job needs at its end: see ``routes.job.Job``."""
+    """The arguments of a job for its end: see ``routes.job.Job``."""
 
     held: target.Claim
     accepted: Callable[[], object]

@@ -1,16 +1,16 @@
-"""The secrets of this process, replaced by ``***`` in every text that leaves it.
+"""Replace the secrets of this process by ``***`` in every text that it writes.
 
-A secret is registered where it becomes known (``hold``): a location when it is made, a token when a source
+A secret is registered where it becomes known (``hold``): a location when it is created, a token when a source
 obtains it. It is masked where texts are written (``mask``, ``masked``): errors, logs, results, reports.
-Nothing in between hides anything.
+No other place needs to hide anything.
 
 A server may repeat a secret in another encoding. So the text is decoded, up to ``DEPTH`` times:
 percent-encoding, HTML, and the escapes of JSON and of Python's ``repr``. After each step every secret is
 searched in plain and in base64, also in the middle of longer base64, as in ``Authorization: Basic``.
 
-Not masked: a secret of fewer than ``SHORTEST`` characters, which would be found in any text; one of letters
-and digits with fewer than ``WORD`` characters inside a longer word, because ``a1b2`` must not hide part of a
-digest, nor ``disk`` of every name; and a word in one of the ``PHRASES``, which controllers search for.
+Three things are not masked. A secret of fewer than ``SHORTEST`` characters: it would be found in any text. A
+secret of letters and digits with fewer than ``WORD`` characters inside a longer word: ``a1b2`` must not hide
+a part of a digest, or ``disk`` a part of a name. A word in one of the ``PHRASES``: controllers search for it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any, Final, NamedTuple
 
 #: Stands for a secret.
 MASK: Final = "***"
-#: In characters: a secret that is masked, and one of letters and digits that is masked inside a word.
+#: Characters of the shortest secret that is masked, and of the shortest word that is masked inside another.
 SHORTEST, WORD = 4, 12
-#: Shortest part of base64, in characters, that is taken for a secret's.
+#: Characters of the shortest part of base64 that is searched.
 _SHORTEST_PACKED = 6
-#: Shortest value of a query, in characters, that is taken for a secret by its length alone.
+#: Characters of the shortest value in a query that counts as a secret whatever its name.
 _SHORTEST_VALUE = 8
 #: How often a text is decoded.
 DEPTH = 3
-#: Secrets of one owner; secrets kept after their owner, because a traceback may be logged late; characters of
-#: the latter.
+#: The most secrets of one owner. The most secrets kept after their owner is gone, because a traceback may be
+#: logged late, and their characters.
 OF_ONE, KEPT, KEPT_LENGTH = 64, 256, 1 << 18
-#: Characters of a secret that are compared.
+#: Characters of a secret that are searched; the rest is ignored.
 LONGEST = 1 << 16
 
 #: What CDI's controllers search for in a message.
@@ -59,32 +59,14 @@ PHRASES: Final = (
     "Deadline Passed",
 )
 
-#: Headers and fields of queries and forms that are sent without being secrets, in lower case.
-_PUBLIC = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "account",
-        "alt",
-        "client_id",
-        "connection",
-        "content-length",
-        "content-type",
-    }
-    | {
-        "expires",
-        "generation",
-        "grant_type",
-        "host",
-        "if-match",
-        "prettyprint",
-        "projection",
-        "range",
-        "scope",
-    }
-    | {"service", "user-agent", "x-amz-algorithm", "x-amz-content-sha256", "x-amz-date", "x-amz-expires"}
-    | {"x-amz-signedheaders", "x-goog-algorithm", "x-goog-date", "x-goog-expires", "x-goog-signedheaders"}
-)
+#: Headers, and fields of queries and forms, whose values are not secrets; in lower case.
+_PUBLIC = frozenset((
+    "accept", "accept-encoding", "account", "alt", "client_id", "connection", "content-length",
+    "content-type", "expires", "generation", "grant_type", "host", "if-match", "prettyprint", "projection",
+    "range", "scope", "service", "user-agent", "x-amz-algorithm", "x-amz-content-sha256", "x-amz-date",
+    "x-amz-expires", "x-amz-signedheaders", "x-goog-algorithm", "x-goog-date", "x-goog-expires",
+    "x-goog-signedheaders",
+))  # fmt: skip
 #: Names of fields whose values are secrets however short or ordinary they look.
 _SECRET_NAME = re.compile(
     r"auth|credential|key|pass|pwd|secret|session|signature|ticket|token|^sig$", re.IGNORECASE
@@ -97,7 +79,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
 
 class _Needle(NamedTuple):
-    """What is searched. ``is_word``: not inside a longer word."""
+    """A text to search. ``is_word``: only where it is not a part of a longer word."""
 
     text: str
     is_word: bool
@@ -122,19 +104,19 @@ class _Registry:
             if set(secrets) <= set(self._owned[key]):
                 return
             earlier = (each for each in self._owned[key] if each not in secrets)
-            found = (*earlier, *dict.fromkeys(secrets))
-            self._owned[key] = found[-OF_ONE:]
-            self._keep(found[:-OF_ONE])
+            owned = (*earlier, *dict.fromkeys(secrets))
+            self._owned[key] = owned[-OF_ONE:]
+            self._keep(owned[:-OF_ONE])
             self._needles = None
 
     def needles(self) -> list[_Needle]:
         """Return what to search."""
-        found = self._needles
-        if found is None:
+        needles = self._needles
+        if needles is None:
             with self._lock:
                 secrets = {each for owned in self._owned.values() for each in owned} | set(self._kept)
-                found = self._needles = [*{each for secret in secrets for each in _forms(secret)}]
-        return found
+                needles = self._needles = [*{each for secret in secrets for each in _forms(secret)}]
+        return needles
 
     def _release(self, key: int) -> None:
         with self._lock:
@@ -156,24 +138,24 @@ _registry = _Registry()
 
 
 def hold(owner: object, *secrets: str) -> None:
-    """Mask ``secrets`` for the life of ``owner``, and for a while longer. Of one owner the latest count."""
-    wanted = [each[:LONGEST] for each in secrets if len(each) >= SHORTEST]
-    if not wanted:
+    """Mask ``secrets`` while ``owner`` exists, and for a while longer: the latest ``OF_ONE`` of an owner."""
+    maskable = [each[:LONGEST] for each in secrets if len(each) >= SHORTEST]
+    if not maskable:
         return
-    _registry.add(owner, wanted)
+    _registry.add(owner, maskable)
     for log in _logs:
         if not any(isinstance(each, _Door) for each in log.handlers):
-            # First: later handlers, and those of the root logger, get what this one leaves.
+            # First, because it masks the record for all later handlers.
             log.handlers.insert(0, _Door(log))
 
 
 def login(user: str, password: str) -> tuple[str, ...]:
-    """Return the secrets of a user name and a password: also both as Basic authorization sends them."""
+    """Return the secrets of a user name and a password: the password, and both as in Basic authorization."""
     return (password, f"{user}:{password}") if password else ()
 
 
 def headers(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield the secrets of headers: their values, and what is behind a scheme or the name of a cookie."""
+    """Yield the secrets of headers: whole values, and what follows a scheme or the name of a cookie."""
     for name, value in fields:
         if name.lower() in _PUBLIC:
             continue
@@ -200,7 +182,7 @@ def _unpacked(packed: str) -> Iterator[str]:
 
 
 def credentials(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield the secrets of headers that libraries have added: of those whose names say so."""
+    """Yield the secrets of headers that a library has added. Only names such as ``Authorization`` count."""
     return headers((name, value) for name, value in fields if name == "Cookie" or _SECRET_NAME.search(name))
 
 
@@ -237,7 +219,7 @@ def user_info(url: str) -> str:
 
 
 def repeated(url: str) -> Iterator[str]:
-    """Yield the parts of an address that contains a secret: messages show them apart, and cut the secret."""
+    """Yield the parts of an address that contains a secret: messages show a part, with half of the secret."""
     if mask(url) == url:
         return
     rest = url.partition("://")[2]
@@ -247,7 +229,7 @@ def repeated(url: str) -> Iterator[str]:
 
 
 def form(body: object) -> Iterator[str]:
-    """Yield the secrets of the body of a request, if it is a form."""
+    """Yield the secrets of a request's body if it is a form."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     fields = text.items() if isinstance(text, Mapping) else _pairs(text) if isinstance(text, str) else ()
     for name, value in fields:
@@ -262,7 +244,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def variables(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the secrets of an environment: values of variables with such names, and those of addresses."""
+    """Yield the secrets of an environment: in variables with names such as ``TOKEN``, and in addresses."""
     for name, value in env.items():
         if _SECRET_VARIABLE.search(name):
             yield value
@@ -324,7 +306,7 @@ def mask(text: str) -> str:
 
 
 def masked(value: Any) -> Any:
-    """Return ``value``, of which JSON is made, with its texts masked; names of fields stay."""
+    """Return a JSON value with its strings masked; names of fields are not."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):
@@ -334,15 +316,14 @@ def masked(value: Any) -> Any:
 
 @functools.lru_cache(KEPT)
 def _forms(secret: str) -> tuple[_Needle, ...]:
-    """Return what is searched for a secret."""
+    """Return the texts to search for a secret."""
     # A key in PEM form is many lines, and a server may repeat one of them.
     lines = {line for line in secret.splitlines() if len(line) > WORD and not line.startswith("-----")}
     found: set[str] = set()
     packed: set[str] = set()
     for text in {secret, *lines}:
         data = text.encode("utf-8", "surrogatepass")
-        # http.client decodes headers as Latin-1, and percent-encoding is of bytes. Servers decode so, too,
-        # and repeat the result as UTF-8.
+        # http.client decodes headers as Latin-1. Some servers do the same, and repeat the result as UTF-8.
         wire = data.decode("latin-1")
         sent = (text, wire, wire.encode().decode("latin-1"))
         found |= {form for each in sent for form in (each, each.replace(" ", "+"))}
@@ -356,7 +337,7 @@ def _forms(secret: str) -> tuple[_Needle, ...]:
 
 
 def _packed(data: bytes) -> Iterator[str]:
-    """Yield the characters of base64 that depend on ``data`` only, for each place where it may begin."""
+    """Yield the base64 characters that only ``data`` decides, for each offset of its first byte modulo 3."""
     for before in range(3):
         text = binascii.b2a_base64(bytes(before) + data, newline=False).decode()
         whole = (before + len(data)) * 8 // 6
@@ -390,7 +371,7 @@ def _occurrences(text: str, needle: _Needle) -> Iterator[tuple[int, int]]:
 
 
 def _continues(text: str, start: int, end: int) -> bool:
-    """Return whether a word goes on before ``start`` or after ``end``."""
+    """Return whether a word continues before ``start`` or after ``end``."""
     return any(each.isalnum() or each == "_" for each in (text[start - 1 : start], text[end : end + 1]))
 
 
@@ -415,7 +396,7 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Codec(NamedTuple):
-    """An encoding of single characters. ``sign``: begins each of them."""
+    """An encoding of single characters, each of which begins with ``sign``."""
 
     sign: str
     pattern: re.Pattern[str]
@@ -423,7 +404,7 @@ class _Codec(NamedTuple):
 
 
 def _starts(codec: _Codec, text: str) -> list[int]:
-    """Return where each character of the decoded text begins in ``text``, and at last the end."""
+    """Return where each character of the decoded text begins in ``text``, and where ``text`` ends."""
     starts: list[int] = []
     at = 0
     for found in codec.pattern.finditer(text):
@@ -443,7 +424,7 @@ def _html(found: re.Match[str]) -> str:
     return html.unescape(found[0])
 
 
-#: Of one letter: those of JSON and of Python.
+#: Escapes of one letter in JSON and Python.
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
 
 
@@ -496,7 +477,7 @@ class _Door(logging.Handler):
         if record.exc_info:
             text = _formatter.formatException(record.exc_info)
             if (shown := mask(text)) != text:
-                # What formats the exception itself would show the secret.
+                # A formatter would format the exception again, with the secret.
                 record.exc_info, record.exc_text = None, shown
         last, root = logging.lastResort, logging.getLogger()
         if (
@@ -505,12 +486,12 @@ class _Door(logging.Handler):
             and record.levelno >= last.level
             and self._log.handlers == [self]
         ):
-            # The program has set up no logging: warnings are shown as without this handler.
+            # Without set-up of logging, Python shows warnings; it no longer does if a logger has a handler.
             last.handle(record)
 
 
 _formatter = logging.Formatter()
-#: Ours, and those of libraries that log what servers send: botocore its exceptions, as a warning.
+#: Our logger, and those of libraries that log what servers send: botocore logs its exceptions as warnings.
 _logs = [
     logging.getLogger(name)
     for name in ("cdi_worker", "botocore", "google", "keystoneauth", "requests", "urllib3")

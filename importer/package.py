@@ -76,7 +76,7 @@ def each(
             if paths.count(path) > 1:
                 raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
         asked = [dataclasses.replace(wanted, target=path, checksum=None, disk="") for path in paths]
-        # In one order: two runs that wait for each other's claims would wait for ever.
+        # Sorted, because two runs could wait for each other's claims otherwise.
         for each in sorted(asked, key=lambda each: each.target):
             claim(each)
         return [functools.partial(run, wanted=each) for each in asked]

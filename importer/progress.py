@@ -456,8 +456,8 @@ class Several:
 class Continued(Several):
     """Passes on the progress of a transfer that continues an earlier one.
 
-    ``moved``, ``skipped``: bytes of the earlier attempt. They are counted at once, before it is known again
-    which bytes they are; what is kept and skipped is passed on only where it exceeds them.
+    ``moved``, ``skipped``: bytes of the earlier attempt. They are reported when it begins. Later only what
+    exceeds them is reported as kept and skipped.
     """
 
     def __init__(self, to: Progress, moved: int = 0, skipped: int = 0) -> None:
@@ -490,14 +490,14 @@ class Continued(Several):
 
 
 class Exceeding:
-    """A count of which ``passed`` has been passed on in advance."""
+    """A count of which ``passed`` was reported in advance."""
 
     def __init__(self, passed: int) -> None:
         self.passed = self._advance = passed
         self._count = 0
 
     def add(self, count: int) -> int:
-        """Add ``count``, which may be negative; return what is to be passed on."""
+        """Add ``count``, which may be negative; return how much to report."""
         self._count += count
         before, self.passed = self.passed, max(self._advance, self._count)
         return self.passed - before

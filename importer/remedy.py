@@ -10,7 +10,7 @@ CA: Final = "ca_files"
 INSECURE: Final = "insecure"
 THUMBPRINT: Final = "thumbprint"
 
-#: Something to do, and the setting that does it, empty if it is none of ours.
+#: An action, and the setting that does it; empty if no setting of ours does.
 Way = tuple[str, str]
 
 

@@ -42,7 +42,7 @@ class Extent:
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Access:
-    """Credentials, certificates and proxies for a server. ``repr`` omits the secrets, texts mask them.
+    """Credentials, certificates and proxies for a server. ``repr`` omits the secrets.
 
     ``session_token``: part of temporary S3 keys. ``headers``, like the credentials, are only sent to the
     origin of the request. ``ca_files``: PEM files trusted in addition to the system's. ``patience``: seconds
@@ -99,8 +99,8 @@ class Stage(NamedTuple):
 class Location:
     """The address of a disk and the access to it. Sources with options of their own derive a dataclass.
 
-    Its secrets are masked in all texts of this process while it exists: the fields that ``repr`` omits, and
-    those in addresses.
+    While it exists, its secrets are masked in all texts of this process (``masking``): the fields that
+    ``repr`` omits, and those in addresses.
     """
 
     #: Whether the source supports multi-stage imports (``sources.staged``).
@@ -234,7 +234,7 @@ class Source:
     previous_size: int | None = None
     #: ``ALGORITHM:HEX`` of the bytes as served, as stated by the server; empty: unknown.
     checksum: str = ""
-    #: ``KIND:VALUE`` without blanks, another one if the bytes are others, for callers that watch the source;
+    #: ``KIND:VALUE`` without blanks, for callers that watch the source; it changes whenever the bytes change;
     #: empty: unknown.
     digest: str = ""
     #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing

@@ -18,7 +18,7 @@ class Cause(NamedTuple):
 
     @property
     def fields(self) -> dict[str, object]:
-        """Return the fields of an error."""
+        """The fields of an error."""
         return {"reason": self.reason, **({"remedy": self.remedy} if self.remedy else {})}
 
 
@@ -41,8 +41,8 @@ _REMEDIES: Final = {
     64: _OTHER_NAME,
 }
 _UNUSABLE: Final = Remedy([("replace the server's certificate", ""), _UNVERIFIED])
-#: GnuTLS does not say what is wrong with the certificate.
-UNTOLD: Final = Remedy([("check its dates and its host name", ""), *_UNKNOWN])
+#: For GnuTLS and libcurl, which do not say what is wrong with the certificate.
+UNSPECIFIED: Final = Remedy([("check its dates and its host name", ""), *_UNKNOWN])
 
 #: OpenSSL's reasons. After an alert of the server, only the server's log says more.
 _REASONS: Final = (
@@ -65,14 +65,14 @@ _REASONS: Final = (
 
 
 def cause(links: Iterable[BaseException]) -> Cause | None:
-    """Return the cause that the exceptions of a failed handshake tell; None for an unknown one."""
-    found = list(links)
-    for link in found:
+    """Return the cause of a failed handshake by its chain of exceptions; None if it is unknown."""
+    chain = list(links)
+    for link in chain:
         if isinstance(link, ssl.SSLCertVerificationError):
             return certificate(link)
-    text = " ".join(map(str, found))
-    if told := re.search("certificate verify failed: ([^(]+)", text):
-        return Cause(f"TLS: certificate verify failed: {told[1].strip()}", _UNUSABLE)
+    text = " ".join(map(str, chain))
+    if found := re.search("certificate verify failed: ([^(]+)", text):
+        return Cause(f"TLS: certificate verify failed: {found[1].strip()}", _UNUSABLE)
     for pattern, reason, remedy in _REASONS:
         if re.search(pattern, text):
             return Cause(f"TLS: {reason}", remedy)

@@ -1,7 +1,7 @@
-"""What of a location selects the bytes of a disk: the part of a journal's key that no source can forget.
+"""The part of a journal's key that depends on the location: all settings that select the bytes of a disk.
 
-Every field of a location counts, also one that a plugin or a later version adds, unless it is declared as a
-credential or as tuning. Credentials may be renewed between two runs; a run that resumes must not need them.
+Every field of a location counts, also of a plugin or a later version, unless it is declared as a credential
+or as tuning. Credentials may be renewed between two runs, and the second one still resumes the first.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _v4(prefix: str) -> tuple[frozenset[str], frozenset[str]]:
     return needed, frozenset({*(f"{prefix}-{name}" for name in names), f"{prefix}-Security-Token"})
 
 
-def _also(needed: str, more: str = "") -> tuple[frozenset[str], frozenset[str]]:
-    return frozenset(needed.split()), frozenset((needed + " " + more).split())
+def _signature(needed: str, more: str = "") -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(needed.split()), frozenset(f"{needed} {more}".split())
 
 
 #: Query parameters of signed URLs: those that a signature has, and all that are renewed with it. A parameter
@@ -60,23 +60,25 @@ def _also(needed: str, more: str = "") -> tuple[frozenset[str], frozenset[str]]:
 _SIGNATURES: Final = (
     _v4("X-Amz"),
     _v4("X-Goog"),
-    _also("AWSAccessKeyId Expires Signature", "x-amz-security-token"),
-    _also("GoogleAccessId Expires Signature"),
-    _also("OSSAccessKeyId Expires Signature", "security-token"),
+    _signature("AWSAccessKeyId Expires Signature", "x-amz-security-token"),
+    _signature("GoogleAccessId Expires Signature"),
+    _signature("OSSAccessKeyId Expires Signature", "security-token"),
     # CloudFront, with a predefined policy and with one of its own.
-    _also("Key-Pair-Id Expires Signature"),
-    _also("Key-Pair-Id Policy Signature"),
+    _signature("Key-Pair-Id Expires Signature"),
+    _signature("Key-Pair-Id Policy Signature"),
     # Azure's shared access signature; its version is not that of the object, which is "versionid".
-    _also("sv sig", "se sp sr st sip spr ss srt ses sdd si skoid sktid skt ske sks skv saoid suoid scid"),
+    _signature(
+        "sv sig", "se sp sr st sip spr ss srt ses sdd si skoid sktid skt ske sks skv saoid suoid scid"
+    ),
     # OpenStack Swift.
-    _also("temp_url_sig temp_url_expires", "temp_url_ip_range temp_url_prefix"),
+    _signature("temp_url_sig temp_url_expires", "temp_url_ip_range temp_url_prefix"),
 )
 
 
 def digest(location: base.Location) -> str:
-    """Return a digest of what selects the bytes. Equal digests: the same bytes, or a change of the object.
+    """Return a digest of the settings that select the bytes. With equal digests only the object can differ.
 
-    A secret that is not known as one, such as a token in a header, is in it only as a part of the digest.
+    A secret that is not recognized as one, such as a token in a header, changes the digest.
     """
     return hashlib.sha256(repr(_selecting(location)).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -115,7 +117,7 @@ def _of_access(access: base.Access) -> list[tuple[str, Any]]:
 def _address(endpoint: str) -> str:
     """Return an address without its password, and a URL of the web without a signature.
 
-    Nothing is decoded or put in order: servers tell such addresses apart.
+    Nothing is decoded or sorted: servers distinguish such addresses.
     """
     scheme, separator, rest = endpoint.partition("://")
     if not separator:

@@ -8,10 +8,10 @@ from cdi_worker.sources import base, document, kind
 
 
 def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cancel) -> str:
-    """Return ``KIND:VALUE`` without blanks, which is another one if the bytes are others.
+    """Return ``KIND:VALUE`` without blanks; it changes whenever the bytes change.
 
-    ``sums``: URL or path of a file with checksums, whose line for the disk is the digest; empty: the source
-    itself is asked. Raises ``errors.RequestError`` for a kind of source that knows none.
+    ``sums``: URL or path of a file with checksums, whose line for the disk is the digest; empty: ask the
+    source. Raises ``errors.RequestError`` for a kind of source without digests.
     """
     faults = tuple(location.faults())
     if faults:

@@ -188,7 +188,7 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
 
 
 def handshake(url: str, err: BaseException) -> handshakes.Cause | None:
-    """Return why a TLS handshake failed; None if its exceptions do not tell."""
+    """Return the cause of a failed TLS handshake; None if it is unknown."""
     # Imported when used: only a failure needs it (start-up time).
     from cdi_worker.sources import handshakes
 

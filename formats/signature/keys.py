@@ -22,7 +22,7 @@ from cdi_worker.formats import signature
 PublicKey: TypeAlias = "ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey"
 KINDS = (ec.EllipticCurvePublicKey, rsa.RSAPublicKey, ed25519.Ed25519PublicKey)
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----(?:(?!-----BEGIN).)*?-----END \1-----", re.DOTALL)
-#: Of an RSA key, in bits: shorter ones are forged.
+#: Smallest RSA key, in bits: shorter ones are forged.
 SHORTEST_RSA = 2048
 
 

@@ -24,7 +24,7 @@ _LARGEST_END = 64 << 20
 #: Bytes of headers that an archive of any size may have.
 _HEADERS = 1 << 30
 
-#: The name of the disk on a volume with a file system. Whoever opens it follows a link in its own mounts.
+#: The name of the disk on a volume with a file system. A program that opens it follows a link, in its mounts.
 DISK = "disk.img"
 
 Kind = Literal["file", "directory", "symlink", "hardlink"]
@@ -160,7 +160,7 @@ class Archive(headers.Stream):
     def _check_disk(self, entry: Entry) -> None:
         """Refuse a disk that is not a file, and a second one.
 
-        It may be a hard link to an earlier file, but that may be a symlink: whoever unpacks it checks.
+        It may be a hard link to an earlier file, which may be a symlink: ``staging`` checks that.
         """
         if entry.path[:1] != (DISK,):
             return

@@ -107,7 +107,7 @@ class Cancel:
 
     @property
     def failure(self) -> Exception | None:
-        """The failure of another part of the work that set it; None if somebody asked to stop."""
+        """The failure of another part of the work that set it; None if the caller set it."""
         return self._failure
 
     @property

@@ -1,8 +1,8 @@
-"""Check that a read has written the bytes that it returns: a buffer holds other bytes of the process before.
+"""Check that a read has written the bytes that it returns. A buffer contains other memory of the process.
 
-A server may answer with one part twice and another one never, and a third-party reader may count wrongly.
-Every read by ranges passes here. Readers that know the parts of an answer, such as the chunks of NBD, also
-compare these with the request.
+A server may send one part twice and another one never, and a third-party reader may count wrongly. All reads
+by ranges use this module. Readers that see the parts of a response, such as the chunks of NBD, also compare
+them with the request.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WORD: Final = 8
 def read(call: Callable[[int, memoryview], int], offset: int, into: memoryview, name: str) -> int:
     """Return how many bytes of ``into`` the reader ``call`` has filled from ``offset``, at least one.
 
-    Writes a random word into each page of ``into`` before. Raises ``errors.SourceError`` if one is left in
-    what the reader returns, or if that is longer than ``into``; ``errors.Transient`` if it is nothing.
+    First writes a random word into each page of ``into``. Raises ``errors.SourceError`` if one is left in the
+    bytes that the reader returns, or if it returns more than ``into`` holds; ``errors.Transient`` for none.
     """
     mark = os.urandom(WORD)
     marks = into[: len(into) // WORD * WORD].cast("Q")[:: PAGE // WORD]

@@ -1,6 +1,6 @@
-"""HTTP responses whose head and trailers end: http.client limits neither their number nor their time.
+"""HTTP responses with limits for interim responses, head and trailers, which http.client does not have.
 
-It skips only 100 Continue, in any number, and takes other interim responses (RFC 9110, 15.2) such as 103
+It skips 100 Continue any number of times, and takes other interim responses (RFC 9110, 15.2) such as 103
 Early Hints for the final one. The overrides are of private methods, because ``begin`` has no hook.
 """
 
@@ -139,12 +139,12 @@ class Bounded(Response):
 class _Body:
     """Measures the reads of a body.
 
-    It knows no response: a response that nobody holds any more must close its socket at once, as one without
-    a cycle of references does, and not when the garbage is collected.
+    It has no reference to the response. With such a cycle, an unused response would only close its socket
+    when garbage is collected, not at once.
     """
 
     def __init__(self) -> None:
-        #: None: a head, which has a limit of its own, and a server may need long to begin.
+        #: None while the head is read: it has its own limit, and a server may need long to begin.
         self.meter: retry.Meter | None = None
 
     def read(self, call: Callable[[], int]) -> int:

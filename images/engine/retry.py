@@ -28,8 +28,8 @@ class Patience:
     """Decide after each failure whether to retry, and when.
 
     The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
-    retries. Fewer than ``slowest`` bytes per second, on average since there was progress, are none. What the
-    server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total.
+    retries. Less than ``slowest`` bytes per second, on average since the last progress, is not progress. The
+    time that the server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total.
     Not thread-safe: each piece of work has its own.
     """
 
@@ -73,7 +73,7 @@ class Patience:
             raise errors.TransferFailed(url=name, offset=offset, reason=reason)
 
     def resume(self) -> None:
-        """Wait for the source again: the time since the last report was our own, as of slow storage."""
+        """Exclude the time since the last report: the caller needed it, for example for slow storage."""
         idle = time.monotonic() - self._reported
         self._since += idle
         self._unbroken += idle
@@ -118,10 +118,10 @@ def patiently(
 
 
 class Meter:
-    """The bytes of one peer in the time of our reads: ``seconds`` without data, or too slow, are its end.
+    """Measure a peer's speed during reads. It is given up after ``seconds`` without data or too slow.
 
-    ``slowest``: bytes per second, on average since it last had that speed; 0: every byte is enough. What
-    passes between the reads is our own time, such as that of slow storage. Not thread-safe.
+    ``slowest``: bytes per second, on average since it last had that speed; 0: every byte is enough. The time
+    between the reads is not counted: the caller needs it, for example for slow storage. Not thread-safe.
     """
 
     def __init__(self, seconds: float, slowest: float = SLOWEST) -> None:
@@ -136,7 +136,7 @@ class Meter:
         return max(0.0, self._limit - self._seconds)
 
     def read(self, call: Callable[[], int]) -> int:
-        """Return the bytes that ``call`` has read; 0 is the end. Raises ``TimeoutError``; see ``count``."""
+        """Return the number of bytes that ``call`` has read; 0 at the end. Raises like ``count``."""
         began = time.monotonic()
         count = call()
         if count:

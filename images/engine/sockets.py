@@ -84,8 +84,8 @@ class Secure(ssl.SSLSocket):
     """A client's socket that empties OpenSSL's error queue of the thread when it fails.
 
     OpenSSL 3.4 and later leave the errno of a failed system call there, and Python raises it without removing
-    it (PySSL_SetError in _ssl.c). The next read that has to wait, of any connection of the thread, would
-    raise it again, until the thread does a handshake. Ours are done in other threads, so for ever.
+    it (PySSL_SetError in _ssl.c). Every later read in the thread that has to wait, on any connection, would
+    raise it again until the thread does a handshake. Our handshakes run in other threads.
     """
 
     # All other methods that receive or send call one of these.
@@ -111,6 +111,6 @@ class Secure(ssl.SSLSocket):
 
 
 def separated(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Let the sockets of ``context`` be of the class ``Secure``."""
+    """Make ``context`` create sockets of the class ``Secure``; return it."""
     context.sslsocket_class = Secure
     return context

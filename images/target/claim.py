@@ -37,7 +37,7 @@ STDOUT: Final = "standard output"
 RECORD: Final = 512
 _KIND: Final = b"cdi-worker claim "
 _MAGIC: Final = _KIND + b"1\n"
-#: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless it is told to.
+#: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless configured.
 _NOT_OURS: Final = (
     "the user of this process may not write to the device; in Kubernetes, set "
     "device_ownership_from_security_context = true in the node's container runtime"
@@ -217,7 +217,7 @@ class LockFile(Claim):
         self._prepared = ()
 
     def _still_there(self, entries: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the entries of the file that is the disk now."""
+        """Return those ``entries`` that describe the present disk."""
         return tuple(each for each in entries if each == _entry(each.partition(" ")[0], self.path))
 
     def _write(self) -> None:
@@ -263,7 +263,7 @@ class LockFile(Claim):
 
 
 def _entry(key: str, path: str) -> str:
-    """Return what shows that a file was not touched; it is no other's file while this exists."""
+    """Return ``KEY INODE SIZE MTIME``, which changes with the file; empty if the file is missing."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -272,7 +272,7 @@ def _entry(key: str, path: str) -> str:
 
 
 def _prepared(record: bytes) -> tuple[str, ...]:
-    """Return what a record says of prepared disks: the old one, and that which was to replace it."""
+    """Return the entries of prepared disks in a record: the old disk, and the one that was to replace it."""
     found = holder(record)
     entries = found.prepared if found is not None else ()
     is_valid = (

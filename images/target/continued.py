@@ -1,4 +1,4 @@
-"""A target of which a part is finished, for a stream of the whole disk."""
+"""Write a stream of the whole disk to a target that already has a part of it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cdi_worker.scratch import journal
 
 
 class Continued:
-    """Pass on to ``into`` what is missing in the journal; of the rest, only what storage holds otherwise.
+    """Write to ``into`` what is missing in the journal, and what differs from the bytes in storage.
 
-    ``differed``: bytes of the rest that were written again. Thread-safe. Raises ``errors.TargetError``.
+    ``differed``: bytes in the journal that were written again. Thread-safe. Raises ``errors.TargetError``.
     """
 
     def __init__(self, target: base.Target, noted: journal.Journal, into: copy.Writable) -> None:
@@ -52,7 +52,7 @@ class Continued:
     def _unfinished(
         self, start: int, end: int, differing: Callable[[int, int], list[journal.Range]]
     ) -> list[journal.Range]:
-        """Return the parts of a range that storage does not hold."""
+        """Return the parts of a range that storage does not contain."""
         missing = self._noted.missing(start, end)
         found = list(missing)
         for first, after in [*missing, (end, end)]:
@@ -75,7 +75,7 @@ class Continued:
 
 
 class Saving(journaled.Journaled):
-    """Save the journal, too, when it is time."""
+    """Also saves the journal at its interval."""
 
     def write(self, offset: int, data: memoryview, /) -> None:
         super().write(offset, data)

@@ -1,4 +1,4 @@
-"""Disks that become usable together: none before all are complete and verified."""
+"""Make several disks usable together: none before all are complete and verified."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Group:
         self._targets.append((made, size))
 
     def keep(self, made: base.Target) -> None:
-        """Keep the bytes of a target if a later run can help: it has a journal."""
+        """Keep the bytes of a target with a journal if the group fails and a later run can resume it."""
         self._resumable.append(made)
 
     def publish(self) -> None:

@@ -71,7 +71,7 @@ def _parent() -> str:
 
 
 def _lock_new(path: str) -> int | None:
-    """Open and lock a new directory; return None if a run that removes left ones has it."""
+    """Open and lock a new directory; return None if another run has just taken it for a left-over."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -83,13 +83,13 @@ def _lock_new(path: str) -> int | None:
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError:
-        return fd  # no locks here, so no run removes it: on NFS a directory has none
+        return fd  # without locks, as for a directory on NFS, no run removes it
     os.close(fd)
     return None
 
 
 def _sweep(parent: str) -> None:
-    """Remove what killed processes have left in a directory, which other users may share."""
+    """Remove left-overs of killed processes from a directory that other users may share."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, above)
@@ -97,12 +97,12 @@ def _sweep(parent: str) -> None:
             named = (entry.name for entry in entries if _NAME.fullmatch(entry.name))
             found = list(itertools.islice(named, _MOST))
         for name in found:
-            with contextlib.suppress(OSError), _Left(name, above) as left:
-                left.remove()
+            with contextlib.suppress(OSError), _LeftOver(name, above) as left_over:
+                left_over.remove()
 
 
-class _Left:
-    """A directory that a process has left, open and locked. Raises ``OSError`` if it is not one."""
+class _LeftOver:
+    """An open directory with one of our names. ``remove`` raises ``OSError`` if its process lives."""
 
     def __init__(self, name: str, above: int) -> None:
         self._name, self._above = name, above
@@ -116,7 +116,7 @@ class _Left:
         os.close(self._fd)
 
     def remove(self) -> None:
-        """Remove the directory through its descriptor: its name may get another meaning at any time."""
+        """Remove the directory through its descriptor: another file may get its name at any time."""
         found = os.fstat(self._fd)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
             return

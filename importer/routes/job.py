@@ -173,10 +173,10 @@ class Job:
                 self.group.keep(out)
 
     def outlives(self, failure: errors.Error) -> bool:
-        """Return whether what was written is right although ``failure`` ends the attempt.
+        """Return whether the bytes written so far stay valid although ``failure`` ends the attempt.
 
-        Ranges that are not served any more were right. The stream that replaces them has the same bytes if
-        the identity is strong.
+        Ranges that are no longer served were valid. The stream that replaces them has the same bytes if the
+        identity is strong.
         """
         if isinstance(failure, errors.NoRanges):
             return not (self.source.weak or isinstance(failure, errors.WrongRanges))
@@ -222,18 +222,17 @@ class Job:
 
         That part is read back before, because the sender does not send it again.
         """
-        # Imported when used: only a clone needs it (start-up time).
+        # Imported when used: only a clone needs them (start-up time).
+        from cdi_worker.images import readback
         from cdi_worker.images.target import continued
 
         with self.resumable(path, size, size, options) as (out, noted):
             start = end = out.withheld
             if noted.covered:
-                from cdi_worker.images import readback
-
                 with readback.ReadBack(out, noted, self.scope) as reading:
                     self.refetched = reading.wait()
                 end = next((first for first, _ in noted.missing(start, size)), size)
-                # What follows is sent again, and its digests may become others.
+                # The rest is sent again, and its digests may change.
                 noted.discard(end, size)
             self.resumed = end - start
             self.source.keep(start, end)
@@ -338,8 +337,8 @@ class Job:
     def _key(self) -> str:
         """Return the journal's key: the bytes and the job.
 
-        Servers give several objects the same identity, as nginx does with its ETag of date and size, so all
-        that selects the bytes is in it. It contains the owner's UID, which no other user of the same device
+        It contains all that selects the bytes, because servers give several objects the same identity: nginx
+        makes an ETag of date and size. It contains the owner's UID, which no other user of the same device
         knows. A weak identity is completed by the first bytes, which are fetched in any case. Only a digest
         of the key is used (``journal.Journal``), and it is not stored.
         """

@@ -42,8 +42,8 @@ class Mark(NamedTuple):
     encoder: clone.Encoder
 
 
-class Left(NamedTuple):
-    """A part of the disk that is left out."""
+class Gap(NamedTuple):
+    """A part of the disk that the receiver has, and that is not sent."""
 
     offset: int
     length: int
@@ -137,13 +137,13 @@ class Stream(sender.Stream):
                 self._kept = part
         self._marks = collections.deque([self._first], KEPT)
 
-    def _parts(self, disk: volume.Volume, offset: int) -> Iterator[volume.Part | Left]:
+    def _parts(self, disk: volume.Volume, offset: int) -> Iterator[volume.Part | Gap]:
         """Yield the parts of the disk from ``offset`` on."""
         start, end = self._kept
         if offset < start:
             yield from disk.pieces(offset, start)
         if offset <= start < end:
-            yield Left(start, end - start)
+            yield Gap(start, end - start)
         yield from disk.pieces(max(offset, end))
 
     def _from(self, mark: Mark) -> Chunks:
@@ -174,7 +174,7 @@ class Stream(sender.Stream):
                     self._marks.append(Mark(sent, marked, encoder.copy()))
             if isinstance(part, volume.Hole):
                 zeros += part.length
-            elif isinstance(part, Left):
+            elif isinstance(part, Gap):
                 record = encoder.kept(part.length)
                 yield record
                 sent += len(record)

@@ -239,7 +239,7 @@ def _failure(server: Server, err: Any) -> errors.Error:
         if part in err.string:
             reason = message.format(text=text)
             if part == "certificate":
-                return Failed(url=server.name, reason=reason, remedy=handshakes.UNTOLD)
+                return Failed(url=server.name, reason=reason, remedy=handshakes.UNSPECIFIED)
             return Failed(url=server.name, reason=reason)
     if err.errnum:
         reason = f"connect: {os.strerror(err.errnum).lower()}"

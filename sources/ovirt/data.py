@@ -27,7 +27,7 @@ _REFUSED = frozenset({401, 403, 404, 410})
 
 
 class TicketRefused(errors.Transient):
-    """The ticket is not valid, or not any more. The engine knows the cause."""
+    """The ticket is invalid or has expired. The engine knows the cause."""
 
 
 def library() -> Any:

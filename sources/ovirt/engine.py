@@ -39,7 +39,7 @@ Pause = Callable[[float], None]
 
 
 class NotFound(errors.Unreachable):
-    """The object does not exist in the engine, or not any more."""
+    """The object does not exist in the engine."""
 
 
 class Locked(errors.Transient):
@@ -156,7 +156,7 @@ class Engine:
             # Imported when used: only a failure needs it (start-up time).
             from cdi_worker.sources import handshakes
 
-            return errors.Unreachable(url=self.name, reason=reason, remedy=handshakes.UNTOLD)
+            return errors.Unreachable(url=self.name, reason=reason, remedy=handshakes.UNSPECIFIED)
         return errors.Unreachable(url=self.name, reason=reason)
 
 

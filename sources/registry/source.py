@@ -98,9 +98,9 @@ class RegistrySource(base.Source):
         return trust.Judge(self.demand, self._reference)
 
     def _check_platform(self, chosen: Chosen, image: Image) -> None:
-        """Refuse a signed image that an index lists for another platform: the index may be somebody else's.
+        """Refuse a signed image that an index lists for another platform: others may have written the index.
 
-        Unsigned images are often built with a wrong configuration, and nothing of them is verified.
+        Unsigned images often have a wrong configuration, and there is nothing to verify.
         """
         found = documents.contradiction(chosen.entry, image.config) if chosen.entry else ""
         if found and self.claims:

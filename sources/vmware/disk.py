@@ -24,7 +24,7 @@ READS = 4
 LOG_WAIT, RECENT = 1.0, 2.0
 #: Seconds without an extent after which their list fails, if the connection breaks.
 LISTING_LIMIT = 10.0
-#: Seconds for which VDDK may not answer: it has limits of its own, and opening a disk may take a minute.
+#: Longest silence of VDDK, in seconds: it has its own limits, and opening a disk may take a minute.
 LIMIT = 180.0
 #: Seconds to wait for VDDK to close its sessions: the host counts dropped ones for a while.
 CLOSE_LIMIT = 5.0

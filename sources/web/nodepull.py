@@ -64,7 +64,7 @@ class NodePullSource(http.HttpSource):
         """Fetch the labels, then create the done file, on which the server exits."""
         self._labels = self._ask_labels()
         try:
-            # The volume is shared with a container of somebody else's image: never through a link.
+            # The volume is shared with a container of a foreign image, which may create links.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self._location.done_file, flags, 0o666))
         except OSError as err:
