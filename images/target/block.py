@@ -65,11 +65,20 @@ class BlockTarget(base.Target):
         super().zero(offset + inside, length - inside)
 
     def zero_rest(self, start: int) -> None:
-        """Zero the device after the end of the disk: nothing says how large an earlier stage was."""
+        """Zero the device after the end of the disk: nothing says how large an earlier stage was.
+
+        Storage that cannot zero without a transfer is read, and only what is not zero is written.
+        """
+        rungs = () if self._options.preallocate else (kernel.punch_hole,)
+        ladder = zeroing.Ladder(self._fd, rungs, self._sector, self._put_zeros)
         with self._storage("zero"):
             first = max(start, self.withheld)
             for part in self._steps(first, os.lseek(self._fd, 0, os.SEEK_END)):
-                self._clear(*part)
+                ladder.zero(*part)
+
+    def _put_zeros(self, offset: int, zeros: memoryview) -> None:
+        if not directio.is_zero(memoryview(os.pread(self._fd, len(zeros), offset))):
+            self._put(offset, zeros)
 
     def _set_head(self, offset: int, data: memoryview) -> None:
         end = offset + len(data)

@@ -87,11 +87,6 @@ def begin(job: Job, opened: target.Target) -> None:
     """
     checkpoint.Checkpoint(*job.checkpoints).write(opened.written_path)
     size, before = job.plan.virtual_size or 0, job.source.previous_size
-    if before is None:
-        # Only files of a chain have sizes of their own. Zeroing a device may mean to write all of it.
-        may_shrink = job.content.format == "qcow2" or not target.is_block(job.wanted.target)
-    else:
-        may_shrink = before > size
-    if may_shrink:
+    if before is None or before > size:
         opened.zero_rest(size)
     opened.flush()

@@ -455,6 +455,35 @@ def test_changes_since_a_bitmap_are_applied(tmp_path: Path, target: Path) -> Non
     assert 3 * MIB < done.read < 4 * MIB
 
 
+@pytest.mark.parametrize("preallocation", [False, True])
+def test_disk_that_becomes_smaller_and_larger_again_has_no_old_bytes(
+    tmp_path: Path, target: Path, preallocation: bool
+) -> None:
+    """An export does not say how large it was: what is behind the end of a smaller one reads as zeros."""
+    disks = [tmp_path / f"disk-{number}.qcow2" for number in range(3)]
+    expected = tmp_path / "expected.raw"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", disks[0], str(SIZE))
+    nbd_exports.write(disks[0], f"write -P 0x11 0 {SIZE}")
+    nbd_exports.bitmap(disks[0], "first")
+    for before, disk, size, change in (
+        (disks[0], disks[1], 12 * MIB + 512, "write -P 0x21 1M 64k"),
+        (disks[1], disks[2], SIZE, "write -P 0x22 30M 64k"),
+    ):
+        processes.run("qemu-img", "convert", "-O", "qcow2", before, disk)
+        processes.run("qemu-img", "resize", "-q", "--shrink", disk, str(size))
+        nbd_exports.bitmap(disk, "since")
+        nbd_exports.write(disk, change)
+    processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", disks[2], expected)
+    stages = ("", "first"), ("first", "second"), ("second", "third")
+    for disk, (previous, current) in zip(disks, stages, strict=True):
+        bitmap = "since" if previous else "first"
+        with nbd_exports.storage_daemon(tmp_path, disk, "vda", bitmap) as port:
+            given = {"bitmap": bitmap} if previous else {}
+            url = f"nbd://127.0.0.1:{port}/vda"
+            import_(url, target, previous=previous, current=current, **given, preallocation=preallocation)
+    oracle.same(target, expected, beyond=b"\0")
+
+
 def test_bitmap_may_have_another_name_than_the_checkpoint(tmp_path: Path) -> None:
     """Libvirt calls the bitmap of a pull-mode backup backup-vda, whatever the checkpoint."""
     disk, target = tmp_path / "disk.qcow2", tmp_path / "disk.img"
