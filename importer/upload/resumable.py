@@ -134,14 +134,17 @@ class Resumable:
             length = _length(request)
             running = self._begin(request.headers, length)
             session = Session(running, length, request.headers.get("upload-metadata", ""))
-            session.wait(self._patience)
-            self._session = session
-            running.work.add_done_callback(lambda _: session.stop_waiting())
-            if length == 0:
-                # An empty upload is already complete: no PATCH follows whose answer could report the result.
-                running.body.end()
-                running.wait()
-            more = _kept(running)
+            with session.taken_over():
+                self._session = session
+                running.work.add_done_callback(lambda _: session.stop_waiting())
+                if length == 0:
+                    # An empty upload is already complete: no PATCH follows that could report the result.
+                    running.body.end()
+                    running.wait()
+                more = _kept(running)
+                if session.is_open:
+                    # Not before: reading back what a clone has on the target takes its time.
+                    session.wait(self._patience)
         except errors.Error as err:
             return http.failed(err)
         return Answer(201, headers={**session.headers(), **more, "Location": _location(request, session)})

@@ -131,3 +131,18 @@ def test_what_storage_has_lost_is_sent_again(pair: Pair, paths: contract.Paths, 
         with pair.second:
             assert sending.wait(60) == 0
     oracle.same(target, pair.volume)
+
+
+def test_reading_back_may_take_longer_than_a_client_may_be_silent(
+    pair: Pair, paths: contract.Paths, target: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
+        sending = stack.enter_context(pair.source())
+        processes.wait_for(lambda: noted(target) > SIZE // 2, "half of the disk")
+        kept = noted(target)
+        pod.kill()
+        pod.wait(20)
+        with pair.second.with_short_timeouts(kept / SPEED / 2):
+            assert sending.wait(60) == 0
+    oracle.same(target, pair.volume)
