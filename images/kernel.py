@@ -1,4 +1,4 @@
-"""Linux system calls that Python's os module lacks. All raise OSError and release the GIL."""
+"""Linux system calls, mostly those that Python's os module lacks. All raise OSError and release the GIL."""
 
 from __future__ import annotations
 
@@ -128,6 +128,15 @@ def sync_filesystem(fd: int) -> None:
     Since Linux 5.8 it raises write-back errors that occurred since ``fd`` was opened.
     """
     _check(_libc.syncfs(fd))
+
+
+def sync_directory(fd: int) -> None:
+    """Make the names in a directory durable, if its file system can sync one (fsync(2), EINVAL)."""
+    try:
+        os.fsync(fd)
+    except OSError as err:
+        if err.errno != errno.EINVAL:
+            raise
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import errno
 import json
 import os
 import secrets
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdi_worker import errors, execute, masking, plan, request, version
-from cdi_worker.images import target
+from cdi_worker.images import kernel, target
 from cdi_worker.sources import wire
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
@@ -103,10 +102,7 @@ def _sync(folder: Path) -> None:
     """Make a rename in ``folder`` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
-    except OSError as err:
-        if err.errno != errno.EINVAL:  # the file system cannot sync a directory, fsync(2)
-            raise
+        kernel.sync_directory(fd)
     finally:
         os.close(fd)
 

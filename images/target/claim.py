@@ -203,13 +203,11 @@ class LockFile(Claim):
         with self._lock:
             self._prepared = (*self._still_there(self._prepared), _entry(self._key, written))
             self._write()
-        for path, flags in ((self._name, 0), (pathlib.Path(self._name).parent, os.O_DIRECTORY)):
+        folder = pathlib.Path(self._name).parent
+        for path, flags, sync in ((self._name, 0, os.fsync), (folder, os.O_DIRECTORY, kernel.sync_directory)):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
             try:
-                os.fsync(fd)
-            except OSError as err:
-                if err.errno != errno.EINVAL:  # the file system cannot sync a directory, fsync(2)
-                    raise
+                sync(fd)
             finally:
                 os.close(fd)
 

@@ -162,11 +162,7 @@ class FileTarget(base.Target):
             raise self._claim.lose(f"another run has removed or replaced {self.written_path}")
 
     def _sync_directory(self) -> None:
-        try:
-            os.fsync(self._directory)
-        except OSError as err:
-            if err.errno != errno.EINVAL:  # the file system cannot sync a directory, fsync(2)
-                raise
+        kernel.sync_directory(self._directory)
 
     def _abandon(self) -> None:
         if not self._kept and self._options.mode not in {"update", "refresh"}:

@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "directory-not-synced",
         "reports a disk whose name a power failure undoes",
-        {"images/target/file.py": {"            os.fsync(self._directory)": "            pass"}},
+        {"images/target/file.py": {"kernel.sync_directory(self._directory)": "pass"}},
     ),
     Mutant(
         "device-not-synced",
