@@ -66,9 +66,15 @@ class File(upload_sender.Stream):
         self._reporter = reporter
         self._reported = 0
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.length = os.lseek(self._fd, 0, os.SEEK_END)
+            # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             found = os.fstat(self._fd)
+            if stat.S_ISFIFO(found.st_mode):
+                os.close(self._fd)
+                raise errors.Unreachable(
+                    url=path, reason="is a pipe, which cannot be sent again; write it to a file first"
+                )
+            self.length = os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as err:
             raise errors.Unreachable(url=path, reason=errors.words(err)) from err
         self._version = _version(found)

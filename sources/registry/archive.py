@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -143,11 +144,14 @@ class Archive(Indexed):
     ) -> None:
         super().__init__(reference, cancel, engine)
         try:
-            self._file = open(reference.path, "rb")  # noqa: SIM115 - closed by close()
+            self._file = open(reference.path, "rb", opener=_open_file)  # noqa: SIM115 - closed by close()
         except OSError as err:
             raise self._unreachable(errors.words(err)) from err
         try:
-            self._find_blobs(self._file, os.fstat(self._file.fileno()).st_size)
+            found = os.fstat(self._file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise self._unreachable("is not a regular file")
+            self._find_blobs(self._file, found.st_size)
         except BaseException:
             self._file.close()
             raise
@@ -158,6 +162,11 @@ class Archive(Indexed):
 
     def _at(self, offset: int, size: int) -> base.Source:
         return _Part(self._file.fileno(), offset, size, self.name)
+
+
+def _open_file(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _is_named(item: documents.Descriptor, tag: str) -> bool:

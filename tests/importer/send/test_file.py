@@ -71,6 +71,14 @@ def test_command_needs_a_url_and_a_token_only(server: uploads.Server, image: Pat
     assert "t0ken" not in done.errors
 
 
+def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing has opened it for writing, and opening it would wait for that."""
+    os.mkfifo(tmp_path / "pipe")
+    done = worker.run("upload", tmp_path / "pipe", "https://127.0.0.1:1", timeout=processes.PATIENCE)
+    assert done.status == errors.Unreachable.status
+    assert done.error_message.startswith(f"{tmp_path / 'pipe'}: is a pipe")
+
+
 def test_command_prints_a_summary(server: uploads.Server, image: Path) -> None:
     made = server.certificates
     keys = ("--cert", made.client.certificate, "--key", made.client.key)

@@ -39,6 +39,16 @@ def test_single_image_is_read(tmp_path: Path) -> None:
     assert registry.digest(location, cancelling.Cancel()) == IMAGE.manifest.digest
 
 
+def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing has opened it for writing, and opening it would wait for that."""
+    os.mkfifo(tmp_path / "pipe")
+    done = worker.run(
+        "import", f"oci-archive:{tmp_path / 'pipe'}", tmp_path / "disk.img", timeout=processes.PATIENCE
+    )
+    assert done.status == errors.Unreachable.status
+    assert done.error_message.endswith("pipe: is not a regular file")
+
+
 def test_image_is_chosen_by_tag(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"v1": IMAGE, "docker.io/library/x:v2": SECOND})
     assert read(f"oci-archive:{path}:v1") == DISK
