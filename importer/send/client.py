@@ -43,6 +43,11 @@ class Answer:
     def is_good(self) -> bool:
         return 200 <= self.status < 300
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the server ends, and another one may follow it; see ``upload.headers.LEAVING``."""
+        return self.status == 503 and bool(self.header("Retry-After"))
+
     def reason(self) -> str:
         """Return the status and the text as one line of a message."""
         text = masking.mask(" ".join(self.text.split()))[:1000]

@@ -73,15 +73,19 @@ class Sender:
             more["Upload-Metadata"] = self._metadata
         headers = {**HEADERS, **more, **self.headers}
         # Safe to repeat: the server drops an upload whose answer was lost when the next one is created.
-        answer = retry.patiently(
-            lambda: self.client.ask("POST", self.path, headers), self.patience, self.cancel
-        )
+        answer = retry.patiently(lambda: self._create(headers), self.patience, self.cancel)
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
         _check(self.client, answer)
         self._go(answer.header("Location"))
         self.kept = answer.header(upload_headers.KEPT)
         return True
+
+    def _create(self, headers: upload_client.Headers) -> upload_client.Answer:
+        answer = self.client.ask("POST", self.path, headers)
+        if answer.is_leaving:
+            raise errors.Transient(url=self.client.url, reason=answer.reason())
+        return answer
 
     def left_over(self, length: int) -> int | None:
         """Return how many bytes of this upload the server has from an earlier run, None if it has none."""
@@ -138,8 +142,9 @@ class Sender:
             log.info("upload interrupted reason=%s", err)
             self.retried(err)
             return err
-        if answer.status in {404, 409} or (answer.status == 400 and answer.header("Upload-Offset")):
-            # The server received only a part, or has restarted and lost the upload.
+        is_part = answer.status == 400 and answer.header("Upload-Offset")
+        if answer.status in {404, 409} or is_part or answer.is_leaving:
+            # The server received only a part, or ends, or has restarted and lost the upload.
             return errors.Transient(url=self.client.url, reason=answer.reason())
         _check(self.client, answer)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Final
 
 CHECKSUM: Final = "x-cdi-checksum"
@@ -19,3 +20,6 @@ EXTENTS: Final = "extents-3"
 #: disk), and the server which part of that it has (start-end, in bytes of the disk).
 CONTENT: Final = "x-cdi-worker-content"
 KEPT: Final = "x-cdi-worker-kept"
+#: With 503, of a server that ends, such as that of an evicted pod: one that follows it may take the upload.
+#: Without it, another upload runs.
+LEAVING: Final = types.MappingProxyType({"Retry-After": "1"})

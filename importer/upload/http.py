@@ -37,9 +37,9 @@ class Answer:
 class Refusal(Exception):
     """End a request with a status and its reason phrase."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status)
-        self.answer = Answer(status, f"{status}: {http.HTTPStatus(status).phrase}")
+        self.answer = Answer(status, f"{status}: {http.HTTPStatus(status).phrase}", headers or {})
 
 
 def failed(failure: errors.Error) -> Answer:

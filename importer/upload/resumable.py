@@ -146,7 +146,7 @@ class Resumable:
                     # Not before: reading back what a clone has on the target takes its time.
                     session.wait(self._patience)
         except errors.Error as err:
-            return http.failed(err)
+            return _failed(err)
         return Answer(201, headers={**session.headers(), **more, "Location": _location(request, session)})
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
@@ -169,7 +169,7 @@ class Resumable:
         try:
             session.running.wait()
         except errors.Error as err:
-            return http.failed(err)
+            return _failed(err)
         return Answer(204, headers=session.headers())
 
     def drop_abandoned(self) -> None:
@@ -178,6 +178,14 @@ class Resumable:
         if session is not None and session.is_open and not session.running.body.is_lent:
             session.running.fail(ConnectionError("replaced by another upload"))
             futures.wait({session.running.work})
+
+
+def _failed(failure: errors.Error) -> Answer:
+    """Return the answer to a request whose upload has failed: 503 if another server may continue it."""
+    answer = http.failed(failure)
+    if isinstance(failure, errors.Cancelled):
+        return dataclasses.replace(answer, status=503, headers=headers.LEAVING)
+    return answer
 
 
 def _kept(running: upload_running.Running) -> dict[str, str]:

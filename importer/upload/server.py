@@ -121,7 +121,9 @@ class Server:
         """Hold the lock under which an upload begins. Raises ``Refusal`` if one runs or has succeeded."""
         with self._admitting:
             self._resumable.drop_abandoned()
-            if self._ending or (self.running is not None and not self.running.work.done()):
+            if self._ending:
+                raise Refusal(503, headers.LEAVING)
+            if self.running is not None and not self.running.work.done():
                 raise Refusal(503)
             if self.has_succeeded:
                 raise Refusal(409)

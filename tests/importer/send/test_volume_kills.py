@@ -70,9 +70,10 @@ def test_restarted_source_completes_the_clone(
         oracle.same(target, source)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("mode", ["block", "filesystem"])
 def test_restarted_target_receives_the_clone(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str, number: int
 ) -> None:
     """The same source continues with the pod that is started as a replacement."""
     volume, source = noise(tmp_path, mode, 2)
@@ -85,7 +86,8 @@ def test_restarted_target_receives_the_clone(
         with clones.target(first, paths, log) as pod:
             sender = clones.start_source(clones.environment(first, mode, volume), tmp_path / "message")
             processes.wait_for(lambda: "transfer" in log.read_text(), "the clone to begin")
-            pod.kill()
+            pod.send_signal(number)
+            pod.wait(20)
         with second, sender:
             assert sender.wait(30) == 0
             assert second.result().message == DONE

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import random
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +62,12 @@ def noted(target: Path) -> int:
     return most
 
 
+def written(process: subprocess.Popen[bytes]) -> int:
+    """Return how many bytes a process has written, also into the page cache."""
+    counts = Path(f"/proc/{process.pid}/io").read_text()
+    return int(counts.partition("\nwrite_bytes: ")[2].split()[0])
+
+
 @dataclasses.dataclass
 class Pair:
     """Two receivers, one after the other at the same address, and the volume of the source."""
@@ -83,16 +91,21 @@ def pair(certificates: uploads.Certificates, paths: contract.Paths, target: Path
     return Pair(first, second, noise(tmp_path / "source.img", 4), tmp_path / "log")
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_next_receiver_keeps_what_the_killed_one_has_stored(
-    pair: Pair, paths: contract.Paths, target: Path
+    pair: Pair, paths: contract.Paths, target: Path, number: int
 ) -> None:
+    """SIGTERM is what a pod gets that is evicted: it stores what it has received."""
     with contextlib.ExitStack() as stack:
         pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
         sending = stack.enter_context(pair.source())
-        processes.wait_for(lambda: noted(target) > 3 * MIB, "a good part of the disk")
-        kept = noted(target)
-        pod.kill()
+        is_killed = number == signal.SIGKILL
+        there = functools.partial(noted, target) if is_killed else functools.partial(written, pod)
+        processes.wait_for(lambda: there() > 3 * MIB, "a good part of the disk")
+        pod.send_signal(number)
         pod.wait(20)
+        kept = noted(target)
+        assert kept > 2 * MIB
         oracle.unusable(target)
         with pair.second:
             assert sending.wait(60) == 0
