@@ -174,7 +174,7 @@ MUTANTS = (
     mutant(
         "images/target/block.py",
         "leaves old bytes behind a disk that has shrunk",
-        "                self._clear(*part)\n",
+        "                ladder.zero(*part)\n",
         "                pass\n",
         "tests/end_to_end/test_chains.py::test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes",
     ),
