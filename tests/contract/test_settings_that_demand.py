@@ -278,12 +278,6 @@ def test_variables_of_the_contract_may_be_empty(pod: worker.Pod, url: str) -> No
     assert pod.disk.read_bytes()[: len(DISK)] == DISK
 
 
-def test_checksum_of_the_contract_is_obeyed(pod: worker.Pod, url: str) -> None:
-    assert pod.run(IMPORTER_ENDPOINT=url, IMPORTER_CHECKSUM=f"sha256:{64 * '0'}").status == 0
-    assert "checksum mismatch" in pod.message
-    assert not [*pod.data.iterdir()]
-
-
 def of_a_service(name: str, ports: dict[str, int], host: str = "10.0.0.1") -> dict[str, str]:
     """Return what a kubelet sets for a Service (k8s.io/kubernetes, pkg/kubelet/envvars, FromServices).
 

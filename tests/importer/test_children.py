@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,14 +53,22 @@ def check(pod: worker.Pod, env: dict[str, str], tool: str, *arguments: str) -> N
     assert not [path for path in left if MARK.encode() in path.read_bytes()]
 
 
-def test_qemu_img_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
-    disk = disks.image("vhdx")
-    folder = tmp_path / "nginx"
-    folder.mkdir()
+@contextlib.contextmanager
+def served(disk: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """Serve a disk slowly; yield the variables of its import, with a password and a signature."""
+    (folder / "nginx").mkdir()
     settings = servers.Settings(password=("me", f"pw-{MARK}"), limit_rate=512 << 10)
-    with servers.nginx(folder, disk.parent, settings) as web:
-        env = {"IMPORTER_SOURCE": "http", "IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": f"pw-{MARK}"}
-        env["IMPORTER_ENDPOINT"] = f"{web.url(disk)}?X-Amz-Signature={MARK}-signature"
+    with servers.nginx(folder / "nginx", disk.parent, settings) as web:
+        yield {
+            "IMPORTER_SOURCE": "http",
+            "IMPORTER_ENDPOINT": f"{web.url(disk)}?X-Amz-Signature={MARK}-signature",
+            "IMPORTER_ACCESS_KEY_ID": "me",
+            "IMPORTER_SECRET_KEY": f"pw-{MARK}",
+        }
+
+
+def test_qemu_img_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
+    with served(disks.image("vhdx"), tmp_path) as env:
         check(worker.Pod(tmp_path / "pod"), env, "qemu-img")
 
 
@@ -70,17 +79,10 @@ def journals(pod: worker.Pod) -> list[Path]:
 
 
 def test_journal_that_a_kill_leaves_has_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
-    disk = disks.image("raw")
-    folder = tmp_path / "nginx"
-    folder.mkdir()
-    settings = servers.Settings(password=("me", f"pw-{MARK}"), limit_rate=512 << 10)
     pod = worker.Pod(tmp_path / "pod")
     (pod.headers / "X-Key").write_text(f"X-Key: key-{MARK}")
-    with servers.nginx(folder, disk.parent, settings) as web:
-        env = {"IMPORTER_SOURCE": "http", "IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": f"pw-{MARK}"}
-        env["IMPORTER_ENDPOINT"] = f"{web.url(disk)}?X-Amz-Signature={MARK}-signature"
-        with worker.started(*pod.arguments, env=env):
-            processes.wait_for(lambda: journals(pod), "a journal", 20)
+    with served(disks.image("raw"), tmp_path) as env, worker.started(*pod.arguments, env=env):
+        processes.wait_for(lambda: journals(pod), "a journal", 20)
     assert all(MARK.encode() not in path.read_bytes() for path in pod.data.iterdir() if path.is_file())
     assert journals(pod)
 

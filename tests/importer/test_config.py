@@ -143,8 +143,6 @@ def test_administrator_sets_options_of_all_pods(
     pod = worker.Pod(tmp_path)
     url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
     env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url}
-    # A Service with the name cdi-worker adds such variables to every pod of its namespace.
-    env |= {"CDI_WORKER_SERVICE_HOST": "10.0.0.1", "CDI_WORKER_PORT": "tcp://10.0.0.1:443"}
     assert pod.run(**env, CDI_WORKER_CONNECTIONS="2", CDI_WORKER_DIRECT="true").status == 0
     assert pod.disk.read_bytes() == disks.raw().read_bytes()
     done = pod.run(**env, CDI_WORKER_SHA256="true")
