@@ -49,6 +49,11 @@ class Error(Exception):
         advice = words(self.fields["remedy"]) if self.fields.get("remedy") else ""  # type: ignore[arg-type]
         return one_line(f"{text}; {advice}" if advice else text)
 
+    @property
+    def fact(self) -> str:
+        """The message without advice, for the log of what is done instead."""
+        return self.worded(lambda _: "")
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.fields)
 

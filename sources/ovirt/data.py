@@ -71,7 +71,7 @@ class Pool:
             try:
                 client = self._connected(first=not self._answered)
             except errors.SourceError as err:
-                log.info("no data at %r reason=%s", _host(url), err)
+                log.info("no data at %r reason=%s", _host(url), err.fact)
                 failures.append(err)
                 continue
             self._answered = True

@@ -209,6 +209,6 @@ class Registry:
             try:
                 resource.drop(resource.get(None))
             except (errors.Unreachable, errors.Transient) as err:
-                log.warning("no https, trying http registry=%r reason=%s", self.reference.api_host, err)
+                log.warning("no https, trying http registry=%r reason=%s", self.reference.api_host, err.fact)
                 return "http"
         return "https"

@@ -98,6 +98,13 @@ def test_registry_without_tls_advises_insecure(tmp_path: Path) -> None:
         assert pod.message.endswith(f"{plain} (insecureRegistries in the configuration of CDI)")
 
 
+def test_plain_http_that_is_allowed_is_not_advised(server: misbehave.Server, tmp_path: Path) -> None:
+    url = f"docker://127.0.0.1:{server.port}/a"
+    done = worker.run("import", url, tmp_path / "disk.img", "--insecure")
+    (warning,) = [line for line in done.errors.splitlines() if "trying http" in line]
+    assert warning.endswith(": the port does not speak TLS")
+
+
 def test_proxy_without_tls_is_named() -> None:
     with proxy.Proxy() as found:
         access = base.Access(https_proxy=f"https://127.0.0.1:{found.port}")
