@@ -11,6 +11,8 @@ searched in plain and in base64, also in the middle of longer base64, as in ``Au
 Three things are not masked. A secret of fewer than ``SHORTEST`` characters: it would be found in any text. A
 secret of letters and digits with fewer than ``WORD`` characters inside a longer word: ``a1b2`` must not hide
 a part of a digest, or ``disk`` a part of a name. A word in one of the ``PHRASES``: controllers search for it.
+
+It is one long module, because ``errors`` imports nothing else of the project.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _rows(context: click.Context, made: command.Command, name: str) -> Iterator[
             value = option.get_default(context)
         shown = _plain(value)
         if option.key in SECRET and shown:
-            shown = "***"
+            shown = masking.MASK
         yield Row(name, option.key, shown, parameters.origin(context, option) or "default")
 
 

@@ -30,5 +30,7 @@ class _Image(file.LocalSource):
     def _open(self) -> int:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(self.name).st_mode):
-                raise errors.Unreachable(url=self.name, reason="is not a regular file")
+                raise errors.Unreachable(
+                    url=self.name, reason="is not a regular file; put the disk itself there"
+                )
         return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -50,7 +50,7 @@ class Resource:
         )
         self.access = access
         self.name = wire.safe_url(url)
-        masking.hold(self, *masking.address(url), *masking.headers(access.headers))
+        masking.hold(self, *masking.address(url))
         self._session = connection or session.new_session(access, cancel)
         self._is_shared = connection is not None
         self._cancel = cancel

@@ -1,7 +1,7 @@
 """Every way to give a credential to a source, with a server that repeats it: the rows of ``test_doors``.
 
 A row is for one source and one kind of credential. ``covers`` names the settings that it gives, so that a
-test can tell which settings have no row.
+test can find the settings without a row. The module is long, because it is one table.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ MUTANTS = (
     ),
     mutant(
         "importer/upload/server.py",
-        "_admission: does not check self._ending or (self.running is not None and (not sel...",
-        "            if self._ending or (self.running is not None and not self.running.work.done()):\n",
+        "begins an upload while another one runs",
+        "            if self.running is not None and not self.running.work.done():\n",
         "            if False:\n",
         "tests/importer/upload/test_breaks.py::test_new_upload_is_possible_while_a_connection_hangs[upload]",
     ),
