@@ -15,42 +15,42 @@ MUTANTS = (
     ),
     mutant(
         "importer/send/sender.py",
-        "_check: does not check not answer.is_good",
+        "takes an error of the server for success",
         "    if not answer.is_good:\n",
         "    if False:\n",
         "tests/importer/send/test_file.py::test_command_needs_a_url_and_a_token_only",
     ),
     mutant(
         "importer/send/sender.py",
-        "send: does not check losses > LOSSES or (now is None and not self.begin(stream....",
+        "continues an upload that the server has lost without creating it again",
         "                if losses > LOSSES or (now is None and not self.begin(stream.length)):\n",
         "                if False:\n",
         "tests/importer/send/test_file.py::test_restarted_server_gets_the_upload_again",
     ),
     mutant(
         "importer/upload/connection.py",
-        "_take: does not check not self._ready(select.POLLIN, limit, interruptible=interru...",
+        "waits for a silent client without limit",
         "            if not self._ready(select.POLLIN, limit, interruptible=interruptible):\n",
         "            if False:\n",
         "tests/importer/upload/test_breaks.py::test_offset_is_exact_after_a_cut[silence-False]",
     ),
     mutant(
         "importer/upload/connection.py",
-        "line: does not check not more",
+        "takes a line that is cut",
         "            if not more:\n",
         "            if False:\n",
         "tests/importer/upload/test_breaks.py::test_offset_is_exact_after_a_cut[end of TLS-True]",
     ),
     mutant(
         "importer/upload/http.py",
-        "_read_trailer: does not check count == TRAILERS",
+        "reads trailers without limit",
         "        if count == TRAILERS:\n",
         "        if False:\n",
         "tests/importer/upload/test_http.py::test_malformed_chunk_is_refused[65 trailers]",
     ),
     mutant(
         "importer/upload/http.py",
-        "readinto: does not check not count",
+        "takes a cut body for a whole one",
         (
             "        if not count:\n"
             '            raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")\n'
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     mutant(
         "importer/upload/resumable.py",
-        "_delete: does not check not session.is_open",
+        "deletes an upload that is complete",
         (
             "    if not session.is_open:\n"
             "        # All bytes have been received and become a disk: 204 would wrongly report them as deleted.\n"
