@@ -102,6 +102,8 @@ class Cancel:
         self._changed = threading.Condition(self._lock)
         self._registered: dict[Registration, None] = {}
         self._is_set = False
+        #: How often it was set: ``Reads`` may no longer be set when a waiting thread runs again.
+        self._times = 0
         self._reason = ""
         self._failure: Exception | None = None
 
@@ -147,7 +149,8 @@ class Cancel:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, at most ``timeout`` seconds; return whether it is."""
         with self._changed:
-            return self._changed.wait_for(self.is_set, timeout)
+            before = self._times
+            return self._changed.wait_for(lambda: self.is_set() or self._times != before, timeout)
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises ``error()`` when it is set."""
@@ -191,6 +194,7 @@ class Cancel:
 
     def _wake(self) -> None:
         with self._changed:
+            self._times += 1
             self._changed.notify_all()
         while (made := self._next()) is not None:
             made.call()

@@ -459,6 +459,15 @@ def test_ended_waits_leave_nothing() -> None:
     processes.wait_for(lambda: not any(one.name == "apart" for one in threading.enumerate()), "their end")
 
 
+def test_pause_of_an_ended_attempt_ends() -> None:
+    """Also if the scope of the attempt has ended before the waiting thread looks at it."""
+    reads = cancelling.Reads(cancelling.Cancel())
+    # What setting a scope does to its callbacks; the scope has ended when they return.
+    threading.Timer(0.1, reads._wake).start()
+    with pytest.raises(errors.Cancelled):
+        reads.pause(3)
+
+
 def test_call_abandoned_for_a_failed_attempt_is_cancelled() -> None:
     """Also if the scope of the attempt has ended before the waiting thread looks at it."""
     reads, over = cancelling.Reads(cancelling.Cancel()), threading.Event()
