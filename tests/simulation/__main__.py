@@ -75,6 +75,17 @@ def several(
     return outcomes, wrong
 
 
+def _unraisable(ignored: sys.UnraisableHookArgs) -> None:
+    """Say nothing of a process that was killed while Python ended a pool of threads that nobody refers to."""
+    if "weakref_cb" not in repr(ignored.object):
+        sys.__unraisablehook__(ignored)
+
+
+def be_quiet() -> None:
+    """Print no exceptions that Python ignores where a killed process ends."""
+    sys.unraisablehook = _unraisable
+
+
 class _Log(logging.Handler):
     """Makes the log of the product a part of the trace."""
 
@@ -110,7 +121,7 @@ def _run_all(given: argparse.Namespace) -> int:
     began = time.monotonic()
     outcomes, wrong = collections.Counter[str](), list[Fault]()
     seeds = range(given.first, given.first + given.seeds)
-    with concurrent.futures.ProcessPoolExecutor(given.processes) as pool:
+    with concurrent.futures.ProcessPoolExecutor(given.processes, initializer=be_quiet) as pool:
         parts = [
             pool.submit(several, seeds[part :: given.processes], given.root, traces=given.traces)
             for part in range(given.processes)

@@ -291,6 +291,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3000, help="give up after so many")
     given = parser.parse_args()
     logging.disable()
+    simulation.be_quiet()
     chosen = [each for each in MUTANTS if not given.names or each.name in given.names]
     survivors = 0
     for mutant in chosen:
