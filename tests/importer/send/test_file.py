@@ -125,9 +125,9 @@ def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
 
 
 class Slow(progress.NullProgress):
-    """Makes an upload last longer than ``STALL``."""
+    """Makes an upload last longer than ``STALL``, which is more than the waits before two retries."""
 
-    STALL = 0.5
+    STALL = 1.0
 
     def read(self, _count: int) -> None:
         time.sleep(self.STALL / 2)
