@@ -17,6 +17,7 @@ from cdi_worker.formats import clone
 from cdi_worker.images import directio, volume
 from cdi_worker.images.tools import gnu_tar
 from cdi_worker.send import sender
+from cdi_worker.upload import headers
 
 #: Bytes between two marks that a stream can resume from, and how many marks are kept: 1 GiB, more than can be
 #: in flight between two machines.
@@ -127,10 +128,10 @@ class Stream(sender.Stream):
 
     def restart(self, kept: str) -> None:
         """Send all but a part of the disk; see ``send.sender.Stream``."""
-        start, _, end = kept.partition("-")
+        start, end = map(headers.number, kept.partition("-")[::2])
         self._kept = 0, 0
-        if self._disk is not None and kept.isascii() and start.isdigit() and end.isdigit():
-            part = int(start), min(int(end), self._disk.size)
+        if self._disk is not None and start is not None and end is not None:
+            part = start, min(end, self._disk.size)
             if part[0] < part[1] and all(
                 each % volume.GRAIN == 0 or each == self._disk.size for each in part
             ):

@@ -168,8 +168,7 @@ def counted(
 
 
 def _offset(answer: upload_client.Answer) -> int | None:
-    text = answer.header("Upload-Offset")
-    return int(text) if answer.is_good and text.isascii() and text.isdigit() else None
+    return upload_headers.number(answer.header("Upload-Offset")) if answer.is_good else None
 
 
 def _is_stalled(failure: errors.Transient) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from typing import Final
 
@@ -23,3 +24,10 @@ KEPT: Final = "x-cdi-worker-kept"
 #: With 503, of a server that ends, such as that of an evicted pod: one that follows it may take the upload.
 #: Without it, another upload runs.
 LEAVING: Final = types.MappingProxyType({"Retry-After": "1"})
+
+_NUMBER: Final = re.compile("[0-9]{1,18}")
+
+
+def number(text: str) -> int | None:
+    """Return a number of bytes, which fits into 63 bits; None if ``text`` is none."""
+    return int(text) if _NUMBER.fullmatch(text) else None

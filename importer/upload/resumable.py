@@ -24,8 +24,6 @@ VERSION = "1.0.0"
 HEADERS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
 CAPABILITIES = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defer-length,termination"}
 CONTENT = "application/offset+octet-stream"
-#: A length with this many digits is refused: it may not fit in 63 bits.
-DIGITS = 19
 
 #: Begin an upload with these request headers. Size in bytes, None if unknown. Raises ``Refusal`` and
 #: ``RequestError``.
@@ -246,8 +244,8 @@ def _declared_length(request: Request) -> int | None:
 
 def _length(request: Request) -> int | None:
     text = request.headers.get("upload-length", "")
-    if text.isascii() and text.isdigit() and len(text) < DIGITS:
-        return int(text)
+    if (length := headers.number(text)) is not None:
+        return length
     if not text and request.headers.get("upload-defer-length") == "1":
         return None
     raise errors.RequestError(f"Upload-Length: {text!r} is not a number of bytes")

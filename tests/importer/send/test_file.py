@@ -274,6 +274,27 @@ class Forgetful(uploads.MinimalServer):
         self.end_headers()
 
 
+class Boastful(Forgetful):
+    """A server whose offset has more digits than Python converts."""
+
+    def do_HEAD(self) -> None:  # noqa: N802  (http.server calls it)
+        """Return the same offset each time."""
+        self._answer(200)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.send_header("Upload-Offset", "9" * 5000)
+        self.end_headers()
+
+
+def test_offset_beyond_every_disk_is_none(image: Path) -> None:
+    with Boastful.serving() as port:
+        made = file.Settings(str(image), f"http://127.0.0.1:{port}", stall=2)
+        with pytest.raises(errors.UploadFailed, match="lost the upload"):
+            file.send(made, progress.NullProgress(), cancelling.Cancel())
+
+
 def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
     cancel = cancelling.Cancel()
     timer = threading.Timer(20, cancel.set)

@@ -27,6 +27,28 @@ DONE = clones.DONE
 server = uploads.server
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "",
+        "65536",
+        "65536-",
+        "-65536",
+        "0-100",
+        "131072-65536",
+        f"0-{'9' * 5000}",
+        f"{'9' * 5000}-1",
+        "\u0660-65536",
+    ],
+)
+def test_nothing_is_left_out_for_a_malformed_answer(original: Path, kept: str) -> None:
+    with volume.Volume(str(original)) as disk:
+        stream = clone_stream.Device(disk, progress.NullProgress())
+        stream.restart(kept)
+        whole = clone_stream.Device(disk, progress.NullProgress())
+        assert b"".join(map(bytes, stream.chunks(0))) == b"".join(map(bytes, whole.chunks(0)))
+
+
 # -- upstream's worker at the other end
 
 
