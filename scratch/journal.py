@@ -216,7 +216,7 @@ class Journal:
         return differing
 
     def discard(self, start: int, end: int) -> None:
-        """Remove a range that is not what it was noted as; it is missing from now on."""
+        """Remove a range whose bytes differ from those noted; it is missing from now on."""
         with self._lock:
             self._discard(start, end)
 

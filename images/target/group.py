@@ -27,11 +27,11 @@ class Group:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         is_kept = isinstance(error, errors.Error) and (error.retryable or isinstance(error, errors.Cancelled))
-        for made in self._resumable if is_kept else ():
-            made.keep()
+        for out in self._resumable if is_kept else ():
+            out.keep()
         with self._stack:
-            for made, _ in self._targets:
-                made.close()
+            for out, _ in self._targets:
+                out.close()
 
     def hold(self, path: str, taking: contextlib.AbstractContextManager[claim.Claim]) -> None:
         """Take the claim of a target, and hold it until the end of the group."""
@@ -41,22 +41,22 @@ class Group:
         """Return the claim of a target."""
         return self._claims[path]
 
-    def add(self, made: base.Target, size: int) -> None:
+    def add(self, out: base.Target, size: int) -> None:
         """Take over a completely written target; ``size``: see ``base.Target.commit``."""
-        made.detach()
-        self._targets.append((made, size))
+        out.detach()
+        self._targets.append((out, size))
 
-    def keep(self, made: base.Target) -> None:
+    def keep(self, out: base.Target) -> None:
         """Keep the bytes of a target with a journal if the group fails and a later run can resume it."""
-        self._resumable.append(made)
+        self._resumable.append(out)
 
     def publish(self) -> None:
         """Make all disks durable, check them, and make them usable."""
-        for made, size in self._targets:
-            made.prepare(size)
-        for made, _ in self._targets:
-            self._claims[made.path].note(made.written_path)
-        for made, _ in self._targets:
-            made.publish()
-        for held in self._claims.values():
-            held.settle()
+        for out, size in self._targets:
+            out.prepare(size)
+        for out, _ in self._targets:
+            self._claims[out.path].note(out.written_path)
+        for out, _ in self._targets:
+            out.publish()
+        for each in self._claims.values():
+            each.settle()

@@ -122,7 +122,7 @@ def _extract(job: Job, packed: base.Reader, stack: contextlib.ExitStack) -> tupl
 
 
 def _check_disk(entry: archive.Entry, earlier: str) -> None:
-    """Refuse the disk of a volume whose bytes, or those of what was taken for it, have passed."""
+    """Refuse a hard link as the disk, and a disk that follows the file ``earlier`` that was taken for it."""
     if entry.kind == "hardlink":
         reason = f"is a hard link to {entry.link!r}, which a device cannot get; clone it to a file system"
         raise archive.refused("disk", entry.path, reason)

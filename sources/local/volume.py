@@ -25,7 +25,7 @@ def source(location: base.Location, cancel: base.Cancel) -> file.LocalSource:
 
 
 class _Image(file.LocalSource):
-    """The disk image in a volume. A symlink in it would lead to what is mounted here."""
+    """The disk image in a volume. A symlink would lead to other mounts of this container."""
 
     def _open(self) -> int:
         with contextlib.suppress(FileNotFoundError):

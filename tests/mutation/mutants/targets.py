@@ -54,7 +54,7 @@ MUTANTS = (
     mutant(
         "images/target/group.py",
         "does not note what the disks of a package will be before the first is usable",
-        "            self._claims[made.path].note(made.written_path)\n",
+        "            self._claims[out.path].note(out.written_path)\n",
         "            pass\n",
         "tests/end_to_end/test_ova_together.py::test_same_command_succeeds_after_a_kill_between_the_renames",
     ),
@@ -96,11 +96,11 @@ MUTANTS = (
     mutant(
         "images/target/group.py",
         "makes the first of several disks usable before the others are durable",
-        ("            made.prepare(size)\n        for made, _ in self._targets:\n            self._claims"),
+        ("            out.prepare(size)\n        for out, _ in self._targets:\n            self._claims"),
         (
-            "            made.prepare(size)\n"
-            "            made.publish()\n"
-            "        for made, _ in ():\n"
+            "            out.prepare(size)\n"
+            "            out.publish()\n"
+            "        for out, _ in ():\n"
             "            self._claims"
         ),
         "tests/images/target/test_group.py::test_disks_are_usable_after_publishing",
