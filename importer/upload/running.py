@@ -112,11 +112,17 @@ class Running:
         self._accepted = threading.Event()
         # Not a shared pool: the programs that the import starts die with their thread (images.tools.process).
         self._executor = futures.ThreadPoolExecutor(1, "upload")
-        self.work = self._executor.submit(self._import, size, cancel)
+        #: Ends what the import does without bytes, such as reading back.
+        self._failing = cancel.child()
+        self.work = self._executor.submit(self._import, size)
         self.work.add_done_callback(self._ended)
 
-    def _import(self, size: int | None, cancel: cancelling.Cancel) -> execute.Result:
-        with progress.Lines(sys.stderr) as reporter, cancelling.Reads(cancel) as reads:
+    def _import(self, size: int | None) -> execute.Result:
+        with (
+            progress.Lines(sys.stderr) as reporter,
+            self._failing,
+            cancelling.Reads(self._failing) as reads,
+        ):
             wanted, source = (
                 self.order.wanted,
                 self.order.source(self.body, size, reads, self.kept.set_result),
@@ -148,6 +154,7 @@ class Running:
                 url=upload.NAME, offset=self.body.received, reason=_reason(failure)
             )
         self.body.fail(failure)
+        self._failing.fail(failure)
 
     def wait(self, *, early: bool = False) -> None:
         """Wait until the import has ended, or with ``early`` has accepted the bytes. Raises its error."""

@@ -19,6 +19,7 @@ import pytest
 from cdi_worker import contract, errors, report
 from cdi_worker.images.engine import cancelling
 from cdi_worker.upload import role, settings
+from cdi_worker.upload import running as upload_running
 from tests.support import processes, threaded, tls
 
 CLIENT = "client.upload-server.cdi.kubevirt.io"
@@ -109,6 +110,11 @@ class Server:
     def wait_until_busy(self) -> None:
         """Wait for an upload to begin, without sending a request, which would be activity."""
         processes.wait_for(lambda: not self._face.is_idle, "the upload to begin")
+
+    @property
+    def running_upload(self) -> upload_running.Running | None:
+        """Return the current upload."""
+        return self._face.running
 
     @property
     def received(self) -> int:

@@ -146,13 +146,32 @@ def test_what_storage_has_lost_is_sent_again(pair: Pair, paths: contract.Paths, 
     oracle.same(target, pair.volume)
 
 
+def test_another_upload_does_not_wait_for_what_it_replaces_to_be_read_back(
+    pair: Pair, paths: contract.Paths, target: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
+        sending = stack.enter_context(pair.source())
+        processes.wait_for(lambda: noted(target) > SIZE // 2, "half of the disk", 60)
+        pod.kill()
+        pod.wait(20)
+        with pair.second:
+            pair.second.wait_until_busy()
+            sending.kill()
+            replaced = pair.second.running_upload
+            create = {**uploads.TUS, "Upload-Length": "1"}
+            assert pair.second.ask("POST", uploads.RESUMABLE, b"", create).status == 201
+            assert replaced is not None
+            assert replaced.kept.result(0) == (0, 0), "it was read back to its end"
+
+
 def test_reading_back_may_take_longer_than_a_client_may_be_silent(
     pair: Pair, paths: contract.Paths, target: Path
 ) -> None:
     with contextlib.ExitStack() as stack:
         pod = stack.enter_context(clones.target(pair.first, paths, pair.log))
         sending = stack.enter_context(pair.source())
-        processes.wait_for(lambda: noted(target) > SIZE // 2, "half of the disk")
+        processes.wait_for(lambda: noted(target) > SIZE // 2, "half of the disk", 60)
         kept = noted(target)
         pod.kill()
         pod.wait(20)
