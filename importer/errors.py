@@ -138,9 +138,10 @@ def _mask_causes(err: BaseException) -> None:
             inner = getattr(link, name)
             if inner is not None:
                 shown = _shown(inner)
-                setattr(link, name, shown)
+                # Not setattr(): the exceptions of pyVmomi refuse what vSphere does not name.
+                BaseException.__setattr__(link, name, shown)
                 links.append(shown)
-        link.__suppress_context__ = is_suppressed
+        BaseException.__setattr__(link, "__suppress_context__", is_suppressed)
 
 
 def _shown(err: BaseException) -> BaseException:

@@ -9,9 +9,11 @@ import html
 import io
 import json
 import logging
+import traceback
 import urllib.parse
 
 import pytest
+from pyVmomi import vim
 
 from cdi_worker import errors, masking
 from cdi_worker.sources import base, fields, wire
@@ -178,3 +180,23 @@ def test_log_of_a_library_is_masked_with_its_tracebacks(owner: Owner) -> None:
     assert "hunter2" not in stream.getvalue()
     assert "got ***" in stream.getvalue()
     assert "ValueError: ***" in stream.getvalue()
+
+
+def _denied() -> None:
+    try:
+        try:
+            raise vim.fault.InvalidLogin(msg=f"{PASSWORD} is wrong")
+        except vim.fault.InvalidLogin as err:
+            raise vim.fault.NotFound(msg="nothing") from err
+    except vim.fault.NotFound as err:
+        raise errors.TargetExists(path="x", reason="denied") from err
+
+
+def test_causes_of_a_library_that_refuses_attributes_are_masked(owner: Owner) -> None:
+    """Exceptions of pyVmomi have the attributes that vSphere names, and no others."""
+    masking.hold(owner, PASSWORD)
+    with pytest.raises(errors.TargetExists) as caught, errors.masked_causes():
+        _denied()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert PASSWORD not in shown
+    assert "*** is wrong" in shown

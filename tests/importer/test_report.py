@@ -112,6 +112,7 @@ _PHRASES: dict[type[errors.Error], tuple[str, str]] = {
     errors.DigestMismatch: (_PULL, _PULL),
     errors.WrongPlatform: (_PROCESS, _PROCESS),
     errors.NoRanges: (_PULL, _PULL),
+    errors.WrongRanges: (_PULL, _PULL),
     errors.UploadFailed: (_PROCESS, _PROCESS),
     errors.ImageError: (_PROCESS, _PROCESS),
     errors.Refused: (_PROCESS, _PROCESS),

@@ -153,7 +153,10 @@ class Law:
 
     def must_have_finished(self, process: schedulers.Process) -> None:
         """The last run, without faults."""
-        is_refused = self._asked[process][0] == "refuse" and self._inode() is not None
+        names = self._disk.directory.entries
+        # An update that has not ended is refused as well.
+        is_there = self._inode() is not None or "disk.img.changing" in names
+        is_refused = self._asked[process][0] == "refuse" and is_there
         _require(
             process in self._succeeded or (is_refused and self.outcomes[-1] == "TargetExists"),
             f"{process.name}: failed without a fault",

@@ -117,6 +117,7 @@ MUTANTS = (
         "changed-object",
         "continues with another version of the object",
         {"sources/web/http.py": {"        if changed:\n": "        if False:\n"}},
+        is_rare=True,
     ),
     Mutant(
         "journal-before-data",
@@ -269,6 +270,7 @@ MUTANTS = (
         "refused-disk-replaced",
         "replaces a disk that it was to refuse",
         {"importer/execute.py": {'force=wanted.existing in {"replace", "update"}': "force=True"}},
+        is_rare=True,
     ),
 )
 

@@ -227,7 +227,8 @@ def test_old_disk_that_cannot_be_read_is_disabled_first(
     with block.open("rb") as device:
         sector = kernel.sector_size(device.fileno())
     writes = [(offset, length or sector) for offset, length in expected]
-    assert before == [step for each in writes for step in (each, "sync")]
+    # Before the first one, what an earlier run may have left in the page cache alone.
+    assert before == ["sync", *(step for each in writes for step in (each, "sync"))]
 
 
 def test_head_that_another_run_has_overwritten_is_not_reported_as_written(

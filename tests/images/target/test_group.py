@@ -51,9 +51,13 @@ def test_no_disk_is_usable_before_the_data_of_all_are_synced(tmp_path: Path) -> 
         with group.Group() as disks:
             add(disks, tmp_path / "a.img")
             add(disks, device.path)
+            # The sync of a device without dirty pages would succeed: the kernel may have written them by now.
+            dirty = os.open(device.path, os.O_RDWR)
             device.fail()
+            os.pwrite(dirty, b"x" * 4096, SIZE - 4096)
             with pytest.raises(errors.TargetError, match="input/output error"):
                 disks.publish()
+            os.close(dirty)
             device.mend()
         assert not (tmp_path / "a.img").exists()
         oracle.unusable(device.path)
