@@ -539,7 +539,9 @@ class World:
         )
         with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
             if run.cancel_at:
-                process.cancelling = self.scheduler.start(process, lambda: self._cancel(stop), "signal")
+                process.cancelling = self.scheduler.start(
+                    process, lambda: self._cancel(process, stop), "signal"
+                )
             session = server.session(served, run.serving)
             resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
             source = http.HttpSource(resource)
@@ -558,7 +560,8 @@ class World:
             return http(served.url, previous=server.BASE, current="after.qcow2")
         return http(served.url, current=server.BASE)
 
-    def _cancel(self, stop: Any) -> None:
+    def _cancel(self, process: schedulers.Process, stop: Any) -> None:
         """Ask a run to end when its time has come, as the handler of SIGTERM does."""
-        self.scheduler.park()
+        if process.cancelled is None:  # its time may come before this thread's first turn
+            self.scheduler.park()
         stop.set("terminated")
