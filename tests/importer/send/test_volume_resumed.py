@@ -103,12 +103,12 @@ def test_the_next_receiver_keeps_what_the_killed_one_has_stored(
         there = functools.partial(noted, target) if is_killed else functools.partial(written, pod)
         processes.wait_for(lambda: there() > 3 * MIB, "a good part of the disk")
         pod.send_signal(number)
-        pod.wait(20)
+        pod.wait(60)
         kept = noted(target)
-        assert kept > 2 * MIB
+        assert kept > MIB
         oracle.unusable(target)
         with pair.second:
-            assert sending.wait(60) == 0
+            assert sending.wait(180) == 0
             assert pair.second.result().message == clones.DONE
             assert pair.second.received < SIZE - kept + 3 * MIB
     oracle.same(target, pair.volume)
@@ -125,7 +125,7 @@ def test_another_run_of_the_source_starts_over(pair: Pair, paths: contract.Paths
         noise(pair.volume, 5)
         stack.enter_context(pair.second)
         with pair.source() as again:
-            assert again.wait(60) == 0
+            assert again.wait(180) == 0
         assert pair.second.received > SIZE - 3 * MIB
     oracle.same(target, pair.volume)
 
@@ -136,13 +136,13 @@ def test_what_storage_has_lost_is_sent_again(pair: Pair, paths: contract.Paths, 
         sending = stack.enter_context(pair.source())
         processes.wait_for(lambda: noted(target) > 3 * MIB, "a good part of the disk")
         pod.kill()
-        pod.wait(20)
+        pod.wait(60)
         path = target if target.is_block_device() else target.with_name("disk.img.part")
         with path.open("r+b") as stream:
             stream.seek(2 * MIB + 700)
             stream.write(b"damaged")
         with pair.second:
-            assert sending.wait(60) == 0
+            assert sending.wait(180) == 0
     oracle.same(target, pair.volume)
 
 
@@ -154,7 +154,7 @@ def test_another_upload_does_not_wait_for_what_it_replaces_to_be_read_back(
         sending = stack.enter_context(pair.source())
         processes.wait_for(lambda: noted(target) > SIZE // 2, "half of the disk", 60)
         pod.kill()
-        pod.wait(20)
+        pod.wait(60)
         with pair.second:
             pair.second.wait_until_busy()
             sending.kill()
@@ -174,7 +174,7 @@ def test_reading_back_may_take_longer_than_a_client_may_be_silent(
         processes.wait_for(lambda: noted(target) > SIZE // 2, "half of the disk", 60)
         kept = noted(target)
         pod.kill()
-        pod.wait(20)
+        pod.wait(60)
         with pair.second.with_short_timeouts(kept / SPEED / 2):
-            assert sending.wait(60) == 0
+            assert sending.wait(180) == 0
     oracle.same(target, pair.volume)
