@@ -29,9 +29,8 @@ test-lowest: setup ## run all tests with the lowest version of every dependency
 check: setup ## check format, lint, types, layers, content of the wheel
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	@tools/tree
 	.venv/bin/mypy
-	PYTHONPATH=build/tree .venv/bin/lint-imports --no-logo
+	.venv/bin/lint-imports --no-logo
 	@rm -rf build/dist && mkdir -p build/dist
 	@.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	.venv/bin/check-wheel-contents build/dist/*.whl

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import click
 
 import cdi_worker
-from cdi_worker import plan, request, sources, variables
-from cdi_worker.commands import command, group, parameters
+from cdi_worker import sources
 from cdi_worker.formats import detect
-from cdi_worker.kubernetes import populators
+from cdi_worker.importer import plan, request, variables
+from cdi_worker.importer.commands import command, group, parameters
+from cdi_worker.importer.kubernetes import populators
 
 GIB = 1 << 30
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from cdi_worker import contract, execute, plan, request
+from cdi_worker.importer import contract, execute, plan, request
 
 if TYPE_CHECKING:
-    from cdi_worker import provenance
+    from cdi_worker.importer import provenance
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,6 @@ def _report(wanted: request.Request, tuning: contract.Tuning) -> provenance.Repo
     if not tuning.report:
         return None
     # Imported when used (start-up time).
-    from cdi_worker import provenance
+    from cdi_worker.importer import provenance
 
     return provenance.Report(tuning.report, wanted)

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from cdi_worker import errors, request, sources
+from cdi_worker import errors, sources
 from cdi_worker.formats import checksum, checksum_file, signature
 from cdi_worker.formats.signature import keyring, minisign, openpgp, ssh
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gpgv
+from cdi_worker.importer import request
 from cdi_worker.sources import document, keyfiles
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ from typing import NoReturn
 
 import click
 
-from cdi_worker import contract, errors, masking
-from cdi_worker.commands import context, group
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import contract
+from cdi_worker.importer.commands import context, group
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         return err.status
     except errors.Error as err:
         # Imported when used: only a failure needs it (start-up time).
-        from cdi_worker.commands import words
+        from cdi_worker.importer.commands import words
 
         _say(words.message(err))
         _say_json(err, argv, obj)
@@ -164,7 +165,7 @@ def _say_json(error: errors.Error, argv: list[str], obj: context.Context) -> Non
     if not obj.as_json and "--json" not in argv:
         return
     is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
-    from cdi_worker.commands import words
+    from cdi_worker.importer.commands import words
 
     stream = sys.stderr if is_disk else sys.stdout
     with contextlib.suppress(BrokenPipeError):

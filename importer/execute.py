@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from cdi_worker import engine, errors, lazy, package, plan, request, sources
-from cdi_worker import progress as progress_module
-from cdi_worker import survey as survey_module
+from cdi_worker import errors, lazy, sources
 from cdi_worker.formats import checksum, signature
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.routes import job as job_module
+from cdi_worker.importer import engine, package, plan, request
+from cdi_worker.importer import progress as progress_module
+from cdi_worker.importer import survey as survey_module
+from cdi_worker.importer.routes import job as job_module
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -29,16 +30,16 @@ log = logging.getLogger(__name__)
 #: A route's module is imported when the route is used (start-up time).
 ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
     {
-        plan.Route.BLANK: "cdi_worker.routes.direct:blank",
-        plan.Route.EXTENTS: "cdi_worker.routes.direct:extents",
-        plan.Route.PLACE: "cdi_worker.routes.place:place_mapped",
-        plan.Route.STREAM: "cdi_worker.routes.direct:stream",
-        plan.Route.CONVERT: "cdi_worker.routes.convert:convert",
-        plan.Route.SPOOL: "cdi_worker.routes.convert:spool",
-        plan.Route.MERGE: "cdi_worker.routes.convert:merge",
-        plan.Route.UPDATE: "cdi_worker.routes.stage:update",
-        plan.Route.UNPACK: "cdi_worker.routes.unpack:unpack_archive",
-        plan.Route.EXTRACT: "cdi_worker.routes.unpack:extract_disk",
+        plan.Route.BLANK: "cdi_worker.importer.routes.direct:blank",
+        plan.Route.EXTENTS: "cdi_worker.importer.routes.direct:extents",
+        plan.Route.PLACE: "cdi_worker.importer.routes.place:place_mapped",
+        plan.Route.STREAM: "cdi_worker.importer.routes.direct:stream",
+        plan.Route.CONVERT: "cdi_worker.importer.routes.convert:convert",
+        plan.Route.SPOOL: "cdi_worker.importer.routes.convert:spool",
+        plan.Route.MERGE: "cdi_worker.importer.routes.convert:merge",
+        plan.Route.UPDATE: "cdi_worker.importer.routes.stage:update",
+        plan.Route.UNPACK: "cdi_worker.importer.routes.unpack:unpack_archive",
+        plan.Route.EXTRACT: "cdi_worker.importer.routes.unpack:extract_disk",
     }
 )
 
@@ -350,7 +351,7 @@ def _listed(
     if not wanted.demand.checksum_file:
         return wanted, {}, ()
     # Imported when used: few imports need it (start-up time).
-    from cdi_worker import checksums
+    from cdi_worker.importer import checksums
 
     return checksums.resolved(wanted, cancel, progress.retry)
 
@@ -466,7 +467,7 @@ def _run_plan(
             with job.attempt():
                 if made.relayed:
                     # Imported when used: few imports need it (start-up time).
-                    from cdi_worker.routes import relay
+                    from cdi_worker.importer.routes import relay
 
                     relay.relay(job, ROUTES[made.route])
                 else:

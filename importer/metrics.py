@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors, progress
+from cdi_worker import errors
+from cdi_worker.importer import progress
 
 if TYPE_CHECKING:
     from prometheus_client import core
@@ -142,7 +143,7 @@ def _serve(meter: Metrics, port: int, over: threading.Event) -> None:
         return
     try:
         with errors.optional("/metrics", package="prometheus-client", extra="metrics"):
-            from cdi_worker import metrics_server
+            from cdi_worker.importer import metrics_server
         metrics_server.serve(meter.families, port, over)
     except errors.MissingExtra as err:
         log.warning("metrics not served: %s", err)

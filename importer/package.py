@@ -10,10 +10,11 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from cdi_worker import engine, errors, request
+from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import engine, request
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:

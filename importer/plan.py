@@ -6,8 +6,9 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors, request, units
+from cdi_worker import errors, units
 from cdi_worker.formats import detect
+from cdi_worker.importer import request
 
 if TYPE_CHECKING:
     from cdi_worker.formats.mapped import layout as mapped

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cdi_worker import errors, execute, masking, plan, request, version
+from cdi_worker import errors, masking, version
 from cdi_worker.images import kernel, target
+from cdi_worker.importer import execute, plan, request
 from cdi_worker.sources import wire
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"

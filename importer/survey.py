@@ -9,11 +9,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-from cdi_worker import engine, errors, lazy, plan, request, units
+from cdi_worker import errors, lazy, units
 from cdi_worker.formats import detect, facts, readers, safety, signature, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
 from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.importer import engine, plan, request
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
 

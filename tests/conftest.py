@@ -15,7 +15,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from cdi_worker import contract, masking
+from cdi_worker import masking
+from cdi_worker.importer import contract
 from tests.support import (
     clones,
     devices,

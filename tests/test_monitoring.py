@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi_worker import metrics
+from cdi_worker.importer import metrics
 from tests.support import misbehave, processes, prometheus, repository, worker
 
 MiB = 1 << 20

@@ -94,7 +94,7 @@ class Cancel:
     Threads do not poll it: they register a callback that wakes them. Callbacks run in the thread that calls
     ``set``, in the order of registration, and without a lock of this class. They must be short and must not
     wait. A signal handler must not call ``set``, because the interrupted thread may hold a lock that a
-    callback takes; ``cdi_worker.cli`` handles signals in a thread.
+    callback takes; ``cdi_worker.importer.cli`` handles signals in a thread.
     """
 
     def __init__(self) -> None:

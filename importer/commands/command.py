@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from cdi_worker import contract, errors
-from cdi_worker.commands import config_file, parameters
-from cdi_worker.commands import context as shared
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer.commands import config_file, parameters
+from cdi_worker.importer.commands import context as shared
 
 if TYPE_CHECKING:
     from click import shell_completion
@@ -352,7 +353,8 @@ class PodGroup(SourceCommand, click.Group):
         if all(name in known and env[name].strip() for name in contract.own(env)):
             return
         # Imported when used (start-up time): misspelt variables, and those that only sources read.
-        from cdi_worker import sources, variables
+        from cdi_worker import sources
+        from cdi_worker.importer import variables
 
         commands: list[Command] = [self]
         if of is not self:

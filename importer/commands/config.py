@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import click
 
 from cdi_worker import errors, masking
-from cdi_worker.commands import command, output, parameters
-from cdi_worker.commands import context as shared
+from cdi_worker.importer.commands import command, output, parameters
+from cdi_worker.importer.commands import context as shared
 
 #: The name of the options of a pod's role, which belong to no command.
 ROLE = "(role)"

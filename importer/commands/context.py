@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from cdi_worker import contract, errors
-from cdi_worker.commands import config_file
+from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import contract
+from cdi_worker.importer.commands import config_file
 
 
 @dataclasses.dataclass

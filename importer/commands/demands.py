@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click import core
 
-from cdi_worker.commands import parameters
 from cdi_worker.formats import signature
+from cdi_worker.importer.commands import parameters
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import audit, contract, errors, execute, request
-from cdi_worker.commands import command, options, output
+from cdi_worker import errors
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import retry
+from cdi_worker.importer import audit, contract, execute, request
+from cdi_worker.importer.commands import command, options, output
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
 if TYPE_CHECKING:
-    from cdi_worker import provenance
-    from cdi_worker.commands import context
+    from cdi_worker.importer import provenance
+    from cdi_worker.importer.commands import context
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _report(
     if not given["report"]:
         return None
     # Imported when used (start-up time).
-    from cdi_worker import provenance
+    from cdi_worker.importer import provenance
 
     if given["report"] == provenance.STDOUT:
         # The report and nothing else: the summary goes to standard error.
@@ -202,7 +203,7 @@ def upload(
     obj: context.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
 ) -> int:
     """Upload the image FILE to the upload server or CDI upload proxy at URL."""
-    from cdi_worker.send import file as upload_file
+    from cdi_worker.importer.send import file as upload_file
 
     settings = upload_file.Settings(file, url, token=options.read_secret(token_file), **given)
     with output.progress(style, obj) as reporter:

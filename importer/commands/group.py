@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from cdi_worker import contract, errors, lazy
-from cdi_worker.commands import command, context, demands, parameters
-from cdi_worker.roles import run
+from cdi_worker import errors, lazy
+from cdi_worker.importer import contract
+from cdi_worker.importer.commands import command, context, demands, parameters
+from cdi_worker.importer.roles import run
 
 POD = contract.Paths()
 TUNING = contract.DEFAULT
@@ -21,18 +22,18 @@ PROGRAMS = frozenset(
 #: Imported when used: a pod's role needs none of them (start-up time).
 COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
     {
-        "import": "cdi_worker.commands.disk:import_",
-        "inspect": "cdi_worker.commands.disk:inspect",
-        "digest": "cdi_worker.commands.disk:digest",
-        "blank": "cdi_worker.commands.disk:blank",
-        "upload": "cdi_worker.commands.disk:upload",
-        "config": "cdi_worker.commands.config:config",
-        "manifest": "cdi_worker.kubernetes.commands:manifest",
-        "run": "cdi_worker.kubernetes.commands:run",
-        "cdi-source-update-poller": "cdi_worker.kubernetes.cron:poll",
-        "cdi-image-size-detection": "cdi_worker.kubernetes.cron:measure",
-        "openstack-populator": "cdi_worker.kubernetes.populators:openstack",
-        "ovirt-populator": "cdi_worker.kubernetes.populators:engine",
+        "import": "cdi_worker.importer.commands.disk:import_",
+        "inspect": "cdi_worker.importer.commands.disk:inspect",
+        "digest": "cdi_worker.importer.commands.disk:digest",
+        "blank": "cdi_worker.importer.commands.disk:blank",
+        "upload": "cdi_worker.importer.commands.disk:upload",
+        "config": "cdi_worker.importer.commands.config:config",
+        "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
+        "run": "cdi_worker.importer.kubernetes.commands:run",
+        "cdi-source-update-poller": "cdi_worker.importer.kubernetes.cron:poll",
+        "cdi-image-size-detection": "cdi_worker.importer.kubernetes.cron:measure",
+        "openstack-populator": "cdi_worker.importer.kubernetes.populators:openstack",
+        "ovirt-populator": "cdi_worker.importer.kubernetes.populators:engine",
     }
 )
 

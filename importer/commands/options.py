@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import click
 
-from cdi_worker import contract, errors, request, sources, units
-from cdi_worker.commands import demands, output, parameters
+from cdi_worker import errors, sources, units
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import fetch
+from cdi_worker.importer import contract, request
+from cdi_worker.importer.commands import demands, output, parameters
 from cdi_worker.sources import base, fields
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import errors, execute, masking, request, units
-from cdi_worker import progress as progress_module
-from cdi_worker.commands import words
+from cdi_worker import errors, masking, units
+from cdi_worker.importer import execute, request
+from cdi_worker.importer import progress as progress_module
+from cdi_worker.importer.commands import words
 
 if TYPE_CHECKING:
-    from cdi_worker.commands import context
-    from cdi_worker.send import file
+    from cdi_worker.importer.commands import context
+    from cdi_worker.importer.send import file
 
 STYLES = ("auto", "bar", "lines", "json", "none")
 

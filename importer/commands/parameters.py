@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors
-from cdi_worker.commands import context as shared
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer.commands import context as shared
 
 if TYPE_CHECKING:
     _Choice = click.Choice[str]

@@ -1,6 +1,6 @@
 """What an error says at a terminal: sizes for people, and options in place of a pod's variables.
 
-In a pod, the same errors have the phrases that CDI's controllers look for (``cdi_worker.report``).
+In a pod, the same errors have the phrases that CDI's controllers look for (``cdi_worker.importer.report``).
 """
 
 from __future__ import annotations

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import contract, errors, execute
-from cdi_worker.commands import command, demands, options, output, parameters
+from cdi_worker import errors
 from cdi_worker.images.tools import workspace
+from cdi_worker.importer import contract, execute
+from cdi_worker.importer.commands import command, demands, options, output, parameters
 
 if TYPE_CHECKING:
-    from cdi_worker import request
-    from cdi_worker.commands import context
-    from cdi_worker.kubernetes import datavolume, documents
+    from cdi_worker.importer import request
+    from cdi_worker.importer.commands import context
+    from cdi_worker.importer.kubernetes import datavolume, documents
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ JOB = "Job"
 
 
 def _parse_queue(text: str) -> str:
-    from cdi_worker.kubernetes import documents
+    from cdi_worker.importer.kubernetes import documents
 
     if not documents.NAME.fullmatch(text) or len(text) > LABEL:
         raise errors.RequestError(
@@ -122,8 +123,8 @@ def manifest(
     Secrets and ConfigMaps in the same file are printed, too.
     """
     from cdi_worker import version
-    from cdi_worker.kubernetes import datavolume, documents, pod
-    from cdi_worker.kubernetes import manifest as datavolume_manifest
+    from cdi_worker.importer.kubernetes import datavolume, documents, pod
+    from cdi_worker.importer.kubernetes import manifest as datavolume_manifest
 
     found = documents.read(manifest)
     chosen = datavolume.find_all(found)
@@ -210,8 +211,8 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
 
     Prints the phases and conditions that the DataVolume would have in a cluster.
     """
-    from cdi_worker.kubernetes import documents
-    from cdi_worker.kubernetes import run as datavolume_run
+    from cdi_worker.importer.kubernetes import documents
+    from cdi_worker.importer.kubernetes import run as datavolume_run
 
     dry = given.pop("dry_run")
     if not dry and not given["target"]:
@@ -242,8 +243,8 @@ def _planned(
 
     Raises ``RequestError`` that lists all faults and missing values of the manifest.
     """
-    from cdi_worker.kubernetes import datavolume, references
-    from cdi_worker.kubernetes import run as datavolume_run
+    from cdi_worker.importer.kubernetes import datavolume, references
+    from cdi_worker.importer.kubernetes import run as datavolume_run
 
     faults: list[str] = []
     with workspace.Workspace() as folder:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdi_worker import contract, errors, masking, report, request, sources
-from cdi_worker.commands import parameters
+from cdi_worker import errors, masking, sources
 from cdi_worker.images.engine import retry
-from cdi_worker.roles import importer
+from cdi_worker.importer import contract, report, request
+from cdi_worker.importer.commands import parameters
+from cdi_worker.importer.roles import importer
 from cdi_worker.sources import base, kind
 
 if TYPE_CHECKING:
-    from cdi_worker.commands import group
+    from cdi_worker.importer.commands import group
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from cdi_worker import contract, errors, sources, units
+from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
-from cdi_worker.kubernetes import documents, schema, signed
+from cdi_worker.importer import contract
+from cdi_worker.importer.kubernetes import documents, schema, signed
 
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.

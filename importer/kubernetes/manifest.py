@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdi_worker import errors, units
-from cdi_worker.kubernetes import datavolume, documents
-from cdi_worker.kubernetes import pod as datavolume_pod
+from cdi_worker.importer.kubernetes import datavolume, documents
+from cdi_worker.importer.kubernetes import pod as datavolume_pod
 
 #: Annotations that are copied to the pods, with their defaults. A side-car would outlive the import.
 POD_ANNOTATIONS = {

@@ -6,8 +6,9 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-from cdi_worker import contract, units
-from cdi_worker.kubernetes import datavolume, signed
+from cdi_worker import units
+from cdi_worker.importer import contract
+from cdi_worker.importer.kubernetes import datavolume, signed
 
 #: User and group of qemu in KubeVirt's images, who must own the disk. CDI's pods run as them.
 QEMU = 107

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdi_worker import audit, contract, errors, execute, metrics, progress, request
+from cdi_worker import errors
 from cdi_worker.images.engine import fetch
+from cdi_worker.importer import audit, contract, execute, metrics, progress, request
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.ovirt import locations as ovirt
 
 if TYPE_CHECKING:
-    from cdi_worker.commands import group
+    from cdi_worker.importer.commands import group
 
 log = logging.getLogger(__name__)
 

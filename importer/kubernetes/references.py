@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi_worker import errors
-from cdi_worker.kubernetes import documents
+from cdi_worker.importer.kubernetes import documents
 from cdi_worker.sources import keyfiles
 
 #: Largest Secret or ConfigMap, in bytes (Kubernetes, MaxSecretSize).

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
-from cdi_worker import audit, contract, errors, execute, masking, progress, request, survey, units
+from cdi_worker import errors, masking, units
 from cdi_worker.formats import signature
 from cdi_worker.images import target as images_target
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.kubernetes import datavolume, references, signed
+from cdi_worker.importer import audit, contract, execute, progress, request, survey
+from cdi_worker.importer.kubernetes import datavolume, references, signed
 from cdi_worker.sources import base, fields, staged
 
 #: Sources that need ``--from``: the manifest does not say where their bytes are on this machine.

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cdi_worker import audit, contract, errors, execute, metrics, plan, progress, report, request, sources
+from cdi_worker import errors, sources
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import audit, contract, execute, metrics, plan, progress, report, request
 from cdi_worker.sources import base, fields
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from cdi_worker import contract, errors, lazy, report
+from cdi_worker import errors, lazy
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import contract, report
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +21,9 @@ Role = Callable[[Mapping[str, str], contract.Paths, cancelling.Cancel], report.R
 #: A pod imports only the modules of its own role (start-up time).
 ROLES: lazy.Table[str, Role] = lazy.Table(
     {
-        "importer": "cdi_worker.roles.importer:run",
-        "uploadserver": "cdi_worker.upload.role:run",
-        "cloner": "cdi_worker.send.volume:run",
+        "importer": "cdi_worker.importer.roles.importer:run",
+        "uploadserver": "cdi_worker.importer.upload.role:run",
+        "cloner": "cdi_worker.importer.send.volume:run",
     }
 )
 

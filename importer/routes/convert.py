@@ -7,14 +7,15 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from cdi_worker import errors, survey
+from cdi_worker import errors
 from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.images import target
 from cdi_worker.images.export import server
 from cdi_worker.images.target import copy
 from cdi_worker.images.tools import process, qemu_img
-from cdi_worker.routes import stage
-from cdi_worker.routes.job import Job
+from cdi_worker.importer import survey
+from cdi_worker.importer.routes import stage
+from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import space
 
 #: A run that was killed later has left the complete image in scratch, where may be no room for two.

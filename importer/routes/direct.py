@@ -6,12 +6,13 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 
-from cdi_worker import errors, progress
+from cdi_worker import errors
 from cdi_worker.formats import facts, vhd
 from cdi_worker.images import target
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.target import copy, journaled
-from cdi_worker.routes.job import Job
+from cdi_worker.importer import progress
+from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 

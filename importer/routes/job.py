@@ -11,13 +11,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from cdi_worker import engine, errors, plan, request, survey, units
-from cdi_worker import progress as progress_module
+from cdi_worker import errors, units
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import target
 from cdi_worker.images.engine import ahead, cancelling, fetch
 from cdi_worker.images.target import copy, journaled
+from cdi_worker.importer import engine, plan, request, survey
+from cdi_worker.importer import progress as progress_module
 from cdi_worker.scratch import journal
 from cdi_worker.sources import base
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from cdi_worker import errors, progress
+from cdi_worker import errors
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.place import ranges, stream
 from cdi_worker.images.target import copy, journaled
-from cdi_worker.routes.job import Job
+from cdi_worker.importer import progress
+from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal, space
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def place_mapped(job: Job) -> None:
             ) from err
         log.info("spool reason=%r", str(err))
         # Imported when used: rarely needed (start-up time).
-        from cdi_worker.routes import convert, relay
+        from cdi_worker.importer.routes import convert, relay
 
         if job.plan.compared:
             # qemu-img would write to the disk that is updated.
@@ -57,7 +58,7 @@ def _place_ranges(job: Job) -> None:
         fetcher = job.fetcher(counted)
         if job.content.chain:
             # Imported when used: few imports need it (start-up time).
-            from cdi_worker.routes import chain
+            from cdi_worker.importer.routes import chain
 
             chain.place(job, fetcher, out, noted, counted)
             return

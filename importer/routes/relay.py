@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cdi_worker import errors
 from cdi_worker.images import target
 from cdi_worker.images.target import copy
-from cdi_worker.routes.job import Job
+from cdi_worker.importer.routes.job import Job
 
 #: The file in scratch. One run at a time uses it; after a kill, the next run resumes it or replaces it.
 NAME = "cdi-worker-output.img"

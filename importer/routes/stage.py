@@ -8,8 +8,8 @@ from cdi_worker import errors
 from cdi_worker.images import target
 from cdi_worker.images.engine import retry
 from cdi_worker.images.target import checkpoint, journaled
-from cdi_worker.routes import direct
-from cdi_worker.routes.job import Job
+from cdi_worker.importer.routes import direct
+from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal
 from cdi_worker.sources import extents
 
@@ -41,7 +41,7 @@ def update(job: Job) -> None:
 def _update_from_files(job: Job) -> None:
     """Write what qcow2 files with changes hold; their zeros are zeroed, other parts are not touched."""
     # Imported when used: few imports need it (start-up time).
-    from cdi_worker.routes import chain
+    from cdi_worker.importer.routes import chain
 
     size = job.plan.virtual_size or 0
     job.progress.phase("transfer", job.source.size)

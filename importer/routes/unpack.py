@@ -10,13 +10,14 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors, survey, units
+from cdi_worker import errors, units
 from cdi_worker.formats.tar import archive
 from cdi_worker.images import directio, target
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
 from cdi_worker.images.target import copy, file
-from cdi_worker.routes.job import SHORTEST_LIMIT, Job
+from cdi_worker.importer import survey
+from cdi_worker.importer.routes.job import SHORTEST_LIMIT, Job
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling, responses, sockets
-from cdi_worker.upload import tls as upload_tls
+from cdi_worker.importer.upload import tls as upload_tls
 
 log = logging.getLogger(__name__)
 

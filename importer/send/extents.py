@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from cdi_worker import errors, progress
+from cdi_worker import errors
 from cdi_worker.formats import clone
 from cdi_worker.images import directio, volume
 from cdi_worker.images.tools import gnu_tar
-from cdi_worker.send import sender
-from cdi_worker.upload import headers
+from cdi_worker.importer import progress
+from cdi_worker.importer.send import sender
+from cdi_worker.importer.upload import headers
 
 #: Bytes between two marks that a stream can resume from, and how many marks are kept: 1 GiB, more than can be
 #: in flight between two machines.

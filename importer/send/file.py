@@ -13,12 +13,13 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Self
 
-from cdi_worker import errors, progress
+from cdi_worker import errors
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import client as upload_client
-from cdi_worker.send import sender as upload_sender
-from cdi_worker.upload import headers as upload_headers
+from cdi_worker.importer import progress
+from cdi_worker.importer.send import client as upload_client
+from cdi_worker.importer.send import sender as upload_sender
+from cdi_worker.importer.upload import headers as upload_headers
 
 log = logging.getLogger(__name__)
 

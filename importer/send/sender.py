@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
-from cdi_worker.send import client as upload_client
-from cdi_worker.upload import headers as upload_headers
+from cdi_worker.importer.send import client as upload_client
+from cdi_worker.importer.upload import headers as upload_headers
 
 log = logging.getLogger(__name__)
 

@@ -11,16 +11,17 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Set
 
-from cdi_worker import contract, errors, metrics, progress, report
+from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gnu_tar
-from cdi_worker.send import client as upload_client
-from cdi_worker.send import extents
-from cdi_worker.send import sender as upload_sender
-from cdi_worker.upload import headers
+from cdi_worker.importer import contract, metrics, progress, report
+from cdi_worker.importer.send import client as upload_client
+from cdi_worker.importer.send import extents
+from cdi_worker.importer.send import sender as upload_sender
+from cdi_worker.importer.upload import headers
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from cdi_worker.upload import tls
+from cdi_worker.importer.upload import tls
 
 #: Seconds without data after which a read returns the bytes received so far.
 QUIET = 0.005

@@ -15,7 +15,7 @@ import h11
 
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
-from cdi_worker.upload.connection import BRIEF, QUIET, Connection
+from cdi_worker.importer.upload.connection import BRIEF, QUIET, Connection
 
 TOO_LARGE = "effective image size is larger than the reported available storage"
 #: Seconds to read the rest of a body after a refusal: a client that is still sending sees the answer then.

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
-from cdi_worker.upload import http
-from cdi_worker.upload.connection import Connection
+from cdi_worker.importer.upload import http
+from cdi_worker.importer.upload.connection import Connection
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import coding
-from cdi_worker.upload import headers, http
-from cdi_worker.upload import running as upload_running
-from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
+from cdi_worker.importer.upload import headers, http
+from cdi_worker.importer.upload import running as upload_running
+from cdi_worker.importer.upload.http import Answer, Exchange, Refusal, Request
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cdi_worker import contract, errors, execute, report
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.upload import settings as upload_settings
+from cdi_worker.importer import contract, execute, report
+from cdi_worker.importer.upload import settings as upload_settings
 
 if TYPE_CHECKING:
-    from cdi_worker.upload import server as upload_server
+    from cdi_worker.importer.upload import server as upload_server
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
 def make(settings: upload_settings.Settings, cancel: cancelling.Cancel) -> upload_server.Server:
     """Return a server. Raises ``errors.MissingExtra``."""
     with errors.optional("the upload server", package="h11 or multipart", extra="upload"):
-        from cdi_worker.upload import server as upload_server
+        from cdi_worker.importer.upload import server as upload_server
     return upload_server.Server(settings, cancel)
 
 

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 
-from cdi_worker import audit, contract, errors, execute, progress, request
+from cdi_worker import errors
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import audit, contract, execute, progress, request
+from cdi_worker.importer.upload import headers
 from cdi_worker.sources import clone, upload
 from cdi_worker.sources.clone import Content
-from cdi_worker.upload import headers
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 
-from cdi_worker import errors, execute
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import execute
+from cdi_worker.importer.upload import form, headers, http, resumable
+from cdi_worker.importer.upload import listener as upload_listener
+from cdi_worker.importer.upload import running as upload_running
+from cdi_worker.importer.upload import settings as upload_settings
+from cdi_worker.importer.upload.http import Answer, Exchange, Refusal, Request
 from cdi_worker.sources import upload
-from cdi_worker.upload import form, headers, http, resumable
-from cdi_worker.upload import listener as upload_listener
-from cdi_worker.upload import running as upload_running
-from cdi_worker.upload import settings as upload_settings
-from cdi_worker.upload.http import Answer, Exchange, Refusal, Request
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,12 @@ import datetime as dt
 import pathlib
 from collections.abc import Mapping
 
-from cdi_worker import audit, contract, errors, request
+from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import fetch
+from cdi_worker.importer import audit, contract, request
+from cdi_worker.importer.upload import tls as upload_tls
 from cdi_worker.sources import base
-from cdi_worker.upload import tls as upload_tls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

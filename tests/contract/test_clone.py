@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, report
 from cdi_worker.formats.compressed import snappy
+from cdi_worker.importer import contract, report
 from tests.importer.test_metrics import UID
 from tests.support import clones, devices, meters, oracle, processes, uploads, worker
 

@@ -14,11 +14,12 @@ import pytest
 import yaml
 
 import cdi_worker
-from cdi_worker import contract, errors, request
-from cdi_worker.commands import context, demands, group
+from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
-from cdi_worker.kubernetes import datavolume, documents, signed
+from cdi_worker.importer import contract, request
+from cdi_worker.importer.commands import context, demands, group
+from cdi_worker.importer.kubernetes import datavolume, documents, signed
 from tests.support import misbehave, repository, signing, tls, worker
 
 SIGNER = signing.Signer()
@@ -328,8 +329,9 @@ def test_variable_beside_a_service_is_still_ours(pod: worker.Pod, url: str) -> N
 def test_upload_server_beside_a_service_named_listen() -> None:
     """The same names for other variables: LISTEN_PORT=tcp://10.0.0.1:80."""
     env = of_a_service("listen", {"": 80}) | of_a_service("kubernetes", {"https": 443}) | {"HOME": "/"}
+    code = "from cdi_worker.importer import contract; print(*sorted(contract.environment()))"
     done = subprocess.run(
-        [sys.executable, "-c", "from cdi_worker import contract; print(*sorted(contract.environment()))"],
+        [sys.executable, "-c", code],
         env={**worker.ENVIRONMENT, **env}, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     left = done.stdout.split()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cdi_worker
-from cdi_worker import contract
+from cdi_worker.importer import contract
 from tests.crash import checking
 from tests.support import (
     chains,

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cdi_worker.commands import group
+from cdi_worker.importer.commands import group
 from tests.support import (
     chains,
     containers,

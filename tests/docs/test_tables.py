@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import sources, variables
-from cdi_worker.commands import group
+from cdi_worker import sources
+from cdi_worker.importer import variables
+from cdi_worker.importer.commands import group
 from tests.support import repository
 
 sys.path.insert(0, str(repository.ROOT / "docs"))
@@ -46,7 +47,7 @@ def _names(node: ast.AST) -> set[str]:
 
 def known() -> set[str]:
     """Return the variables that the documentation lists."""
-    from cdi_worker.kubernetes import populators
+    from cdi_worker.importer.kubernetes import populators
 
     of_sources = {field.env for kind in sources.own() for field, _ in kind.table.values() if field.env}
     return {each.name for each in variables.VARIABLES} | of_sources | set(populators.OPENSTACK)

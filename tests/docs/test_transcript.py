@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
+from cdi_worker.importer import contract
 from tests.support import disks as disks_module
 from tests.support import processes, repository, servers, uploads
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
 from cdi_worker.formats import clone as stream
 from cdi_worker.formats.compressed import snappy
+from cdi_worker.importer import contract
 from tests.support import clones, misbehave, oracle, tar_parts, uploads, worker
 
 MIB = 1 << 20

@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import contract, errors
-from cdi_worker import report as report_module
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer import report as report_module
 from tests.support import containers, misbehave, oracle, registries, uploads
 from tests.support import disks as disks_module
 

@@ -30,7 +30,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 WORKER = """
 import sys, time, cdi_worker
-from cdi_worker import progress
+from cdi_worker.importer import progress
 from cdi_worker.sources.ovirt import locations
 kind, endpoint, user, password, ca, disk, current, previous, target, scratch = sys.argv[1:]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
+from cdi_worker.importer import contract
 from tests.support import clones, devices, misbehave, processes, uploads, worker
 
 MIB = 1 << 20

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, execute
+from cdi_worker import errors
+from cdi_worker.importer import execute
 from tests.support import disks as disks_module
 from tests.support import misbehave, oracle, ovas, worker
 from tests.support.ovas import Disk

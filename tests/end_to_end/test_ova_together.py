@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, execute
+from cdi_worker import errors
+from cdi_worker.importer import execute
 from tests.support import disks as disks_module
 from tests.support import misbehave, oracle, ovas, processes, worker
 from tests.support.ovas import Disk
@@ -154,7 +155,7 @@ def killing(*arguments):
             os.kill(os.getpid(), signal.SIGKILL)
     return inner(*arguments)
 setattr(file, name, killing)
-from cdi_worker import cli
+from cdi_worker.importer import cli
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, progress
+from cdi_worker import errors
+from cdi_worker.importer import progress
 from tests.support import containers, meters, misbehave, oracle, processes, registries, repository
 from tests.support import disks as disks_module
 from tests.support.containers import Image

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import cdi_worker
-from cdi_worker import contract, errors
+from cdi_worker import errors
+from cdi_worker.importer import contract
 from tests.support import containers, devices, misbehave, oracle, processes, registries, uploads, vhd_images
 from tests.support import disks as disks_module
 

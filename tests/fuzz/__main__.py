@@ -20,9 +20,9 @@ from tests.fuzz import inputs
 _INSTRUMENTED = [
     "cdi_worker.formats",
     "cdi_worker.images.engine.responses",
-    "cdi_worker.kubernetes",
+    "cdi_worker.importer.kubernetes",
     "cdi_worker.sources",
-    "cdi_worker.upload",
+    "cdi_worker.importer.upload",
 ]
 
 

@@ -26,14 +26,14 @@ from cdi_worker.formats.ova import descriptor, manifest, package
 from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple, ssh
 from cdi_worker.formats.tar import archive
 from cdi_worker.images.engine import cancelling, responses
-from cdi_worker.kubernetes import datavolume
-from cdi_worker.kubernetes import documents as manifests
+from cdi_worker.importer.kubernetes import datavolume
+from cdi_worker.importer.kubernetes import documents as manifests
+from cdi_worker.importer.upload import connection, form
+from cdi_worker.importer.upload import http as upload
 from cdi_worker.sources.kubevirt import maps
 from cdi_worker.sources.nbd import client, handshake, locations
 from cdi_worker.sources.registry import documents, policy, reference
 from cdi_worker.sources.web import http as web
-from cdi_worker.upload import connection, form
-from cdi_worker.upload import http as upload
 from tests.fuzz import sums
 
 #: Bytes of a disk or a body: what an input of some KiB may become.

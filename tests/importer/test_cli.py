@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cdi_worker.commands import group
+from cdi_worker.importer.commands import group
 from tests.support import devices, misbehave, oracle, repository, servers, tls, worker
 from tests.support import disks as disks_module
 
@@ -36,8 +36,7 @@ def test_version_is_printed(tmp_path: Path) -> None:
     """A checkout runs from a folder with all packages, without the metadata of an installation."""
     packages = [Path(path) for path in sys.path if path.endswith("-packages")]
     found = {path.name: path for folder in packages for path in folder.iterdir() if "cdi" not in path.name}
-    subprocess.run([repository.ROOT / "tools/tree", tmp_path / "tree"], check=True)
-    for name, path in (found | {"cdi_worker": tmp_path / "tree/cdi_worker"}).items():
+    for name, path in (found | {"cdi_worker": repository.ROOT / "cdi_worker"}).items():
         (tmp_path / name).symlink_to(path)
     argv = [sys.executable, "-S", "-m", "cdi_worker", "--version"]
     env = {**worker.ENVIRONMENT, "PYTHONPATH": str(tmp_path)}

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cdi_worker import sources
-from cdi_worker.commands import disk, options
+from cdi_worker.importer.commands import disk, options
 from tests.support import containers, objectservers, openstack, oracle, registries, worker
 from tests.support import disks as disks_module
 

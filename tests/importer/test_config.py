@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.commands import command, group
+from cdi_worker.importer.commands import command, group
 from tests.support import disks as disks_module
 from tests.support import misbehave, worker
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors, request, sources
-from cdi_worker.roles import importer
+from cdi_worker import errors, sources
+from cdi_worker.importer import contract, request
+from cdi_worker.importer.roles import importer
 
 
 @pytest.fixture

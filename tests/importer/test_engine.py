@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from cdi_worker import engine, errors
+from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from tests.support import reading
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import cdi_worker
-from cdi_worker import execute, lazy, plan
-from cdi_worker.commands import group
+from cdi_worker import lazy
 from cdi_worker.formats import detect, safety
-from cdi_worker.roles import run
+from cdi_worker.importer import execute, plan
+from cdi_worker.importer.commands import group
+from cdi_worker.importer.roles import run
 
 
 def test_load_returns_an_attribute_or_a_module() -> None:

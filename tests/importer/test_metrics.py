@@ -18,7 +18,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cdi_worker import errors, metrics, metrics_server, progress
+from cdi_worker import errors
+from cdi_worker.importer import metrics, metrics_server, progress
 from tests.support import meters, misbehave, processes, repository, worker
 
 MiB = 1 << 20
@@ -120,7 +121,7 @@ def ending() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Yield a process that serves the page, and leaves as the worker does when its input ends."""
     port = processes.free_port()
     script = (
-        "import os, sys; from cdi_worker import metrics\n"
+        "import os, sys; from cdi_worker.importer import metrics\n"
         f"with metrics.exposed('cloner', {UID!r}, {port}) as meter:\n"
         "    sys.stdin.read(); meter.done()\n"
         "os._exit(0)"
@@ -246,7 +247,7 @@ def test_bytes_written_by_programs_are_counted(tmp_path: Path) -> None:
 def test_start_can_be_interrupted_at_any_moment(milliseconds: int) -> None:
     """Threads that Python must stop at exit can crash it."""
     script = (
-        "import time; from cdi_worker import metrics\n"
+        "import time; from cdi_worker.importer import metrics\n"
         f"with metrics.exposed('importer', 'x', {processes.free_port()}): time.sleep({milliseconds / 1000})"
     )
     done = subprocess.run(

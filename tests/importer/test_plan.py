@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cdi_worker import errors, plan, request
+from cdi_worker import errors
 from cdi_worker.formats import facts
 from cdi_worker.formats.qcow2 import chain
-from cdi_worker.plan import Content, Offer, Route, Space
-from cdi_worker.request import Request
+from cdi_worker.importer import plan, request
+from cdi_worker.importer.plan import Content, Offer, Route, Space
+from cdi_worker.importer.request import Request
 from cdi_worker.sources import base, staged
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, progress
+from cdi_worker.importer import contract, progress
 from tests.support import (
     clones,
     containers,

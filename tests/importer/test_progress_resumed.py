@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cdi_worker
-from cdi_worker import errors, metrics, progress
+from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from cdi_worker.send import file as send_file
+from cdi_worker.importer import metrics, progress
+from cdi_worker.importer.send import file as send_file
 from tests.support import disks as disks_module
 from tests.support import misbehave
 

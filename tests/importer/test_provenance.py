@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, provenance, version
+from cdi_worker import errors, version
+from cdi_worker.importer import provenance
 from tests.support import (
     containers,
     manifests,

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import volume
-from cdi_worker.upload import settings
+from cdi_worker.importer import contract
+from cdi_worker.importer.send import volume
+from cdi_worker.importer.upload import settings
 from tests.importer.test_provenance import DATA, SHA256, only_disk, read
 from tests.support import clones, manifests, misbehave, processes, uploads, worker
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import errors, report
+from cdi_worker import errors
+from cdi_worker.importer import report
 
 
 def test_message_of_a_completed_import() -> None:

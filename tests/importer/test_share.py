@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cdi_worker.commands import command, group
+from cdi_worker.importer.commands import command, group
 from tests.support import repository, worker
 
 SHARE = repository.ROOT / "share"
@@ -121,8 +121,7 @@ def test_every_page_lists_the_exit_statuses() -> None:
 def test_wheel_installs_them(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
-    names = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "share", "importer", "sources")
-    for name in (*names, "images", "formats", "scratch"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "share", "cdi_worker"):
         path = repository.ROOT / name
         if path.is_dir():
             shutil.copytree(path, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -9,7 +9,7 @@ from tests.support import processes
 # A handler runs in the main thread, whatever lock that holds: here nearly always one that the callbacks need.
 BUSY = """
 import os, signal, threading
-from cdi_worker import cli
+from cdi_worker.importer import cli
 cancel = cli.cancelled_by_signals()
 lock, woken = threading.Lock(), threading.Event()
 
@@ -34,7 +34,7 @@ def test_signal_does_not_deadlock_with_a_held_lock() -> None:
 # The kernel may give a signal to any thread, and the main thread may have begun its wait just before.
 WAITING = """
 import signal, threading, time
-from cdi_worker import cli
+from cdi_worker.importer import cli
 cancel = cli.cancelled_by_signals()
 woken = threading.Event()
 cancel.on_set(woken.set)
@@ -59,7 +59,7 @@ HANGUP = """
 import os, signal, sys
 # The tests themselves may run under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
-from cdi_worker import cli
+from cdi_worker.importer import cli
 cancel = cli.cancelled_by_signals()
 os.kill(os.getpid(), signal.SIGHUP)
 if sys.argv[1] == "nohup":

@@ -38,31 +38,36 @@ HTTP = "click backports requests urllib3 certifi charset_normalizer idna"
 #: For the digests of the journal.
 DIGESTS = "cryptography _cffi_backend"
 #: Modules that no start needs.
-OTHERS = "cdi_worker.metrics_server rich"
-COMMANDS = "cdi_worker.commands.disk cdi_worker.commands.options cdi_worker.kubernetes"
-ROUTES = "cdi_worker.routes.convert cdi_worker.routes.unpack subprocess"
+OTHERS = "cdi_worker.importer.metrics_server rich"
+COMMANDS = (
+    "cdi_worker.importer.commands.disk cdi_worker.importer.commands.options cdi_worker.importer.kubernetes"
+)
+ROUTES = "cdi_worker.importer.routes.convert cdi_worker.importer.routes.unpack subprocess"
 #: Raise a number only for a module that this start needs.
 BUDGETS = {
-    "help": _budget(104, 198, "click", "requests ssl cdi_worker.routes.direct"),
-    "version": _budget(24, 140, "click", f"{COMMANDS} cdi_worker.execute fractions"),
-    "blank": _budget(81, 169, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.routes.place"),
+    "help": _budget(105, 199, "click", "requests ssl cdi_worker.importer.routes.direct"),
+    "version": _budget(25, 141, "click", f"{COMMANDS} cdi_worker.importer.execute fractions"),
+    "blank": _budget(82, 170, "click", f"{COMMANDS} {ROUTES} requests ssl cdi_worker.importer.routes.place"),
     "raw": _budget(
-        99, 335, f"{HTTP} {DIGESTS}", f"{COMMANDS} {ROUTES} cdi_worker.routes.place cdi_worker.formats.qcow2"
+        100,
+        336,
+        f"{HTTP} {DIGESTS}",
+        f"{COMMANDS} {ROUTES} cdi_worker.importer.routes.place cdi_worker.formats.qcow2",
     ),
     "qcow2": _budget(
-        111,
-        359,
+        112,
+        360,
         f"{HTTP} {DIGESTS} isal backports",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),
     "clone": _budget(
-        47,
-        160,
+        48,
+        161,
         "click backports",
-        f"{COMMANDS} cdi_worker.execute cdi_worker.sources fractions requests",
+        f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources fractions requests",
     ),
     "server": _budget(
-        75, 180, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.send.volume requests"
+        75, 180, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
     ),
 }
 ENVIRONMENTS = {
@@ -111,7 +116,7 @@ def test_start_keeps_to_its_budget(
 
 
 def test_importing_the_library_loads_no_source_and_no_logging() -> None:
-    code = "import sys, cdi_worker, cdi_worker.execute\nprint(*sys.modules)"
+    code = "import sys, cdi_worker, cdi_worker.importer.execute\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     names = done.stdout.split()
     assert "cdi_worker.sources.base" in names

@@ -18,9 +18,9 @@ HINT = "from cdi_worker import version; print(version.install({!r}))"
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the distribution is made of: pip builds in the tree."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("importer", "sources", "images", "formats", "scratch", "share"):
+    for name in ("cdi_worker", "importer", "sources", "images", "formats", "scratch", "share"):
         processes.run("cp", "-r", repository.ROOT / name, copy)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         processes.run("cp", repository.ROOT / name, copy)
     return copy
 

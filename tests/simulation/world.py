@@ -371,9 +371,9 @@ def _wipefs() -> types.ModuleType:
 #: Loaded before the first run: what is imported when used.
 MODULES = (
     "concurrent.futures.thread",
-    "cdi_worker.execute",
-    "cdi_worker.routes.direct",
-    "cdi_worker.routes.place",
+    "cdi_worker.importer.execute",
+    "cdi_worker.importer.routes.direct",
+    "cdi_worker.importer.routes.place",
     "cdi_worker.sources.web.http",
     "cdi_worker.formats.vhd",
 )
@@ -509,7 +509,7 @@ class World:
         self, run: Run, loaded: product.Product, served: server.Object, process: schedulers.Process
     ) -> int:
         """Import as ``execute.run`` does, with the simulated session below; return the bytes resumed."""
-        request = loaded.load("cdi_worker.request")
+        request = loaded.load("cdi_worker.importer.request")
         cancelling, fetch = (
             loaded.load("cdi_worker.images.engine.cancelling"),
             loaded.load("cdi_worker.images.engine.fetch"),
@@ -547,8 +547,8 @@ class World:
             source = http.HttpSource(resource)
             if served.is_delta:
                 source = loaded.load("cdi_worker.sources.chained").Files([source])
-            progress = loaded.load("cdi_worker.progress").NullProgress()
-            result = loaded.load("cdi_worker.execute").run_source(source, wanted, progress, reads)
+            progress = loaded.load("cdi_worker.importer.progress").NullProgress()
+            result = loaded.load("cdi_worker.importer.execute").run_source(source, wanted, progress, reads)
         return int(result.resumed)
 
     def _location(self, loaded: product.Product, served: server.Object) -> Any:

@@ -7,8 +7,9 @@ import threading
 from pathlib import Path
 
 import cdi_worker
-from cdi_worker import contract, errors, progress
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import contract, progress
 from tests.support import clones, uploads
 
 

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cdi_worker import contract, progress
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume as devices
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import extents, volume
+from cdi_worker.importer import contract, progress
+from cdi_worker.importer.send import extents, volume
 from tests.support import processes, uploads
 
 MIB = uploads.MIB

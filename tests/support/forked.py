@@ -17,15 +17,15 @@ from tests.support import processes, worker
 
 #: Imported before the first run: the command, and the libraries of the sources.
 PREPARED = (
-    "cdi_worker.cli",
-    "cdi_worker.commands.disk",
-    "cdi_worker.execute",
-    "cdi_worker.kubernetes.run",
-    "cdi_worker.roles.importer",
-    "cdi_worker.send.file",
+    "cdi_worker.importer.cli",
+    "cdi_worker.importer.commands.disk",
+    "cdi_worker.importer.execute",
+    "cdi_worker.importer.kubernetes.run",
+    "cdi_worker.importer.roles.importer",
+    "cdi_worker.importer.send.file",
     "cdi_worker.sources.ovirt.data",
     "cdi_worker.sources.web.http",
-    "cdi_worker.upload.server",
+    "cdi_worker.importer.upload.server",
     "boto3",
     "botocore.auth",
     "google.oauth2.credentials",
@@ -95,7 +95,7 @@ def _main() -> None:
 
 def _become(asked: dict[str, object], home: dict[str, str]) -> None:
     """Run the command in this process, and end it."""
-    from cdi_worker import cli
+    from cdi_worker.importer import cli
 
     try:
         for name, descriptor in (("out", 1), ("err", 2)):
@@ -125,8 +125,8 @@ def _import(argv: list[str]) -> None:
     import traceback
 
     import cdi_worker
-    from cdi_worker import contract
-    from cdi_worker.roles import importer
+    from cdi_worker.importer import contract
+    from cdi_worker.importer.roles import importer
 
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     logging.getLogger("urllib3").setLevel(logging.ERROR)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from cdi_worker.kubernetes import datavolume
+from cdi_worker.importer.kubernetes import datavolume
 from tests.support import worker
 
 MIB = 1 << 20

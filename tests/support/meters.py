@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from prometheus_client import parser
 
-from cdi_worker import progress
+from cdi_worker.importer import progress
 from tests.support import processes
 
 

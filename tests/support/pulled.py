@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from cdi_worker import engine
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry

@@ -16,10 +16,11 @@ from typing import ClassVar
 
 import pytest
 
-from cdi_worker import contract, errors, report
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.upload import role, settings
-from cdi_worker.upload import running as upload_running
+from cdi_worker.importer import contract, report
+from cdi_worker.importer.upload import role, settings
+from cdi_worker.importer.upload import running as upload_running
 from tests.support import processes, threaded, tls
 
 CLIENT = "client.upload-server.cdi.kubevirt.io"

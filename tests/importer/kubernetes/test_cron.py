@@ -228,7 +228,7 @@ def test_size_of_disk_is_reported(tmp_path: Path) -> None:
     disk.write_bytes(b"QFI\xfb" + bytes(4096 - 4))
     program = tmp_path / "cdi-image-size-detection"
     script = tmp_path / "cdi-worker"
-    script.write_text("from cdi_worker import cli\ncli.main()\n")
+    script.write_text("from cdi_worker.importer import cli\ncli.main()\n")
     program.symlink_to(script)
     command = [worker.COMMAND[0], program, "-image-path", disk, f"--termination-log={log}"]
     subprocess.run(command, env=worker.ENVIRONMENT, check=True)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cdi_worker import errors
-from cdi_worker.kubernetes import datavolume, documents
+from cdi_worker.importer.kubernetes import datavolume, documents
 from tests.support import repository
 
 EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))

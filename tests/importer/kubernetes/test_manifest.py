@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi_worker import contract, errors
-from cdi_worker.kubernetes import datavolume, documents, manifest
-from cdi_worker.kubernetes import pod as datavolume_pod
-from cdi_worker.roles import importer
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer.kubernetes import datavolume, documents, manifest
+from cdi_worker.importer.kubernetes import pod as datavolume_pod
+from cdi_worker.importer.roles import importer
 from tests.support import disks as disks_module
 from tests.support import kubernetes_schemas, misbehave, repository, servers, worker
 

@@ -33,7 +33,7 @@ UID = "6a1f8a3e-77d7-4f0c-9a2b-0f7c1d1f4a11"
 def program(tmp_path: Path) -> Path:
     """A folder with the links of the image."""
     script = tmp_path / "cdi-worker"
-    script.write_text("from cdi_worker import cli\ncli.main()\n")
+    script.write_text("from cdi_worker.importer import cli\ncli.main()\n")
     for name in ("openstack-populator", "ovirt-populator"):
         (tmp_path / name).symlink_to(script)
     return tmp_path

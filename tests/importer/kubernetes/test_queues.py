@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cdi_worker import units
-from cdi_worker.kubernetes import pod
+from cdi_worker.importer.kubernetes import pod
 from cdi_worker.sources.vmware import disk as vddk_disk
 from cdi_worker.sources.vmware import nfc
 from tests.support import disks as disks_module

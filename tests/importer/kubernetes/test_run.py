@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdi_worker.kubernetes import datavolume, documents, references, run
+from cdi_worker.importer.kubernetes import datavolume, documents, references, run
 from tests.support import (
     containers,
     devices,

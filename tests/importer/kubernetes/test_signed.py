@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cdi_worker.formats import signature
-from cdi_worker.kubernetes import datavolume, documents, manifest, pod, references, run
+from cdi_worker.importer.kubernetes import datavolume, documents, manifest, pod, references, run
 from tests.support import containers, oracle, registries, repository, signing, worker
 from tests.support import disks as disks_module
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, execute, progress, sources
+from cdi_worker import errors, sources
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import execute, progress
 
 DATA = bytes(range(256)) * 4096
 RIGHT = {name: f"{name}:{hashlib.new(name, DATA).hexdigest()}" for name in ("md5", "sha256")}

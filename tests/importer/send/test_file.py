@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors, progress
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import file
+from cdi_worker.importer import contract, progress
+from cdi_worker.importer.send import file
 from tests.support import devices, oracle, processes, upload_relay, uploads, worker
 
 MIB = uploads.MIB

@@ -14,12 +14,13 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from cdi_worker import contract, errors, progress
+from cdi_worker import errors
 from cdi_worker.formats import clone, readers
 from cdi_worker.images import volume as devices_volume
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import client as upload_client
-from cdi_worker.send import extents, sender, volume
+from cdi_worker.importer import contract, progress
+from cdi_worker.importer.send import client as upload_client
+from cdi_worker.importer.send import extents, sender, volume
 from tests.support import clones, devices, oracle, processes, uploads
 
 MIB = uploads.MIB

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors, progress
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import volume
+from cdi_worker.importer import contract, progress
+from cdi_worker.importer.send import volume
 from tests.support import clones, devices, oracle, tls, upload_relay, uploads
 
 MIB = uploads.MIB

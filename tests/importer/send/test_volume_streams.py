@@ -9,14 +9,15 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from cdi_worker import contract, errors, progress
+from cdi_worker import errors
 from cdi_worker.formats import clone as extents
 from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume
 from cdi_worker.images.engine import ahead
-from cdi_worker.send import extents as clone_stream
-from cdi_worker.send import volume as clone
+from cdi_worker.importer import contract, progress
+from cdi_worker.importer.send import extents as clone_stream
+from cdi_worker.importer.send import volume as clone
 from tests.formats.compressed.test_snappy import plain as plain_chunk
 from tests.support import clones, devices, disks, oracle, processes, uploads
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
+from cdi_worker.importer import contract
 from tests.support import devices, oracle, processes, upload_wire, uploads
 
 MIB = uploads.MIB

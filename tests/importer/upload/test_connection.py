@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdi_worker.upload import connection as upload_connection
-from cdi_worker.upload import http, tls
-from cdi_worker.upload.connection import Connection
+from cdi_worker.importer.upload import connection as upload_connection
+from cdi_worker.importer.upload import http, tls
+from cdi_worker.importer.upload.connection import Connection
 from tests.support import processes, uploads
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
 from cdi_worker.formats.compressed import snappy
-from cdi_worker.upload import headers as upload_headers
+from cdi_worker.importer import contract
+from cdi_worker.importer.upload import headers as upload_headers
 from tests.support import devices, oracle, processes, uploads, vmdk_stream
 
 MIB = uploads.MIB

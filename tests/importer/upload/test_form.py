@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
-from cdi_worker.upload import form as upload_form
+from cdi_worker.importer import contract
+from cdi_worker.importer.upload import form as upload_form
 from tests.support import clones, oracle, upload_wire, uploads
 
 MIB = uploads.MIB

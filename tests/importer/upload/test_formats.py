@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
+from cdi_worker.importer import contract
 from tests.support import devices, disks, oracle, processes, uploads
 
 MIB = uploads.MIB

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract
+from cdi_worker.importer import contract
 from tests.support import upload_wire, uploads
 from tests.support.upload_wire import WRONG_CHECKSUM
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors, report
-from cdi_worker.upload import role, settings
+from cdi_worker import errors
+from cdi_worker.importer import contract, report
+from cdi_worker.importer.upload import role, settings
 from tests.support import devices, disks, oracle, processes, uploads
 
 MIB = uploads.MIB

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import contract, errors
-from cdi_worker.upload import listener
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer.upload import listener
 from tests.support import processes, upload_wire, uploads
 
 SYNC = uploads.SYNC

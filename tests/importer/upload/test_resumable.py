@@ -9,9 +9,9 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from cdi_worker import contract
+from cdi_worker.importer import contract
+from cdi_worker.importer.upload import resumable
 from cdi_worker.sources import upload
-from cdi_worker.upload import resumable
 from tests.support import oracle, processes, uploads
 
 MIB = uploads.MIB

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import errors, execute, plan, progress, request
+from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import execute, plan, progress, request
+from cdi_worker.importer.upload import headers, running
 from cdi_worker.sources import base, upload
-from cdi_worker.upload import headers, running
 from tests.support import clones, devices, disks, oracle
 
 MIB = 1 << 20

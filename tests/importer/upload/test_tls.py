@@ -7,9 +7,10 @@ import ssl
 
 import pytest
 
-from cdi_worker import contract, errors
-from cdi_worker.send import client as upload_client
-from cdi_worker.upload import tls
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer.send import client as upload_client
+from cdi_worker.importer.upload import tls
 from tests.support import processes, uploads
 
 NAMES = {

@@ -55,7 +55,7 @@ MUTANTS = (
         "tests/contract/test_settings_that_demand.py::test_clone_source_refuses_a_demand",
     ),
     mutant(
-        "importer/units.py",
+        "cdi_worker/units.py",
         "takes a size that no disk has",
         "    if not 0 <= value < 1 << 63:\n",
         "    if False:\n",
@@ -118,7 +118,7 @@ MUTANTS = (
         "tests/sources/registry/test_trust.py::test_index_does_not_choose_the_platform_of_a_signed_image",
     ),
     mutant(
-        "importer/units.py",
+        "cdi_worker/units.py",
         "takes a size with a huge exponent",
         "    if exponent and abs(int(exponent[1:])) > 30:\n",
         "    if False:\n",

@@ -6,21 +6,21 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "does not find a secret that is encoded twice",
         "inner = _spans(decoded, needles, depth - 1)",
         "inner = _spans(decoded, needles, 0)",
         "tests/importer/test_masking.py::test_secret_is_masked_in_every_encoding",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "shows the secrets of a traceback",
         "        if record.exc_info:\n",
         "        if False:\n",
         "tests/importer/test_masking.py::test_log_of_a_library_is_masked_with_its_tracebacks",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "keeps all secrets for ever",
         "        while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_LENGTH:\n",
         "        while False:\n",
@@ -48,21 +48,21 @@ MUTANTS = (
         "tests/importer/test_progress_resumed.py::test_what_was_counted_in_advance_is_not_counted_twice",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "does not find a secret that a server has percent-encoded",
         '    _Codec("%", _PERCENT, lambda found: chr(int(found[1], 16))),\n',
         "",
         "tests/importer/test_masking.py::test_secret_is_masked_in_every_encoding",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "shows a password with a slash in an address",
         '    return rest.rpartition("@")[0] if is_odd else ""',
         '    return ""',
         "tests/importer/test_masking.py::test_address_is_shown_without_its_secrets",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "masks a part of every digest that contains a short secret",
         "len(each) < WORD and each.isalnum()",
         "False",
@@ -90,21 +90,21 @@ MUTANTS = (
         "tests/importer/test_terminal.py::test_closed_pipe_does_not_end_an_import",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "does not find a secret in base64",
         "        *(_Needle(each, False) for each in packed if len(each) >= _SHORTEST_PACKED),\n",
         "",
         "tests/importer/test_masking.py::test_secret_is_masked_in_every_encoding",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "does not find a secret that a server has encoded as HTML",
         '    _Codec("&", re',
         '    _Codec("\\0", re',
         "tests/importer/test_masking.py::test_secret_is_masked_in_every_encoding",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "masks what CDI's controllers search for",
         " or _is_phrase(text, wanted, at)",
         "",
@@ -132,7 +132,7 @@ MUTANTS = (
         "tests/importer/test_progress_resumed.py::test_percentage_never_falls_whatever_is_kept",
     ),
     mutant(
-        "importer/masking.py",
+        "cdi_worker/masking.py",
         "shows the signature in a query",
         ("        if _is_secret(name, value):\n            yield from (value, _plain(value)"),
         ("        if False:\n            yield from (value, _plain(value)"),

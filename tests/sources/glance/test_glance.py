@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker import errors, execute, plan, request
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import execute, plan, request
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import keystone, locations, source
 from tests.support import devices, disks, misbehave, objectservers, openstack, oracle, reading, worker

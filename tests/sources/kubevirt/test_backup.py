@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, execute, plan
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import execute, plan
 from cdi_worker.sources.kubevirt import backup, maps, source
 from tests.support import devices, kubevirt, kubevirt_stages, oracle, reading
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, plan
+from cdi_worker import errors
+from cdi_worker.importer import plan
 from cdi_worker.sources.kubevirt import locations
 from tests.support import devices, kubevirt, kubevirt_stages, oracle, processes, tls, worker
 

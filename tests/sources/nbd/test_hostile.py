@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("nbd")
 
-from cdi_worker import errors, execute, request
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import execute, request
 from cdi_worker.sources import base, extents
 from cdi_worker.sources.nbd import client, connection, handshake, locations, source
 from tests.support import nbd_servers, oracle, processes

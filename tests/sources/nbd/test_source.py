@@ -18,8 +18,9 @@ import pytest
 
 pytest.importorskip("nbd")
 
-from cdi_worker import errors, execute, plan, request
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import execute, plan, request
 from cdi_worker.sources import base
 from cdi_worker.sources.nbd import locations, source
 from tests.support import devices, nbd_exports, oracle, processes, tls, worker

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from cdi_worker import contract, errors
-from cdi_worker.roles import importer
+from cdi_worker import errors
+from cdi_worker.importer import contract
+from cdi_worker.importer.roles import importer
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations
 from cdi_worker.sources.web import http, session

@@ -16,9 +16,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from cdi_worker import errors, report
-from cdi_worker.commands import words
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import report
+from cdi_worker.importer.commands import words
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
 from cdi_worker.sources.web import http

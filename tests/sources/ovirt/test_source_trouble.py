@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, progress
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import progress
 from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes, reading, upload_relay
 

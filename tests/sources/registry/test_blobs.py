@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from cdi_worker import engine, errors
+from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import ahead, cancelling, fetch
+from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
 from tests.support import http_disk, misbehave, processes, reading

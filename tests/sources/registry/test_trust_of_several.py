@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, execute
+from cdi_worker import errors
 from cdi_worker.formats import signature
+from cdi_worker.importer import execute
 from tests.support import chains, containers, oracle, ovas, registries, signing
 
 SIGNER = signing.Signer()

@@ -13,7 +13,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, responses
-from cdi_worker.send import client
+from cdi_worker.importer.send import client
 from cdi_worker.sources import base
 from cdi_worker.sources.web import session
 from tests.support import http_disk, misbehave, reading, tls

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from cdi_worker import contract, errors, report
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import volume
+from cdi_worker.importer import contract, report
+from cdi_worker.importer.send import volume
 from tests.support import http_disk, misbehave, tls, worker
 
 UNKNOWN = "add the CA that signed it"

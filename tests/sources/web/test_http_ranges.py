@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from cdi_worker import engine, errors
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from tests.support import http_disk, misbehave, reading, tls
 

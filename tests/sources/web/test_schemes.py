@@ -10,7 +10,7 @@ import pytest
 
 from cdi_worker import errors, sources
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import client
+from cdi_worker.importer.send import client
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import locations, s3
 from tests.support import http_disk, misbehave, proxy, registries, servers, tls, worker

@@ -15,7 +15,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
-from cdi_worker.send import client, file
+from cdi_worker.importer.send import client, file
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations as objects
 from cdi_worker.sources.ovirt import locations as ovirt

@@ -1,6 +1,6 @@
 """``python -m cdi_worker`` is ``cdi-worker``."""
 
-from cdi_worker import cli
+from cdi_worker.importer import cli
 
 if __name__ == "__main__":
     cli.main()

@@ -1,0 +1,88 @@
+"""Import a virtual machine's disk from a source to a file or block device, as a raw disk.
+
+>>> import cdi_worker
+>>> request = cdi_worker.Request(
+...     source="http", location=cdi_worker.Location("https://example.org/disk.qcow2"), target="disk.img"
+... )
+>>> cdi_worker.run(request)  # doctest: +SKIP
+
+The public API (docs/reference/library.md). Names are imported when used, so that the lower packages can
+import ``errors`` while this package is still being imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cdi_worker import lazy
+
+if TYPE_CHECKING:
+    from cdi_worker import errors
+    from cdi_worker.errors import Error
+    from cdi_worker.images.engine.fetch import Options as FetchOptions
+    from cdi_worker.importer.execute import Inspection, Result, inspect, run
+    from cdi_worker.importer.plan import Plan, Route
+    from cdi_worker.importer.progress import NullProgress, Progress
+    from cdi_worker.importer.request import Request
+    from cdi_worker.sources.base import Access, Cancel, Extent, Location, RandomReader, Reader, Source
+    from cdi_worker.sources.fields import field
+    from cdi_worker.sources.kind import Kind
+    from cdi_worker.version import VERSION as __version__  # noqa: N811 - the customary name
+
+_PUBLIC: lazy.Table[str, Any] = lazy.Table(
+    {
+        "Access": "cdi_worker.sources.base:Access",
+        "Error": "cdi_worker.errors:Error",
+        "FetchOptions": "cdi_worker.images.engine.fetch:Options",
+        "Inspection": "cdi_worker.importer.execute:Inspection",
+        "Kind": "cdi_worker.sources.kind:Kind",
+        "Location": "cdi_worker.sources.base:Location",
+        "NullProgress": "cdi_worker.importer.progress:NullProgress",
+        "Plan": "cdi_worker.importer.plan:Plan",
+        "Progress": "cdi_worker.importer.progress:Progress",
+        "Request": "cdi_worker.importer.request:Request",
+        "Result": "cdi_worker.importer.execute:Result",
+        "Route": "cdi_worker.importer.plan:Route",
+        "Source": "cdi_worker.sources.base:Source",
+        "field": "cdi_worker.sources.fields:field",
+        "inspect": "cdi_worker.importer.execute:inspect",
+        "run": "cdi_worker.importer.execute:run",
+        "Cancel": "cdi_worker.sources.base:Cancel",
+        "Extent": "cdi_worker.sources.base:Extent",
+        "RandomReader": "cdi_worker.sources.base:RandomReader",
+        "Reader": "cdi_worker.sources.base:Reader",
+        "__version__": "cdi_worker.version:VERSION",
+        "errors": "cdi_worker.errors",
+    }
+)
+
+__all__ = [
+    "Access",
+    "Cancel",
+    "Error",
+    "Extent",
+    "FetchOptions",
+    "Inspection",
+    "Kind",
+    "Location",
+    "NullProgress",
+    "Plan",
+    "Progress",
+    "RandomReader",
+    "Reader",
+    "Request",
+    "Result",
+    "Route",
+    "Source",
+    "__version__",
+    "errors",
+    "field",
+    "inspect",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _PUBLIC[name]
