@@ -67,7 +67,7 @@ BUDGETS = {
         f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources fractions requests",
     ),
     "server": _budget(
-        75, 180, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
+        76, 181, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
     ),
 }
 ENVIRONMENTS = {
