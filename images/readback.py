@@ -12,7 +12,7 @@ from typing import Self
 from cdi_worker import errors
 from cdi_worker.images import directio, volume
 from cdi_worker.images.engine import cancelling, crew
-from cdi_worker.images.target import base
+from cdi_worker.images.targets import base
 from cdi_worker.scratch import digests, journal
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cdi_worker import errors, lazy, sources
 from cdi_worker.formats import checksum, signature
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
 from cdi_worker.importer import engine, package, plan, request
@@ -22,8 +22,8 @@ from cdi_worker.importer.routes import job as job_module
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.images.target import compare
-    from cdi_worker.images.target import group as target_group
+    from cdi_worker.images.targets import compare
+    from cdi_worker.images.targets import group as target_group
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def run_source(
     started = time.monotonic()
     if not (wanted.volume or wanted.existing == "remove"):
         # On a volume, an earlier pod may have created a link that leads to other mounts.
-        wanted = dataclasses.replace(wanted, target=target.followed(wanted.target))
+        wanted = dataclasses.replace(wanted, target=targets.followed(wanted.target))
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
     reading = engine.Engine(wanted.fetch, progress.retry)
     opening = opened(unopened, reading, wanted, progress, reads)
@@ -278,7 +278,7 @@ def _together(
 ) -> dict[str, Result]:
     """Import all disks of an open OVA, and make them usable together; return the results by path."""
     # Imported when used: few imports are of several disks (start-up time).
-    from cdi_worker.images.target import group as target_group
+    from cdi_worker.images.targets import group as target_group
     from cdi_worker.sources import selection
 
     done: dict[str, Result] = {}
@@ -377,14 +377,14 @@ def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.
 
 
 @contextlib.contextmanager
-def _claimed(wanted: request.Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[target.Claim]:
-    """Yield the claim on the target, held until the end of the block. ``key``: see ``target.Terms``."""
-    terms = target.Terms(wanted.wait, cancel, wanted.permissions, key)
-    folder = wanted.is_archive and not target.is_block(wanted.target)
-    with target.take_folder(wanted.target, terms) if folder else target.take(wanted.target, terms) as held:
+def _claimed(wanted: request.Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
+    """Yield the claim on the target, held until the end of the block. ``key``: see ``targets.Terms``."""
+    terms = targets.Terms(wanted.wait, cancel, wanted.permissions, key)
+    folder = wanted.is_archive and not targets.is_block(wanted.target)
+    with targets.take_folder(wanted.target, terms) if folder else targets.take(wanted.target, terms) as held:
         if not (folder or wanted.is_delta or wanted.existing == "remove"):
-            target.check_replaceable(held, force=wanted.existing in {"replace", "update"})
-            if wanted.existing in {"refuse", "update"} and target.is_foreign(held):
+            targets.check_replaceable(held, force=wanted.existing in {"replace", "update"})
+            if wanted.existing in {"refuse", "update"} and targets.is_foreign(held):
                 _check_signatures(held.path)
         yield held
 
@@ -428,7 +428,7 @@ def _reached() -> Iterator[None]:
 class _Ending:
     """The arguments of a job for its end: see ``routes.job.Job``."""
 
-    held: target.Claim
+    held: targets.Claim
     accepted: Callable[[], object]
     group: target_group.Group | None
 

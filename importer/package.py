@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import engine, request
 from cdi_worker.sources import base
@@ -72,7 +72,7 @@ def each(
     from cdi_worker.sources.ova import every
 
     def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
-        paths = [target.followed(pathlib.Path(wanted.target, every.image_name(disk))) for disk in disks]
+        paths = [targets.followed(pathlib.Path(wanted.target, every.image_name(disk))) for disk in disks]
         for path in paths:
             if paths.count(path) > 1:
                 raise errors.RequestError(f"two disks would be {path}; choose each with --disk")

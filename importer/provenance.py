@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdi_worker import errors, masking, version
-from cdi_worker.images import kernel, target
+from cdi_worker.images import kernel, targets
 from cdi_worker.importer import execute, plan, request
 from cdi_worker.sources import wire
 
@@ -45,7 +45,7 @@ class Report:
         self._wanted = wanted
         self._started = _now()
         if path == STDOUT:
-            if wanted.target == target.STDOUT:
+            if wanted.target == targets.STDOUT:
                 raise errors.RequestError("--report -: standard output gets the disk; name a file")
             return
         try:
@@ -58,7 +58,7 @@ class Report:
 
     def _check(self) -> None:
         """Raise ``errors.RequestError`` for a path that a file must not replace."""
-        if os.path.realpath(self._path) in {os.path.realpath(e) for e in target.used(self._wanted.target)}:
+        if os.path.realpath(self._path) in {os.path.realpath(e) for e in targets.used(self._wanted.target)}:
             raise errors.RequestError(f"--report {self._path}: is the target; name another file")
         try:
             mode = Path(self._path).lstat().st_mode

@@ -9,7 +9,7 @@ from typing import Literal
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum, signature
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base
 
@@ -106,16 +106,16 @@ def check(made: Request, faults: list[str] | None = None) -> None:
     if made.content_type not in CONTENT_TYPES:
         hint = errors.supported(made.content_type, CONTENT_TYPES)
         faults.append(f"unknown content type {made.content_type!r}; {hint}")
-    if made.is_archive and target.is_block(made.target):
+    if made.is_archive and targets.is_block(made.target):
         faults.append("an archive needs a volume with a file system, not a block device")
-    if made.target == target.STDOUT and made.is_archive:
+    if made.target == targets.STDOUT and made.is_archive:
         faults.append("an archive cannot be written to standard output; name a folder")
-    if made.target == target.STDOUT and made.stage.current:
+    if made.target == targets.STDOUT and made.stage.current:
         faults.append(
             "a stage with checkpoints cannot be written to standard output; name a file or a device"
         )
     faults += made.demand.faults()
-    if made.existing == "update" and (made.is_archive or made.target == target.STDOUT):
+    if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
         faults.append("only a disk on a file or a device can be updated in place (--update)")
     if made.demand.checksum_file and made.checksum is not None:
         faults.append("--checksum and --checksum-file exclude each other")
@@ -140,7 +140,7 @@ def _source_faults(made: Request) -> Iterator[str]:
     if made.demand.checksum_file and not location.file_name:
         yield f"source {made.source!r}: the disk has no file name to look up in --checksum-file"
     for each in (location, *map(kind.accept, made.layers)):
-        if any(map(each.reads, target.used(made.target))):
+        if any(map(each.reads, targets.used(made.target))):
             yield "source and target are the same file"
     if made.layers:
         yield from _layer_faults(made, location)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cdi_worker import errors, lazy, units
 from cdi_worker.formats import detect, facts, readers, safety, signature, views
 from cdi_worker.formats.compressed import layers
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import engine, plan, request
 from cdi_worker.scratch import space
@@ -277,9 +277,9 @@ def _room(wanted: request.Request) -> plan.Space:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     # An update uses the space of the disk again.
     is_removed = wanted.existing in {"remove", "update"}
-    found = target.facts(wanted.target, removed=is_removed)
+    found = targets.facts(wanted.target, removed=is_removed)
     if wanted.is_archive and found.kind != "block":
-        found = target.facts(f"{wanted.target}/disk.img", removed=is_removed)
+        found = targets.facts(f"{wanted.target}/disk.img", removed=is_removed)
     if found.kind == "missing":
         raise errors.TargetError(path=wanted.target, reason="no such directory or device")
     if found.kind == "stream":

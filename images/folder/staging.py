@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from cdi_worker import errors
 from cdi_worker.images import kernel
-from cdi_worker.images.target import claim, file
+from cdi_worker.images.targets import claim, file
 
 log = logging.getLogger(__name__)
 

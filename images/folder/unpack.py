@@ -18,7 +18,7 @@ from typing import Final
 from cdi_worker import errors
 from cdi_worker.formats.tar import archive as tar
 from cdi_worker.images import kernel
-from cdi_worker.images.target import writeback
+from cdi_worker.images.targets import writeback
 
 _BUFFER: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -17,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 from cdi_worker.images import directio
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.target import copy, journaled
+from cdi_worker.images.targets import copy, journaled
 from cdi_worker.scratch import journal
 
 # Short pieces that are adjacent on the disk are written together, up to this many bytes: the largest cluster

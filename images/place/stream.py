@@ -18,7 +18,7 @@ from cdi_worker.formats.mapped.pieces import Batch
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.place import ranges
-from cdi_worker.images.target import copy
+from cdi_worker.images.targets import copy
 from cdi_worker.scratch import space
 
 #: Bytes of a chunk: a multiple of every cluster size, and the length of the longest compressed cluster.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import errors
-from cdi_worker.images import target as images_target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import retry
 from cdi_worker.importer import audit, contract, execute, request
 from cdi_worker.importer.commands import command, options, output
@@ -55,7 +55,7 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
     A SOURCE of - is standard input, a TARGET of - is standard output, which gets the raw disk and nothing
     else.
     """
-    obj.to_stdout = target == images_target.STDOUT and not given["dry_run"]
+    obj.to_stdout = target == targets.STDOUT and not given["dry_run"]
     if obj.to_stdout and given["digest"]:
         raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
     wanted = options.make_request(source, target, given, contract.environment())
@@ -106,7 +106,7 @@ def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[st
     others = {"--disk": wanted.disk, "--size": wanted.image_size, "--content-type": wanted.is_archive}
     others["--dry-run"] = given["dry_run"]
     faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
-    if not images_target.is_folder(wanted.target):
+    if not targets.is_folder(wanted.target):
         faults.append(f"{wanted.target}: --all needs a folder")
     if faults:
         raise errors.RequestError(*faults)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from cdi_worker import errors, sources, units
-from cdi_worker.images import target as images_target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import demands, output, parameters
@@ -335,7 +335,7 @@ def make_request(
     """Return the request of a command line, which ``execute`` checks."""
     kind = source_kind(address, given["kind"])
     is_archive = given["content_type"] == "archive"
-    if target and not is_archive and images_target.is_folder(target):
+    if target and not is_archive and targets.is_folder(target):
         target = str(Path(target, "disk.img"))
     location = make_location(kind, address, given, env)
     return request.Request(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cdi_worker import errors, masking, units
 from cdi_worker.formats import signature
-from cdi_worker.images import target as images_target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.importer import audit, contract, execute, progress, request, survey
 from cdi_worker.importer.kubernetes import datavolume, references, signed
@@ -87,7 +87,7 @@ class Planner:
         volume, settings = self.volume, self.settings
         overhead = Fraction(0) if volume.claim.block else settings.overhead
         target = settings.target
-        if target and not volume.is_archive and images_target.is_folder(target):
+        if target and not volume.is_archive and targets.is_folder(target):
             target = str(pathlib.Path(target, "disk.img"))
         return request.Request(
             source=volume.source.provider.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdi_worker.formats.qcow2 import layers
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.place import ranges
-from cdi_worker.images.target import journaled
+from cdi_worker.images.targets import journaled
 from cdi_worker.importer import progress
 from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal

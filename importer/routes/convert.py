@@ -9,9 +9,9 @@ from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, facts, safety, views
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.export import server
-from cdi_worker.images.target import copy
+from cdi_worker.images.targets import copy
 from cdi_worker.images.tools import process, qemu_img
 from cdi_worker.importer import survey
 from cdi_worker.importer.routes import stage
@@ -19,7 +19,7 @@ from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import space
 
 #: A run that was killed later has left the complete image in scratch, where may be no room for two.
-_REMOVED: Final = target.Options(existing="remove")
+_REMOVED: Final = targets.Options(existing="remove")
 
 
 def convert(job: Job) -> None:
@@ -95,7 +95,7 @@ def download(job: Job, path: str) -> int:
             out.commit()
         return size or 0
     available = survey.spare(job.wanted) or 0
-    with target.open(path, None, _REMOVED) as out:
+    with targets.open(path, None, _REMOVED) as out:
         try:
             with job.plain(limit=available) as reader:
                 size = copy.copy_ordered(reader, out, limit=available, scope=job.scope)
@@ -139,7 +139,7 @@ def _convert(job: Job, image: qemu_img.Node, size: int, follow: qemu_img.Follow)
             start=out.withheld,
             fresh=out.is_fresh,
             # Bypassing the page cache took half of the time and a third of the CPU.
-            direct=target.facts(job.wanted.target).direct,
+            direct=targets.facts(job.wanted.target).direct,
             sparse=not job.wanted.preallocation,
         )
         qemu_img.convert(image, out.written_path, size, writing, follow)
@@ -182,9 +182,9 @@ def _check_delta(job: Job, path: str, size: int) -> None:
 def _commit(job: Job, path: str) -> None:
     size = job.plan.virtual_size or 0
     job.progress.phase("merge", size)
-    direct = target.facts(job.wanted.target).direct
-    options = target.Options(mode="update", claim=job.claim)
-    with target.open(job.wanted.target, None, options) as out:
+    direct = targets.facts(job.wanted.target).direct
+    options = targets.Options(mode="update", claim=job.claim)
+    with targets.open(job.wanted.target, None, options) as out:
         stage.begin(job, out)
         if job.source.previous_size:
             # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.

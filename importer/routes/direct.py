@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from cdi_worker import errors
 from cdi_worker.formats import facts, vhd
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.target import copy, journaled
+from cdi_worker.images.targets import copy, journaled
 from cdi_worker.importer import progress
 from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal
@@ -28,7 +28,7 @@ def blank(job: Job) -> None:
     """BLANK: create an empty disk; with preallocation, write every byte."""
     size = job.plan.virtual_size or 0
     job.size = size
-    if not job.wanted.preallocation and target.facts(job.wanted.target).kind == "block":
+    if not job.wanted.preallocation and targets.facts(job.wanted.target).kind == "block":
         return
     job.progress.phase("transfer", size)
     with job.open_target(size) as out:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from cdi_worker import errors, units
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import ahead, cancelling, fetch
-from cdi_worker.images.target import copy, journaled
+from cdi_worker.images.targets import copy, journaled
 from cdi_worker.importer import engine, plan, request, survey
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.scratch import journal
@@ -24,7 +24,7 @@ from cdi_worker.sources import base
 
 if TYPE_CHECKING:
     from cdi_worker.formats import clone
-    from cdi_worker.images.target import compare, group
+    from cdi_worker.images.targets import compare, group
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Job:
     """
 
     wanted: request.Request
-    claim: target.Claim
+    claim: targets.Claim
     source: base.Source
     engine: engine.Engine
     content: plan.Content
@@ -133,27 +133,27 @@ class Job:
 
         return self.engine.fetcher(self.source, self.scope, arrived)
 
-    def open_target(self, size: int | None) -> target.Target:
+    def open_target(self, size: int | None) -> targets.Target:
         """Open the target for a new disk of ``size`` bytes, None if unknown; nothing is resumed."""
-        return target.open(self.wanted.target, size, self.options)
+        return targets.open(self.wanted.target, size, self.options)
 
     @contextlib.contextmanager
     def resumable(
-        self, path: str, size: int, total: int, options: target.Options
-    ) -> Iterator[tuple[target.Target, journal.Journal]]:
+        self, path: str, size: int, total: int, options: targets.Options
+    ) -> Iterator[tuple[targets.Target, journal.Journal]]:
         """Open ``path`` for ``size`` bytes, and the journal of the ranges an earlier attempt wrote there.
 
         ``total``: bytes that the journal covers, of the source or of the disk. After a retryable failure
         both are kept for the next attempt, and for the stream that replaces ranges.
         """
         is_compared = options.mode == "refresh"
-        slots = target.journal_slots(path, size) if self.source.identity and not is_compared else None
+        slots = targets.journal_slots(path, size) if self.source.identity and not is_compared else None
         key = self._key() if slots is not None else ""
         interval = self.wanted.journal_interval
         noted = journal.Journal.open(slots, key, total, seconds=interval)
         if noted.covered:
             options = dataclasses.replace(options, mode="resume")
-        with target.open(path, size, options) as out:
+        with targets.open(path, size, options) as out:
             noted.store_in(out.readable)
             if not out.resumed:
                 noted.forget()
@@ -187,22 +187,22 @@ class Job:
         """Return whether ranges have written a part of this disk of ``size`` bytes that a stream may keep."""
         source = self.source
         is_kept = source.identity and not (source.weak or source.once or self.content.compressions)
-        if not is_kept or not size or self.plan.compared or self.group is not None or path == target.STDOUT:
+        if not is_kept or not size or self.plan.compared or self.group is not None or path == targets.STDOUT:
             return False
-        slots = target.journal_slots(path, size)
+        slots = targets.journal_slots(path, size)
         return slots is not None and journal.Journal.open(slots, self._key(), size).covered > 0
 
     @contextlib.contextmanager
     def continued(
-        self, path: str, size: int, options: target.Options, *, noting: bool = True
-    ) -> Iterator[tuple[target.Target, copy.Writable]]:
+        self, path: str, size: int, options: targets.Options, *, noting: bool = True
+    ) -> Iterator[tuple[targets.Target, copy.Writable]]:
         """Open ``path``, of which ``has_begun`` is true, for a stream of the whole disk.
 
         What ranges have written is compared with the stream, and written only where it differs. ``noting``:
         note in the journal what is written.
         """
         # Imported when used: few imports need it (start-up time).
-        from cdi_worker.images.target import continued
+        from cdi_worker.images.targets import continued
 
         with self.resumable(path, size, size, options) as (out, noted):
             covered, figures = noted.covered, noted.counted
@@ -217,15 +217,15 @@ class Job:
 
     @contextlib.contextmanager
     def received(
-        self, path: str, size: int, options: target.Options
-    ) -> Iterator[tuple[target.Target, copy.Writable]]:
+        self, path: str, size: int, options: targets.Options
+    ) -> Iterator[tuple[targets.Target, copy.Writable]]:
         """Open ``path`` for a stream whose sender asks first which part of the disk is there.
 
         That part is read back before, because the sender does not send it again.
         """
         # Imported when used: only a clone needs them (start-up time).
         from cdi_worker.images import readback
-        from cdi_worker.images.target import continued
+        from cdi_worker.images.targets import continued
 
         with self.resumable(path, size, size, options) as (out, noted):
             start = end = out.withheld
@@ -247,7 +247,7 @@ class Job:
             raise errors.SourceChanged(url=self.source.name, what="size", before=size, now=found)
 
     def transfer(
-        self, out: target.Target, noted: journal.Journal, fill: Fill, total: int, *, phase: str = "transfer"
+        self, out: targets.Target, noted: journal.Journal, fill: Fill, total: int, *, phase: str = "transfer"
     ) -> None:
         """Fetch with ``fill`` what is missing, while what an earlier attempt wrote is read back.
 
@@ -305,7 +305,7 @@ class Job:
 
         fetcher.each(parts(), place)
 
-    def _compare_sample(self, out: target.Target, noted: journal.Journal, fill: Fill) -> None:
+    def _compare_sample(self, out: targets.Target, noted: journal.Journal, fill: Fill) -> None:
         """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
         # Imported when used: only a resumed import needs it (start-up time).
         from cdi_worker.images import readback
@@ -321,10 +321,10 @@ class Job:
                 noted.forget()
 
     @property
-    def options(self) -> target.Options:
+    def options(self) -> targets.Options:
         """Return the options of the target."""
         existing = self.wanted.existing
-        return target.Options(
+        return targets.Options(
             mode="refresh" if self.plan.compared else "new",
             begun=_begin_update,
             preallocate=self.wanted.preallocation,
@@ -362,7 +362,7 @@ class Job:
         )
         return repr(parts)
 
-    def commit(self, opened: target.Target, size: int) -> None:
+    def commit(self, opened: targets.Target, size: int) -> None:
         """Verify the source and make the completely written disk of ``size`` bytes usable."""
         survey.check_stated(self.source, size)
         if self.checksum and not self._is_verified:
@@ -375,14 +375,14 @@ class Job:
         self.settle(opened, self.plan.grow_to)
         self.publish(opened, self.plan.grow_to)
 
-    def publish(self, opened: target.Target, size: int = 0) -> None:
+    def publish(self, opened: targets.Target, size: int = 0) -> None:
         """Make a complete disk usable, now or with the others of its group."""
         if self.group is None:
             opened.commit(size)
         else:
             self.group.add(opened, size)
 
-    def settle(self, opened: target.Target, size: int = 0) -> None:
+    def settle(self, opened: targets.Target, size: int = 0) -> None:
         """Store which checkpoint the disk holds, and what an update has changed."""
         if self.plan.compared:
             opened.settle(size)
@@ -390,7 +390,7 @@ class Job:
             self._note_checkpoint(opened)
         elif self.plan.compared and opened.has_begun:
             # Imported when used: only updates and the stages of a migration need it (start-up time).
-            from cdi_worker.images.target import checkpoint
+            from cdi_worker.images.targets import checkpoint
 
             checkpoint.forget(opened.written_path)
         self.changes = opened.changes
@@ -401,9 +401,9 @@ class Job:
         stage, names = self.wanted.stage, self.source.checkpoint_names
         return names(stage.previous), names(stage.current)
 
-    def _note_checkpoint(self, opened: target.Target) -> None:
+    def _note_checkpoint(self, opened: targets.Target) -> None:
         # Imported when used: only the stages of a migration need it (start-up time).
-        from cdi_worker.images.target import checkpoint
+        from cdi_worker.images.targets import checkpoint
 
         if not (self.wanted.is_delta or self.wanted.stage.final):
             # A later stage may not know by how much the disk has grown.
@@ -524,7 +524,7 @@ class Job:
 def _begin_update(path: str) -> None:
     """Note that the disk is neither the old nor the new one: no delta may be applied to it."""
     # Imported when used: only updates and the stages of a migration need it (start-up time).
-    from cdi_worker.images.target import checkpoint
+    from cdi_worker.images.targets import checkpoint
 
     checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(path)
 

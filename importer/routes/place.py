@@ -9,7 +9,7 @@ from cdi_worker import errors
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.place import ranges, stream
-from cdi_worker.images.target import copy, journaled
+from cdi_worker.images.targets import copy, journaled
 from cdi_worker.importer import progress
 from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal, space

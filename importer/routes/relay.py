@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Callable
 
 from cdi_worker import errors
-from cdi_worker.images import target
-from cdi_worker.images.target import copy
+from cdi_worker.images import targets
+from cdi_worker.images.targets import copy
 from cdi_worker.importer.routes.job import Job
 
 #: The file in scratch. One run at a time uses it; after a kill, the next run resumes it or replaces it.
@@ -19,7 +19,7 @@ _PIECE = 1 << 20
 def relay(job: Job, route: Callable[[Job], None]) -> None:
     """Complete and verify the disk in scratch by ``route``, then write it to the target in order."""
     path = f"{job.wanted.scratch}/{NAME}"
-    with target.take(path, target.Terms(job.wanted.wait, job.scope)) as held:
+    with targets.take(path, targets.Terms(job.wanted.wait, job.scope)) as held:
         wanted = dataclasses.replace(job.wanted, target=path, existing="remove", preallocation=False)
         planned = dataclasses.replace(job.plan, compared=False)
         inner = dataclasses.replace(job, wanted=wanted, claim=held, plan=planned, group=None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from cdi_worker import errors
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import retry
-from cdi_worker.images.target import checkpoint, journaled
+from cdi_worker.images.targets import checkpoint, journaled
 from cdi_worker.importer.routes import direct
 from cdi_worker.importer.routes.job import Job
 from cdi_worker.scratch import journal
@@ -31,7 +31,7 @@ def update(job: Job) -> None:
         job.progress.retry,
     )
     job.progress.phase("transfer", sum(extent.length for extent in changed))
-    with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
+    with targets.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
         begin(job, out)
         disk = journaled.Journaled(out, journal.Journal(None, "", size))
         job.fetch_into(disk, direct.data(disk, changed, job.progress), job.progress)
@@ -45,7 +45,7 @@ def _update_from_files(job: Job) -> None:
 
     size = job.plan.virtual_size or 0
     job.progress.phase("transfer", job.source.size)
-    with target.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
+    with targets.open(job.wanted.target, size, dataclasses.replace(job.options, mode="update")) as out:
         begin(job, out)
         unnoted = journal.Journal(None, "", size)
         chain.place(job, job.fetcher(job.progress), out, unnoted, job.progress)
@@ -58,7 +58,7 @@ def check(job: Job) -> None:
     Raises ``TargetError`` if there is no disk or one at another checkpoint, ``TooLarge`` if it is too small.
     """
     path, size = job.wanted.target, job.plan.virtual_size or 0
-    present = target.facts(path).size
+    present = targets.facts(path).size
     if not present:
         raise errors.TargetError(
             path=path, reason="no disk of an earlier stage to apply the delta to; run the first stage again"
@@ -66,7 +66,7 @@ def check(job: Job) -> None:
     if size > present:
         # Only the first stage grows a disk (contract, Checkpoints).
         raise errors.TooLarge(virtual_size=size, available=present)
-    if target.is_left_over(job.claim):
+    if targets.is_left_over(job.claim):
         reason = "holds an incomplete disk of an interrupted run; run that again, or the first stage"
         raise errors.TargetError(path=path, reason=reason)
     held = checkpoint.of_disk(path)
@@ -79,7 +79,7 @@ def check(job: Job) -> None:
         raise errors.TargetError(path=path, reason=reason)
 
 
-def begin(job: Job, opened: target.Target) -> None:
+def begin(job: Job, opened: targets.Target) -> None:
     """Note on the target that the delta is being applied, before its first byte is written.
 
     If the disk has become smaller, what is behind its end is zeroed: a later stage may grow it again, and

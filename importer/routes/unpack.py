@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from cdi_worker import errors, units
 from cdi_worker.formats.tar import archive
-from cdi_worker.images import directio, target
+from cdi_worker.images import directio, targets
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
-from cdi_worker.images.target import copy, file
+from cdi_worker.images.targets import copy, file
 from cdi_worker.importer import survey
 from cdi_worker.importer.routes.job import SHORTEST_LIMIT, Job
 from cdi_worker.sources import base
@@ -68,7 +68,7 @@ def _write_disk(job: Job, folder: clone.Folder, path: pathlib.Path) -> int:
     preallocate = job.wanted.preallocation or disk.preallocated
     # The claim of the folder is checked for each run.
     options = dataclasses.replace(job.options, claim=None, preallocate=preallocate)
-    with target.open(path, disk.size, options) as out:
+    with targets.open(path, disk.size, options) as out:
         copy.copy_runs(
             _counted(job, folder.runs()),
             out,
@@ -107,9 +107,9 @@ def extract_disk(job: Job) -> None:
         job.commit(*found)
 
 
-def _extract(job: Job, packed: base.Reader, stack: contextlib.ExitStack) -> tuple[target.Target, int] | None:
+def _extract(job: Job, packed: base.Reader, stack: contextlib.ExitStack) -> tuple[targets.Target, int] | None:
     """Write the disk in an archive to the device; return the device and the size. None without a disk."""
-    found: tuple[target.Target, int] | None = None
+    found: tuple[targets.Target, int] | None = None
     name = ""
     entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
     for entry in entries:
@@ -135,7 +135,7 @@ def _check_disk(entry: archive.Entry, earlier: str) -> None:
 
 def _extract_from_folder(
     job: Job, folder: clone.Folder, stack: contextlib.ExitStack
-) -> tuple[target.Target, int] | None:
+) -> tuple[targets.Target, int] | None:
     """Do the same with our own clone stream. If the disk comes first, the archive after it is discarded."""
     found = _copy(job, folder.runs(), folder.disk.size, stack) if folder.disk.size else None
     if rest := folder.archive():
@@ -149,7 +149,7 @@ def _extract_from_folder(
 
 def _copy(
     job: Job, runs: Iterator[int | memoryview], size: int, stack: contextlib.ExitStack
-) -> tuple[target.Target, int]:
+) -> tuple[targets.Target, int]:
     """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
     out = stack.enter_context(job.open_target(units.whole_sectors(size)))
     return out, copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)

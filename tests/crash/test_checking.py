@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.images import kernel
-from cdi_worker.images import target as targets
-from cdi_worker.images.target import base, block, claim, file
+from cdi_worker.images import kernel, targets
+from cdi_worker.images.targets import base, block, claim, file
 from tests.crash import checking, media
 
 DATA = random.Random(1).randbytes((3 << 20) + 300_000)

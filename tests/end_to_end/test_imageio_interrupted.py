@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from cdi_worker.images import target as target_module
+from cdi_worker.images import targets
 from tests.support import devices, imageiod, oracle, ovirt_stages, processes, repository
 from tests.support import engine as engine_module
 
@@ -80,7 +80,7 @@ def after(seconds: float) -> Callable[[], object]:
 
 def journal_saved_twice(target: Path) -> bool:
     """Report whether a journal was saved twice: the first may cover only the withheld start."""
-    notes = target_module.journal_slots(target, ovirt_stages.SIZE)
+    notes = targets.journal_slots(target, ovirt_stages.SIZE)
     assert notes
     if not Path(notes.path).exists():
         return False

@@ -143,7 +143,7 @@ class _Phases(cdi_worker.NullProgress):
 #: Kills the worker before a system call of the group: the first argument names it and its number.
 KILLER = """
 import os, signal, sys
-from cdi_worker.images.target import file
+from cdi_worker.images.targets import file
 name, count = sys.argv.pop(1).split(":")
 left = int(count)
 inner = getattr(file, name)

@@ -15,7 +15,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.target import checkpoint, compare
+from cdi_worker.images.targets import checkpoint, compare
 from cdi_worker.sources.web import locations as web_locations
 from tests.support import devices, manifests, misbehave, oracle, processes, uploads, worker
 
@@ -259,10 +259,10 @@ def test_device_of_somebody_else_is_refused(server: misbehave.Server, device: Pa
 
 def test_second_run_waits_for_the_first(server: misbehave.Server, target: Path) -> None:
     imported(server, target)
-    from cdi_worker.images import target as images_target
+    from cdi_worker.images import targets
 
     url = server.serve("/new", misbehave.Page(bytes(NEW)))
-    with images_target.take(str(target)), pytest.raises(errors.TargetBusy):
+    with targets.take(str(target)), pytest.raises(errors.TargetBusy):
         cdi_worker.run(request(url, target))
 
 

@@ -20,7 +20,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.target import checkpoint
+from cdi_worker.images.targets import checkpoint
 from cdi_worker.sources.vmware import machine, nfc, session
 from tests.support import devices, meters, oracle, processes, repository, vmware, vmware_stages
 

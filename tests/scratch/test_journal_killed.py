@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from tests.support import devices, oracle, repository
 
 MiB = 1 << 20
@@ -19,14 +19,14 @@ MiB = 1 << 20
 
 KILLED = """
 import sys
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.scratch import journal
 
 path, content = sys.argv[1], open(sys.argv[2], "rb").read()
-notes = target.journal_slots(path, len(content))
+notes = targets.journal_slots(path, len(content))
 kept = journal.Journal.open(notes, "etag", len(content), seconds=0)
 mode = "resume" if kept.covered else "new"
-with target.open(path, len(content), target.Options(mode=mode)) as disk:
+with targets.open(path, len(content), targets.Options(mode=mode)) as disk:
     for start, end in kept.missing(0, len(content)):
         for at in range(start, end, 65536):
             stop = min(end, at + 65536)
@@ -82,6 +82,6 @@ def kill_until_done(path: Path, source: Path) -> None:
         if killed.wait() == 0:
             break
         unusable(path)
-    again = 2 * (target.journal_slots(path, 4 * MiB) or pytest.fail("no place")).withheld
+    again = 2 * (targets.journal_slots(path, 4 * MiB) or pytest.fail("no place")).withheld
     assert written <= source.stat().st_size + lives * (again + 4 * 65536) + 65536
     oracle.same(path, source, beyond=devices.beyond(path))

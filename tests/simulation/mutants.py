@@ -39,8 +39,8 @@ MUTANTS = (
                 "if err.errno in {errno.EACCES, errno.EAGAIN}:\n            return False": "if False: pass",
                 "if err.errno in _NO_LOCKS:": "if True:",
             },
-            "images/target/claim.py": {"reason = self._taken()": "reason = None"},
-            "images/target/file.py": {
+            "images/targets/claim.py": {"reason = self._taken()": "reason = None"},
+            "images/targets/file.py": {
                 "if not is_same:": "if False:",
                 "if not os.path.samestat(os.lstat(self.path), self._inode):": "if False:",
             },
@@ -49,19 +49,19 @@ MUTANTS = (
     Mutant(
         "no-token",
         "lets a stopped run on another node continue where another has written",
-        {"images/target/claim.py": {"reason = self._taken()": "reason = None"}},
+        {"images/targets/claim.py": {"reason = self._taken()": "reason = None"}},
         is_rare=True,
     ),
     Mutant(
         "begins-again",
         "opens the target again without a look at its claim",
-        {"images/target/open.py": {"        options.claim.check()\n": ""}},
+        {"images/targets/open.py": {"        options.claim.check()\n": ""}},
         is_rare=True,
     ),
     Mutant(
         "finished-file-removed",
         "removes a finished disk before its replacement is complete",
-        {"images/target/file.py": {' if options.existing == "remove" else (name,)': ""}},
+        {"images/targets/file.py": {' if options.existing == "remove" else (name,)': ""}},
         is_rare=True,
     ),
     # Read back before it is trusted
@@ -134,7 +134,7 @@ MUTANTS = (
         "short-write",
         "takes a short write for a complete one",
         {
-            "images/target/base.py": {
+            "images/targets/base.py": {
                 "        done += os.pwrite(": "        done += len(data) + 0 * os.pwrite("
             }
         },
@@ -143,7 +143,7 @@ MUTANTS = (
         "zeros-of-a-device",
         "leaves old data where the image has zeros",
         {
-            "images/target/base.py": {
+            "images/targets/base.py": {
                 "            self._clear(start, end)\n            return": "            return"
             }
         },
@@ -152,7 +152,7 @@ MUTANTS = (
         "file-not-synced",
         "renames a file that is not synced",
         {
-            "images/target/file.py": {
+            "images/targets/file.py": {
                 "        os.fsync(self._fd)\n        self._close_files()": "        self._close_files()"
             }
         },
@@ -160,13 +160,13 @@ MUTANTS = (
     Mutant(
         "directory-not-synced",
         "reports a disk whose name a power failure undoes",
-        {"images/target/file.py": {"kernel.sync_directory(self._directory)": "pass"}},
+        {"images/targets/file.py": {"kernel.sync_directory(self._directory)": "pass"}},
     ),
     Mutant(
         "device-not-synced",
         "reports a disk whose first MiB a power failure undoes",
         {
-            "images/target/block.py": {
+            "images/targets/block.py": {
                 "self._put(last.start, memoryview(data))\n        os.fsync(self._fd)": (
                     "self._put(last.start, memoryview(data))"
                 )
@@ -177,7 +177,7 @@ MUTANTS = (
         "renamed-before-sync",
         "syncs a file after it has its name",
         {
-            "images/target/file.py": {
+            "images/targets/file.py": {
                 "        os.fsync(self._fd)\n        self._close_files()\n        self._check_claim()": (
                     "        self._check_claim()"
                 ),
@@ -191,13 +191,13 @@ MUTANTS = (
     Mutant(
         "head-in-one-write",
         "writes the sector that makes a device usable together with others",
-        {"images/target/block.py": {"        self._head[last] = bytes(len(data))\n": ""}},
+        {"images/targets/block.py": {"        self._head[last] = bytes(len(data))\n": ""}},
     ),
     Mutant(
         "head-without-sync",
         "writes the sector that makes a device usable before the others are on storage",
         {
-            "images/target/block.py": {
+            "images/targets/block.py": {
                 "(0, memoryview(self._head))\n        os.fsync(self._fd)\n        self._put(": (
                     "(0, memoryview(self._head))\n        self._put("
                 )
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "old-head",
         "overwrites an old disk with one write, which a power cut may tear",
-        {"images/target/block.py": {"            self._disable(len(head))\n": ""}},
+        {"images/targets/block.py": {"            self._disable(len(head))\n": ""}},
     ),
     Mutant(
         "units-not-compared",
@@ -224,13 +224,13 @@ MUTANTS = (
     Mutant(
         "failed-write",
         "goes on after a failed write",
-        {"images/target/base.py": {"            raise self._failure from err": "            pass"}},
+        {"images/targets/base.py": {"            raise self._failure from err": "            pass"}},
     ),
     Mutant(
         "head-from-cache",
         "looks in the page cache for the sector that makes an old disk usable, also after a kill",
         {
-            "images/target/block.py": {
+            "images/targets/block.py": {
                 "        os.fsync(self._fd)\n        self.drop_cache()\n        try:": "        try:"
             }
         },
@@ -240,7 +240,7 @@ MUTANTS = (
         "delta-before-rename",
         "changes a finished disk before its new name is durable",
         {
-            "images/target/file.py": {
+            "images/targets/file.py": {
                 'if options.mode == "update":\n                #': "if False:\n                #"
             }
         },

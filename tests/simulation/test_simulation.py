@@ -43,7 +43,7 @@ def test_law_holds_where_it_was_broken() -> None:
 
 #: A system call that is not simulated, and whose failure the product hides.
 _UNKNOWN = {
-    "images/target/file.py": {
+    "images/targets/file.py": {
         "def _length(fd: int) -> int:\n": (
             "def _length(fd: int) -> int:\n    with contextlib.suppress(AttributeError):\n"
             "        os.nice(0)\n"

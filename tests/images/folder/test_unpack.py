@@ -14,7 +14,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.tar import archive
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.folder import staging, unpack
 from tests.support import hostile_archives, processes, tar_parts
 
@@ -314,7 +314,7 @@ def test_missing_directory_is_reported(tmp_path):
 @contextlib.contextmanager
 def staged(directory, **options):
     """Yield a staging folder of a claimed directory."""
-    with target.take_folder(directory) as held, staging.Staging(held, **options) as work:
+    with targets.take_folder(directory) as held, staging.Staging(held, **options) as work:
         yield work
 
 
@@ -448,7 +448,7 @@ def test_names_of_our_own_files_are_refused(volume, name, replace):
 
 
 def test_lock_file_that_a_killed_run_left_on_a_cloned_volume_is_dropped(volume, tmp_path):
-    with target.take(tmp_path / "disk.img"):
+    with targets.take(tmp_path / "disk.img"):
         left_over = (tmp_path / "disk.img.lock").read_bytes()
     members = tar_parts.member("disk.img", b"x"), tar_parts.member("disk.img.lock", left_over)
     with staged(volume) as work:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.images.target import block
+from cdi_worker.images.targets import block
 from cdi_worker.importer import contract
 from cdi_worker.scratch import journal
 from tests.support import clones, devices, oracle, processes, uploads

@@ -6,64 +6,64 @@ from __future__ import annotations
 from tests.mutation.mutant import mutant
 
 CUTS = "tests/crash/test_power_cut.py"
-FILE = "tests/images/target/test_file.py"
-BLOCK = "tests/images/target/test_block.py"
+FILE = "tests/images/targets/test_file.py"
+BLOCK = "tests/images/targets/test_block.py"
 DIGESTS = "tests/scratch/test_digests.py"
-CLAIM = "tests/images/target/test_claim.py"
-GROUP = "tests/images/target/test_group.py"
+CLAIM = "tests/images/targets/test_claim.py"
+GROUP = "tests/images/targets/test_group.py"
 
 MUTANTS = (
     mutant(
-        "images/target/base.py",
+        "images/targets/base.py",
         "forgets a failed write: a later commit succeeds",
         "            self._failure = errors.target_error(self.path, err, doing)\n            raise self._failure from err",
         "            raise errors.target_error(self.path, err, doing) from err",
-        "tests/images/target",
+        "tests/images/targets",
     ),
     mutant(
-        "images/target/base.py",
+        "images/targets/base.py",
         "leaves the padding of the last sector as it was",
         "            self._zero(self._end, end)\n            self._flush_zeros()",
         "            self._flush_zeros()",
         BLOCK,
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "renames the disk before it is synced",
         "        os.fsync(self._fd)\n        self._close_files()\n        self._check_claim()",
         "        self._close_files()\n        self._check_claim()",
         CUTS,
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "writes the head of a device at once, with the sector that makes it usable",
         "        last = _first_data(self._head, self._sector)\n        data = bytes(self._head[last])",
         "        last = slice(0, 0)\n        data = bytes(self._head[last])",
         CUTS,
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "does not sync the head before the sector that makes it usable",
         "        self._put(0, memoryview(self._head))\n        os.fsync(self._fd)\n",
         "        self._put(0, memoryview(self._head))\n",
         CUTS,
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "does not sync the data before another disk of the group is usable",
         "memoryview(bytes(max(0, len(self._head) - self._end))))\n        os.fsync(self._fd)\n",
         "memoryview(bytes(max(0, len(self._head) - self._end))))\n",
         GROUP,
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "does not erase the sector that makes an old disk usable",
         "        if claim.holder(old[: claim.RECORD]) is None:\n",
         "        if False:\n",
         CUTS,
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "does not read the head back after it was written",
         "        if claim.read_past_cache(self._fd, len(first)) != first:",
         "        if False:",
@@ -77,7 +77,7 @@ MUTANTS = (
         DIGESTS,
     ),
     mutant(
-        "images/target/claim.py",
+        "images/targets/claim.py",
         "takes the lock of an unlinked file for the disk's",
         "    return os.path.samestat(os.fstat(fd), os.lstat(name))",
         "    return True",
@@ -98,42 +98,42 @@ MUTANTS = (
         "tests/sources/objects",
     ),
     mutant(
-        "images/target/base.py",
+        "images/targets/base.py",
         "writes on after another run has taken the target over",
         ("        self._claim.guard()\n        try:\n            yield\n"),
         ("        try:\n            yield\n"),
-        "tests/images/target/test_claim.py::test_stale_run_on_another_machine_stops",
+        "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_stops",
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "publishes whatever has the name of the incomplete disk",
         ('        if not is_same:\n            raise self._claim.lose(f"another run has removed'),
         ('        if False:\n            raise self._claim.lose(f"another run has removed'),
-        "tests/images/target/test_claim.py::test_replaced_part_is_not_renamed",
+        "tests/images/targets/test_claim.py::test_replaced_part_is_not_renamed",
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "leaves the file's mode to the umask",
         "            os.fchmod(fd, options.permissions)  # open(2) has applied the umask\n",
         "            pass\n",
-        "tests/images/target/test_file.py::test_mode_is_the_one_given_or_that_of_the_umask",
+        "tests/images/targets/test_file.py::test_mode_is_the_one_given_or_that_of_the_umask",
     ),
     mutant(
-        "images/target/base.py",
+        "images/targets/base.py",
         "zeroes a huge disk without looking at the cancel",
         ("            if self._options.cancel.is_set():\n                raise errors.Cancelled\n"),
         "",
-        "tests/images/target/test_block.py::test_cancel_interrupts_long_zeroing",
+        "tests/images/targets/test_block.py::test_cancel_interrupts_long_zeroing",
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "keeps the bytes of an earlier attempt behind the end of the disk",
         ("        os.ftruncate(self._fd, self._end)\n        os.ftruncate(self._fd, size)\n"),
         "        os.ftruncate(self._fd, size)\n",
-        "tests/images/target/test_file.py::test_longer_resumed_file_is_truncated",
+        "tests/images/targets/test_file.py::test_longer_resumed_file_is_truncated",
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "keeps the name of a finished disk while it is updated",
         (
             "    if os.path.lexists(path):\n"
@@ -141,10 +141,10 @@ MUTANTS = (
             "    fd = _open_left_over(changing(path))"
         ),
         "    fd = _open_left_over(path)",
-        "tests/images/target/test_file.py::test_failed_update_can_be_repeated",
+        "tests/images/targets/test_file.py::test_failed_update_can_be_repeated",
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "writes the first MiB of a device with the others",
         (
             "        inside = self._inside(offset, len(data))\n"
@@ -155,45 +155,45 @@ MUTANTS = (
             "        super().write(offset, data)\n"
             "        self._set_head(offset, data[: self._inside(offset, len(data))])"
         ),
-        "tests/images/target/test_block.py::test_head_is_written_last",
+        "tests/images/targets/test_block.py::test_head_is_written_last",
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "overwrites a disk that appeared during the import",
         "        if is_refused and os.path.lexists(self.path):\n",
         "        if False:\n",
-        "tests/images/target/test_claim.py::test_file_that_appears_meanwhile_is_not_replaced",
+        "tests/images/targets/test_claim.py::test_file_that_appears_meanwhile_is_not_replaced",
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "accepts a disk that is larger than the device",
         "            if size is not None and size > device_size:\n",
         "            if False:\n",
-        "tests/images/target/test_block.py::test_too_small_device_is_refused",
+        "tests/images/targets/test_block.py::test_too_small_device_is_refused",
     ),
     mutant(
-        "images/target/block.py",
+        "images/targets/block.py",
         "leaves old bytes behind a disk that has shrunk",
         "                ladder.zero(*part)\n",
         "                pass\n",
         "tests/end_to_end/test_chains.py::test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes",
     ),
     mutant(
-        "images/target/base.py",
+        "images/targets/base.py",
         "forgets the unaligned edges of a direct write",
         "        self._write_cached(offset, data[:first])\n",
         "",
-        "tests/images/target/test_block.py::test_threads_that_share_sectors_lose_nothing",
+        "tests/images/targets/test_block.py::test_threads_that_share_sectors_lose_nothing",
     ),
     mutant(
-        "images/target/base.py",
+        "images/targets/base.py",
         "makes a disk usable after another run has taken it over",
         ('        with self._storage("sync"):\n            self._check_claim()\n            self._finish()'),
         ('        with self._storage("sync"):\n            self._finish()'),
-        "tests/images/target/test_claim.py::test_stale_run_on_another_machine_does_not_finish",
+        "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_does_not_finish",
     ),
     mutant(
-        "images/target/file.py",
+        "images/targets/file.py",
         "does not sync the directory after the rename",
         "            _remove(changing(self.path))  # replaced by the new disk\n            self._sync_directory()\n",
         "            _remove(changing(self.path))  # replaced by the new disk\n",

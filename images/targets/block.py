@@ -8,7 +8,7 @@ from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.images import directio, kernel
-from cdi_worker.images.target import base, claim, zeroing
+from cdi_worker.images.targets import base, claim, zeroing
 
 #: Bytes at the start that hold boot sectors, partition tables, volume labels and superblocks.
 HEAD: Final = 1 << 20

@@ -8,7 +8,7 @@ from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.target import base, claim
+from cdi_worker.images.targets import base, claim
 
 _STDOUT: Final = 1
 #: Bytes that are written together, and at least held back until the commit: a reader that ignores the exit

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import kernel, target
+from cdi_worker.images import kernel, targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.target import claim
+from cdi_worker.images.targets import claim
 from cdi_worker.scratch import journal
 from tests.support import devices
 
@@ -24,7 +24,7 @@ MiB = 1 << 20
 SIZE = 4 * MiB
 
 
-def write(disk: target.Target, byte: bytes, size: int = SIZE) -> None:
+def write(disk: targets.Target, byte: bytes, size: int = SIZE) -> None:
     disk.write(0, memoryview(byte * size))
 
 
@@ -44,9 +44,9 @@ def lost_lock(path: Path) -> Iterator[None]:
 
 def test_second_run_fails_and_names_the_first(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with target.open(path, SIZE) as first:
+    with targets.open(path, SIZE) as first:
         with pytest.raises(errors.TargetBusy) as caught:
-            target.open(path, SIZE)
+            targets.open(path, SIZE)
         assert caught.value.retryable
         for part in (str(path), "another run", os.uname().nodename, f"process {os.getpid()}", "since 20"):
             assert part in str(caught.value)
@@ -59,39 +59,39 @@ def test_second_run_fails_and_names_the_first(tmp_path: Path) -> None:
 
 def test_links_and_their_file_are_one_target(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("disk.img")
-    with target.open(tmp_path / "disk.img", SIZE), pytest.raises(errors.TargetBusy):
-        target.open(target.followed(tmp_path / "link"), SIZE)
+    with targets.open(tmp_path / "disk.img", SIZE), pytest.raises(errors.TargetBusy):
+        targets.open(targets.followed(tmp_path / "link"), SIZE)
 
 
 def test_folder_and_its_disk_are_one_target(tmp_path: Path) -> None:
-    with target.take_folder(tmp_path):
-        for take in (target.take_folder, lambda folder: target.take(folder / "disk.img")):
+    with targets.take_folder(tmp_path):
+        for take in (targets.take_folder, lambda folder: targets.take(folder / "disk.img")):
             with pytest.raises(errors.TargetBusy):
                 take(tmp_path)
-    with target.take(tmp_path / "disk.img"), pytest.raises(errors.TargetBusy):
-        target.take_folder(tmp_path)
+    with targets.take(tmp_path / "disk.img"), pytest.raises(errors.TargetBusy):
+        targets.take_folder(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
 def test_waits_for_the_first_run(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    first = target.take(path)
+    first = targets.take(path)
     threading.Timer(0.5, first.close).start()
-    with target.take(path, target.Terms(wait=20)):
+    with targets.take(path, targets.Terms(wait=20)):
         assert first.lost is None
 
 
 def test_cancel_ends_the_wait(tmp_path: Path) -> None:
     cancel = cancelling.Cancel()
-    with target.take(tmp_path / "disk.img"):
+    with targets.take(tmp_path / "disk.img"):
         threading.Timer(0.3, cancel.set).start()
         with pytest.raises(errors.Cancelled):
-            target.take(tmp_path / "disk.img", target.Terms(wait=60, cancel=cancel))
+            targets.take(tmp_path / "disk.img", targets.Terms(wait=60, cancel=cancel))
 
 
 def record(path: Path) -> bytes:
     """Return what a run writes into its lock file."""
-    with target.take(path):
+    with targets.take(path):
         return Path(f"{path}.lock").read_bytes()
 
 
@@ -99,7 +99,7 @@ def record(path: Path) -> bytes:
 def test_lock_file_of_a_killed_run_is_taken_over(tmp_path: Path, length: int) -> None:
     left_over = record(tmp_path / "disk.img")[:length]
     (tmp_path / "disk.img.lock").write_bytes(left_over)
-    with target.take(tmp_path / "disk.img"):
+    with targets.take(tmp_path / "disk.img"):
         pass
     assert os.listdir(tmp_path) == []
 
@@ -110,7 +110,7 @@ def test_lock_file_with_malformed_notes_is_taken_over(tmp_path: Path, prepared: 
     path = tmp_path / "disk.img"
     lock = tmp_path / "disk.img.lock"
     lock.write_bytes(claim.Holder("0", "host", 1, "2026-11-20", prepared).record())
-    with target.take(path, target.Terms(key="key")) as held:
+    with targets.take(path, targets.Terms(key="key")) as held:
         assert not held.may_replace
         found = claim.holder(claim.read(str(lock)))
         assert found is not None
@@ -120,7 +120,7 @@ def test_lock_file_with_malformed_notes_is_taken_over(tmp_path: Path, prepared: 
 
 def test_lock_file_that_was_not_stored_before_a_power_cut_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "disk.img.lock").write_bytes(bytes(512))
-    with target.take(tmp_path / "disk.img"):
+    with targets.take(tmp_path / "disk.img"):
         pass
     assert os.listdir(tmp_path) == []
 
@@ -129,7 +129,7 @@ def test_lock_file_that_was_not_stored_before_a_power_cut_is_taken_over(tmp_path
 def test_lock_of_another_kind_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "disk.img.lock")
     with pytest.raises(errors.TargetError):
-        target.take(tmp_path / "disk.img")
+        targets.take(tmp_path / "disk.img")
     assert os.listdir(tmp_path) == ["disk.img.lock"]
 
 
@@ -138,19 +138,19 @@ def test_lock_file_that_was_removed_meanwhile_is_not_the_lock(
 ) -> None:
     """Its holder has ended after it was opened, and another run has locked a new file with its name."""
     path = tmp_path / "disk.img"
-    first = [target.take(path)]
+    first = [targets.take(path)]
     lock = kernel.lock
 
     def late(fd: int, offset: int) -> bool | None:
         while first:
             first.pop().close()
-            other.append(target.take(path))
+            other.append(targets.take(path))
         return lock(fd, offset)
 
     other: list[claim.Claim] = []
     monkeypatch.setattr(kernel, "lock", late)
     with pytest.raises(errors.TargetBusy):
-        target.take(path)
+        targets.take(path)
     other[0].check()
     other[0].close()
 
@@ -159,7 +159,7 @@ def test_file_of_another_program_is_not_a_lock_file(tmp_path: Path) -> None:
     """An image of the name "Cargo" has the lock file "Cargo.lock"."""
     (tmp_path / "Cargo.lock").write_text("of another program")
     with pytest.raises(errors.TargetError, match=r"Cargo\.lock is not a lock file of cdi-worker"):
-        target.take(tmp_path / "Cargo")
+        targets.take(tmp_path / "Cargo")
     assert (tmp_path / "Cargo.lock").read_text() == "of another program"
 
 
@@ -167,7 +167,7 @@ def test_file_of_another_program_is_not_a_lock_file(tmp_path: Path) -> None:
 def test_disk_with_the_name_of_an_incomplete_one_is_refused(tmp_path: Path, suffix: str) -> None:
     """A run to ``disk.img`` would remove it."""
     with pytest.raises(errors.TargetError, match="choose another name"):
-        target.take(tmp_path / f"disk.img.{suffix}")
+        targets.take(tmp_path / f"disk.img.{suffix}")
     assert os.listdir(tmp_path) == []
 
 
@@ -178,7 +178,7 @@ def test_many_runs_one_at_a_time(tmp_path: Path) -> None:
     def run() -> None:
         for _ in range(20):
             try:
-                with target.take(tmp_path / "disk.img", target.Terms(wait=60)) as held:
+                with targets.take(tmp_path / "disk.img", targets.Terms(wait=60)) as held:
                     inside.append(held)
                     most.append(len(inside))
                     held.check()
@@ -201,7 +201,7 @@ def test_full_file_system_can_be_claimed(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path, MiB) as point:
         with pytest.raises(OSError, match="No space"):
             devices.fill(point / "disk.img.part", 2 * MiB)
-        with target.open(point / "disk.img", MiB // 2) as disk:
+        with targets.open(point / "disk.img", MiB // 2) as disk:
             disk.write(0, memoryview(b"1" * (MiB // 2)))
             disk.commit()
         assert os.listdir(point) == ["disk.img"]
@@ -210,9 +210,9 @@ def test_full_file_system_can_be_claimed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["new", "resume"])
 def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "disk.img"
-    stale = target.open(path, SIZE)
+    stale = targets.open(path, SIZE)
     write(stale, b"1", MiB)
-    with lost_lock(path), target.open(path, SIZE, target.Options(mode=mode)) as disk:
+    with lost_lock(path), targets.open(path, SIZE, targets.Options(mode=mode)) as disk:
         write(disk, b"2")
         disk.commit()
     check_stale(stale)
@@ -223,16 +223,16 @@ def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, mo
 def test_stale_run_stops_while_its_replacement_resumes_the_same_file(tmp_path: Path) -> None:
     """Only the record in the lock file says so: the file has the same inode, and the lock its name."""
     path = tmp_path / "disk.img"
-    stale = target.open(path, SIZE)
+    stale = targets.open(path, SIZE)
     write(stale, b"1", MiB)
-    with lost_lock(path), target.open(path, SIZE, target.Options(mode="resume")) as disk:
+    with lost_lock(path), targets.open(path, SIZE, targets.Options(mode="resume")) as disk:
         check_stale(stale)
         write(disk, b"2")
         disk.commit()
     assert path.read_bytes() == b"2" * SIZE
 
 
-def check_stale(stale: target.Target) -> None:
+def check_stale(stale: targets.Target) -> None:
     """Check that each call fails as the first one does, and that closing is harmless."""
     for call in (stale.flush, stale.commit, lambda: write(stale, b"1"), lambda: stale.zero(0, SIZE)):
         with pytest.raises(errors.TargetLost, match="taken over"):
@@ -242,8 +242,8 @@ def check_stale(stale: target.Target) -> None:
 
 def test_stale_run_does_not_remove_the_left_over_of_its_replacement(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    stale = target.open(path, SIZE)
-    with lost_lock(path), target.open(path, SIZE) as disk:
+    stale = targets.open(path, SIZE)
+    with lost_lock(path), targets.open(path, SIZE) as disk:
         stale.close()
         write(disk, b"2")
         disk.commit()
@@ -253,14 +253,14 @@ def test_stale_run_does_not_remove_the_left_over_of_its_replacement(tmp_path: Pa
 @pytest.mark.parametrize("existing", ["replace", "remove"])
 def test_stale_run_that_begins_again_removes_nothing(tmp_path: Path, existing: str) -> None:
     path = tmp_path / "disk.img"
-    with target.take(path) as held:
-        options = target.Options(claim=held, existing=existing)
-        target.open(path, SIZE, options).close()  # the first route failed
-        with lost_lock(path), target.open(path, SIZE) as disk:
+    with targets.take(path) as held:
+        options = targets.Options(claim=held, existing=existing)
+        targets.open(path, SIZE, options).close()  # the first route failed
+        with lost_lock(path), targets.open(path, SIZE) as disk:
             write(disk, b"2")
             disk.commit()
         with pytest.raises(errors.TargetLost):
-            target.open(path, SIZE, options)
+            targets.open(path, SIZE, options)
     assert path.read_bytes() == b"2" * SIZE
     assert os.listdir(tmp_path) == ["disk.img"]
 
@@ -268,14 +268,14 @@ def test_stale_run_that_begins_again_removes_nothing(tmp_path: Path, existing: s
 def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_path: Path) -> None:
     """Its own disk is smaller, so that its journal begins within the other disk."""
     path = tmp_path / "disk.img"
-    noted = journal.Journal.open(target.journal_slots(path, SIZE), "stale", SIZE)
+    noted = journal.Journal.open(targets.journal_slots(path, SIZE), "stale", SIZE)
     with contextlib.ExitStack() as stack:
-        stale = stack.enter_context(target.open(path, SIZE))
+        stale = stack.enter_context(targets.open(path, SIZE))
         noted.store_in(stale.readable)
 
         def replaced() -> None:
             stack.enter_context(lost_lock(path))
-            disk = stack.enter_context(target.open(path, 2 * SIZE))
+            disk = stack.enter_context(targets.open(path, 2 * SIZE))
             write(disk, b"2", 2 * SIZE)
             stack.callback(disk.commit)
 
@@ -286,8 +286,8 @@ def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_
 def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"0" * SIZE)
-    stale = target.open(path, None, target.Options(mode="update"))
-    with lost_lock(path), target.open(path, None, target.Options(mode="update")) as disk:
+    stale = targets.open(path, None, targets.Options(mode="update"))
+    with lost_lock(path), targets.open(path, None, targets.Options(mode="update")) as disk:
         write(disk, b"2")
         disk.commit()
     check_stale(stale)
@@ -296,7 +296,7 @@ def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
 
 def test_replaced_part_is_not_renamed(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with target.open(path, SIZE) as disk:
+    with targets.open(path, SIZE) as disk:
         write(disk, b"1")
         (tmp_path / "disk.img.part").unlink()
         (tmp_path / "disk.img.part").write_bytes(b"of another")
@@ -317,10 +317,10 @@ def two_machines(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 @pytest.mark.parametrize("finished", [True, False])
 def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, finished: bool) -> None:
     with two_machines(tmp_path) as (one, other):
-        stale = target.open(one, SIZE)
+        stale = targets.open(one, SIZE)
         write(stale, b"1")
         stale.flush()
-        with target.open(other, size) as disk:
+        with targets.open(other, size) as disk:
             disk.write(0, memoryview(b"2" * (size or SIZE)))
             if finished:
                 disk.commit()
@@ -337,10 +337,10 @@ def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, fi
 def test_stale_run_on_another_machine_does_not_finish(tmp_path: Path) -> None:
     """Its last write may have been before the other run began, and its next is that of the head."""
     with two_machines(tmp_path) as (one, other):
-        stale = target.open(one, SIZE)
+        stale = targets.open(one, SIZE)
         write(stale, b"1")
         stale.prepare()
-        with target.open(other, SIZE) as disk:
+        with targets.open(other, SIZE) as disk:
             write(disk, b"2")
             with pytest.raises(errors.TargetLost, match="taken over"):
                 stale.publish()
@@ -351,7 +351,7 @@ def test_stale_run_on_another_machine_does_not_finish(tmp_path: Path) -> None:
 
 def test_device_used_by_others_meanwhile_is_not_written(tmp_path: Path) -> None:
     with two_machines(tmp_path) as (one, other):
-        stale = target.open(one, SIZE)
+        stale = targets.open(one, SIZE)
         other.write_bytes(b"a file system".ljust(MiB))
         os.sync()
         check_stale(stale)
@@ -359,23 +359,23 @@ def test_device_used_by_others_meanwhile_is_not_written(tmp_path: Path) -> None:
 
 
 def test_busy_device_names_the_run(block: Path) -> None:
-    with target.open(block, SIZE), pytest.raises(errors.TargetBusy, match=f"process {os.getpid()}"):
-        target.open(block, SIZE)
+    with targets.open(block, SIZE), pytest.raises(errors.TargetBusy, match=f"process {os.getpid()}"):
+        targets.open(block, SIZE)
 
 
 def test_existing_file_is_refused_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with target.take(path) as held:
-        target.check_replaceable(held, force=False)
+    with targets.take(path) as held:
+        targets.check_replaceable(held, force=False)
         path.write_bytes(b"of yesterday")
         with pytest.raises(errors.TargetExists, match="use --force"):
-            target.check_replaceable(held, force=False)
-        target.check_replaceable(held, force=True)
+            targets.check_replaceable(held, force=False)
+        targets.check_replaceable(held, force=True)
 
 
 def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with target.open(path, SIZE, target.Options(existing="refuse")) as disk:
+    with targets.open(path, SIZE, targets.Options(existing="refuse")) as disk:
         path.write_bytes(b"of another program")
         with pytest.raises(errors.TargetExists):
             disk.commit()
@@ -387,10 +387,10 @@ def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 def test_special_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
     os.mkfifo(tmp_path / "disk.img")
     with (
-        target.take(tmp_path / "disk.img") as held,
+        targets.take(tmp_path / "disk.img") as held,
         pytest.raises(errors.TargetError, match="regular file"),
     ):
-        target.check_replaceable(held, force=force)
+        targets.check_replaceable(held, force=force)
 
 
 def test_lock_of_a_removed_file_is_not_the_disk_s(tmp_path: Path) -> None:

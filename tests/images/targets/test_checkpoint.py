@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images.target import checkpoint
+from cdi_worker.images.targets import checkpoint
 from tests.support import devices, processes
 
 ONE, TWO, THREE = frozenset({"one"}), frozenset({"two", "2"}), frozenset({"three"})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import directio, target
+from cdi_worker.images import directio, targets
 from tests.support import devices, oracle, processes
 
 MiB = 1 << 20
@@ -47,7 +47,7 @@ def scattered(size: int, seed: int) -> tuple[bytes, list[tuple[int, int, bool]]]
     return bytes(content), pieces
 
 
-def write_pieces(disk: target.Target, content: bytes, pieces: list[tuple[int, int, bool]]) -> None:
+def write_pieces(disk: targets.Target, content: bytes, pieces: list[tuple[int, int, bool]]) -> None:
     for start, end, zero in pieces:
         if zero:
             disk.zero(start, end - start)
@@ -64,8 +64,8 @@ def test_several_threads_write_pieces_in_any_order(
     content, pieces = scattered(size, seed=size)
     expected = tmp_path / "expected"
     expected.write_bytes(content + bytes(-size % 512))
-    options = target.Options(preallocate=preallocate, direct=direct)
-    with target.open(disk_path, size, options) as disk:
+    options = targets.Options(preallocate=preallocate, direct=direct)
+    with targets.open(disk_path, size, options) as disk:
         threads = [
             threading.Thread(target=write_pieces, args=(disk, content, pieces[n::4])) for n in range(4)
         ]
@@ -83,7 +83,7 @@ def test_several_threads_write_pieces_in_any_order(
 def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, mode: str) -> None:
     if not disk_path.is_block_device():
         devices.fill(Path(f"{disk_path}.part"), SIZE)
-    with target.open(disk_path, SIZE, target.Options(mode=mode)) as disk:
+    with targets.open(disk_path, SIZE, targets.Options(mode=mode)) as disk:
         disk.zero(0, 3 * MiB)
         disk.write(3 * MiB, memoryview(b"data" * 1024))
         disk.zero(3 * MiB + 4096, SIZE - 3 * MiB - 4096)
@@ -94,7 +94,7 @@ def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, mode
 
 
 def test_target_is_unusable_without_commit(disk_path: Path) -> None:
-    with target.open(disk_path, SIZE) as disk:
+    with targets.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(os.urandom(SIZE)))
         disk.flush()
         oracle.unusable(disk_path)
@@ -105,12 +105,12 @@ def test_target_is_unusable_without_commit(disk_path: Path) -> None:
 
 def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
     content = os.urandom(SIZE)
-    with target.open(disk_path, SIZE) as disk:
+    with targets.open(disk_path, SIZE) as disk:
         disk.write(2 * MiB, memoryview(content)[2 * MiB : 5 * MiB])
         disk.flush()
         disk.keep()
     oracle.unusable(disk_path)
-    with target.open(disk_path, SIZE, target.Options(mode="resume")) as disk:
+    with targets.open(disk_path, SIZE, targets.Options(mode="resume")) as disk:
         assert disk.resumed
         assert disk.withheld <= 2 * MiB
         disk.write(5 * MiB, memoryview(content)[5 * MiB :])
@@ -123,10 +123,10 @@ def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
 
 def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None:
     content = bytearray(os.urandom(SIZE))
-    with target.open(disk_path, SIZE) as disk:
+    with targets.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(content))
         disk.commit()
-    with target.open(disk_path, None, target.Options(mode="update")) as disk:
+    with targets.open(disk_path, None, targets.Options(mode="update")) as disk:
         disk.write(500, memoryview(b"new"))
         disk.zero(2 * MiB, MiB)
         disk.commit()
@@ -138,14 +138,14 @@ def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None
 
 
 def test_write_beyond_the_size_is_refused(disk_path: Path) -> None:
-    with target.open(disk_path, SIZE) as disk:
+    with targets.open(disk_path, SIZE) as disk:
         for call in (lambda: disk.write(SIZE - 1, memoryview(b"xx")), lambda: disk.zero(SIZE, 1)):
             with pytest.raises(errors.TooLarge):
                 call()
 
 
 def test_size_may_be_known_only_at_the_end(disk_path: Path, tmp_path: Path) -> None:
-    with target.open(disk_path, None) as disk:
+    with targets.open(disk_path, None) as disk:
         disk.write(0, memoryview(b"x" * 3000))
         disk.zero(3000, 2 * MiB)
         disk.commit()
@@ -162,7 +162,7 @@ def test_dirty_pages_are_bounded(tmp_path: Path) -> None:
     # Debian 13 has /tmp in memory.
     with (
         devices.filesystem("ext4", tmp_path, 320 * MiB) as point,
-        target.open(point / "disk.img", 256 * MiB) as disk,
+        targets.open(point / "disk.img", 256 * MiB) as disk,
     ):
         for offset in range(0, 256 * MiB, len(data)):
             disk.write(offset, data)
@@ -176,7 +176,7 @@ def cached(path: Path) -> int:
 
 
 def test_facts_describe_a_device(block: Path) -> None:
-    facts = target.facts(block)
+    facts = targets.facts(block)
     assert (facts.kind, facts.size, facts.available) == ("block", 32 * MiB, 32 * MiB)
     assert facts.direct
 
@@ -185,17 +185,17 @@ def test_facts_describe_a_device(block: Path) -> None:
 def test_facts_count_leftovers_as_free(tmp_path: Path, kind: str) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
-        before = target.facts(path)
+        before = targets.facts(path)
         assert (before.kind, before.size) == ("file", 0)
         devices.fill(path, 5 * MiB)
         devices.fill(Path(f"{path}.part"), 7 * MiB)
-        after = target.facts(path, removed=True)
+        after = targets.facts(path, removed=True)
         assert after.size == 5 * MiB
         assert abs(after.available - before.available) < 64 << 10
-        kept = target.facts(path)
+        kept = targets.facts(path)
         assert abs(kept.available + 5 * MiB - before.available) < 64 << 10
         os.link(path, point / "another name")
-        assert target.facts(path, removed=True).available <= before.available - 5 * MiB + (64 << 10)
+        assert targets.facts(path, removed=True).available <= before.available - 5 * MiB + (64 << 10)
 
 
 def test_space_reserved_for_root_is_not_available(tmp_path: Path) -> None:
@@ -203,17 +203,17 @@ def test_space_reserved_for_root_is_not_available(tmp_path: Path) -> None:
     with devices.filesystem("ext4", tmp_path) as point:
         file_system = os.statvfs(point)
         assert file_system.f_bavail < file_system.f_bfree
-        assert target.facts(point / "disk.img").available == file_system.f_bavail * file_system.f_frsize
+        assert targets.facts(point / "disk.img").available == file_system.f_bavail * file_system.f_frsize
 
 
 def test_facts_create_no_file(tmp_path: Path) -> None:
-    target.facts(tmp_path / "disk.img")
+    targets.facts(tmp_path / "disk.img")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("path", ["/dev/no-such-device", "/no/such/directory/disk.img"])
 def test_missing_path_is_not_created(path: str) -> None:
-    assert target.facts(path).kind == "missing"
+    assert targets.facts(path).kind == "missing"
     with pytest.raises(errors.TargetError):
-        target.open(path, SIZE)
+        targets.open(path, SIZE)
     assert not os.path.lexists(path)

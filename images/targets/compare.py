@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker.images import directio
-from cdi_worker.images.target import writeback
+from cdi_worker.images.targets import writeback
 
 #: Bytes that are compared and written as one: a sector of 4096 bytes is the largest.
 _BLOCK: Final = directio.UNIT

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import target
-from cdi_worker.images.target import group
+from cdi_worker.images import targets
+from cdi_worker.images.targets import group
 from tests.support import devices, oracle
 
 MiB = 1 << 20
@@ -18,9 +18,9 @@ BOTH = ("a.img", "b.img")
 
 
 def add(disks: group.Group, path: Path) -> None:
-    disks.hold(str(path), target.take(path, target.Terms(key="key")))
-    options = target.Options(claim=disks.claim(str(path)), existing="refuse")
-    with target.open(path, SIZE, options) as disk:
+    disks.hold(str(path), targets.take(path, targets.Terms(key="key")))
+    options = targets.Options(claim=disks.claim(str(path)), existing="refuse")
+    with targets.open(path, SIZE, options) as disk:
         disk.write(0, memoryview(b"x" * SIZE))
         disks.add(disk, SIZE)
 

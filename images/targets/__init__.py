@@ -1,6 +1,6 @@
 """The target of a disk: a file or block device that becomes usable only when the disk is complete."""
 
-from cdi_worker.images.target.open import (
+from cdi_worker.images.targets.open import (
     STDOUT,
     Claim,
     Options,
@@ -15,7 +15,7 @@ from cdi_worker.images.target.open import (
     is_foreign,
     is_left_over,
     journal_slots,
-    open,  # noqa: A004 - target.open() is what it is
+    open,  # noqa: A004 - targets.open() is what it is
     take,
     take_folder,
     used,

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from cdi_worker import errors
 from cdi_worker.images import kernel
-from cdi_worker.images.target import file
+from cdi_worker.images.targets import file
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import ahead, cancelling
-from cdi_worker.images.target import copy
+from cdi_worker.images.targets import copy
 from tests.support import devices, limits, oracle, processes
 
 MiB = 1 << 20
@@ -64,7 +64,7 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
     processes.run("qemu-img", "convert", "-f", "raw", "-O", "raw", source, expected)
 
     def copy_to(path: Path) -> None:
-        with target.open(path, None) as disk:
+        with targets.open(path, None) as disk:
             reader = Bytes(source.read_bytes())
             assert copy.copy_ordered(reader, disk, limit=16 * MiB, scope=cancelling.Cancel()) == size
             disk.commit()
@@ -80,7 +80,7 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
 
 
 def copy_to(path: Path, reader: copy.Reader, limit: int, cancel: cancelling.Cancel | None = None) -> int:
-    with target.open(path, None) as disk:
+    with targets.open(path, None) as disk:
         return copy.copy_ordered(reader, disk, limit=limit, scope=cancel or cancelling.Cancel())
 
 
@@ -92,7 +92,7 @@ def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
 
 def test_runs_are_written_in_order(tmp_path: Path) -> None:
     data = disk_like(MiB)
-    with target.open(tmp_path / "disk.img", None) as disk:
+    with targets.open(tmp_path / "disk.img", None) as disk:
         runs = iter([8 * MiB, memoryview(data), memoryview(b"x" * 512), 3 * MiB])
         size = copy.copy_runs(runs, disk, limit=12 * MiB + 512, scope=cancelling.Cancel())
         disk.commit()
@@ -104,7 +104,7 @@ def test_runs_are_written_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", [1 << 62, memoryview(b"x" * 512)], ids=["hole", "data"])
 def test_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memoryview) -> None:
     with devices.loop(tmp_path, 2 * MiB) as device:
-        with target.open(device, None) as disk, pytest.raises(errors.TooLarge):
+        with targets.open(device, None) as disk, pytest.raises(errors.TooLarge):
             copy.copy_runs(iter([MiB, last]), disk, limit=MiB + 511, scope=cancelling.Cancel())
         assert device.read_bytes()[MiB:] == devices.DIRT * MiB
 
@@ -155,8 +155,8 @@ def test_rest_of_a_stream_is_read_up_to_the_limit() -> None:
 IN_A_POD = """
 import sys
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.target import copy
-from cdi_worker.images import target
+from cdi_worker.images.targets import copy
+from cdi_worker.images import targets
 
 class Data:
     left = 80 << 20
@@ -166,7 +166,7 @@ class Data:
         self.left -= count
         return count
 
-with target.open(sys.argv[1], 80 << 20, target.Options(direct=sys.argv[2] == "direct")) as disk:
+with targets.open(sys.argv[1], 80 << 20, targets.Options(direct=sys.argv[2] == "direct")) as disk:
     copy.copy_ordered(Data(), disk, limit=80 << 20, scope=cancelling.Cancel())
     disk.commit()
 """

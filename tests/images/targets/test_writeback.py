@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi_worker.images.target import writeback
+from cdi_worker.images.targets import writeback
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.images import directio
-from cdi_worker.images.target import base, block, claim, file
+from cdi_worker.images.targets import base, block, claim, file
 from cdi_worker.scratch import journal
 
 Claim = claim.Claim
@@ -155,7 +155,7 @@ def is_left_over(held: claim.Claim) -> bool:
         raise errors.target_error(held.path, err, "read") from err
 
 
-def open(  # noqa: A001 - read as target.open
+def open(  # noqa: A001 - read as targets.open
     path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
 ) -> Target:
     """Open a target for a disk of ``size`` bytes (None: not known before the end).
@@ -180,7 +180,7 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
             return block.BlockTarget(held, size, options)
         if isinstance(held, claim.Output):
             # Imported when used: few imports need it (start-up time).
-            from cdi_worker.images.target import stream
+            from cdi_worker.images.targets import stream
 
             return stream.StreamTarget(held, size, options)
         return file.FileTarget(held, size, options)

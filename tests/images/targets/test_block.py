@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import kernel, target
-from cdi_worker.images.target import zeroing
+from cdi_worker.images import kernel, targets
+from cdi_worker.images.targets import zeroing
 from tests.support import devices, oracle, processes
 
 MiB = 1 << 20
 
 
 def test_head_is_written_last(block: Path) -> None:
-    with target.open(block, 4 * MiB) as disk:
+    with targets.open(block, 4 * MiB) as disk:
         assert disk.withheld == MiB
         assert without_record(block) == bytes(MiB) + devices.DIRT * 31 * MiB
         disk.write(0, memoryview(b"x" * 4 * MiB))
@@ -44,7 +44,7 @@ def test_preallocation_writes_every_byte(tmp_path: Path) -> None:
         file.truncate(16 * MiB)
     with (
         devices.attached(backing) as device,
-        target.open(device, 16 * MiB, target.Options(preallocate=True)) as disk,
+        targets.open(device, 16 * MiB, targets.Options(preallocate=True)) as disk,
     ):
         disk.zero(0, 16 * MiB)
         disk.commit()
@@ -53,7 +53,7 @@ def test_preallocation_writes_every_byte(tmp_path: Path) -> None:
 
 def test_zeroing_frees_storage(tmp_path: Path) -> None:
     backing = devices.fill(tmp_path / "full", 16 * MiB)
-    with devices.attached(backing) as device, target.open(device, 16 * MiB) as disk:
+    with devices.attached(backing) as device, targets.open(device, 16 * MiB) as disk:
         disk.zero(0, 16 * MiB)
         disk.commit()
     assert backing.stat().st_blocks * 512 <= 2 * MiB
@@ -75,8 +75,8 @@ def test_cancel_interrupts_long_zeroing(tmp_path: Path, preallocate: bool) -> No
     size = 96 * MiB
     backing = devices.fill(tmp_path / "full", size)
     with devices.attached(backing) as device:
-        options = target.Options(preallocate=preallocate, cancel=CancelAfter(2))
-        with target.open(device, size, options) as disk, pytest.raises(errors.Cancelled):
+        options = targets.Options(preallocate=preallocate, cancel=CancelAfter(2))
+        with targets.open(device, size, options) as disk, pytest.raises(errors.Cancelled):
             disk.zero(0, size)
         # The second step may be twice as long as the first.
         assert device.read_bytes()[64 * MiB :] == devices.DIRT * (size - 64 * MiB)
@@ -84,7 +84,7 @@ def test_cancel_interrupts_long_zeroing(tmp_path: Path, preallocate: bool) -> No
 
 
 def test_small_image_does_not_touch_the_rest(block: Path) -> None:
-    with target.open(block, 1000) as disk:
+    with targets.open(block, 1000) as disk:
         disk.write(0, memoryview(b"x" * 1000))
         disk.commit(32 * MiB)
     assert block.read_bytes() == b"x" * 1000 + bytes(24) + b"\xff" * (32 * MiB - 1024)
@@ -92,7 +92,7 @@ def test_small_image_does_not_touch_the_rest(block: Path) -> None:
 
 def test_head_behind_short_stream_is_zeroed(block: Path) -> None:
     """The old head is zeroed at the start: how much of it the image needs was not known then."""
-    with target.open(block, None) as disk:
+    with targets.open(block, None) as disk:
         disk.write(0, memoryview(b"x" * 1000))
         disk.commit()
     assert block.read_bytes() == (b"x" * 1000).ljust(MiB, b"\0") + devices.DIRT * 31 * MiB
@@ -103,11 +103,11 @@ def test_head_behind_short_stream_is_zeroed(block: Path) -> None:
 def test_device_of_any_size_is_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
     content = os.urandom(size)
     with devices.loop(tmp_path, size) as device:
-        with target.open(device, size, target.Options(direct=direct)) as disk:
+        with targets.open(device, size, targets.Options(direct=direct)) as disk:
             disk.write(0, memoryview(content))
             disk.commit()
         assert device.read_bytes() == content
-        with target.open(device, None) as disk:
+        with targets.open(device, None) as disk:
             disk.zero(0, size)
             disk.commit()
         assert device.read_bytes() == bytes(size)
@@ -115,7 +115,7 @@ def test_device_of_any_size_is_written_to_the_last_sector(tmp_path: Path, size: 
 
 def test_stream_of_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
     with devices.loop(tmp_path, 4 * MiB) as device:
-        with target.open(device, None) as disk:
+        with targets.open(device, None) as disk:
             disk.zero(3 * MiB, MiB)
             for call in (
                 lambda: disk.write(4 * MiB - 1, memoryview(b"xx")),
@@ -128,7 +128,7 @@ def test_stream_of_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
 
 def test_too_small_device_is_refused(block: Path) -> None:
     with pytest.raises(errors.TooLarge, match="larger than the reported available storage 33554432"):
-        target.open(block, 32 * MiB + 1)
+        targets.open(block, 32 * MiB + 1)
     assert block.read_bytes()[:MiB] == b"\xff" * MiB
 
 
@@ -138,22 +138,22 @@ def test_mounted_device_is_refused(tmp_path: Path) -> None:
             line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(point) in line
         )
         with pytest.raises(errors.TargetError, match="busy"):
-            target.open(device, MiB)
+            targets.open(device, MiB)
 
 
 def test_device_node_is_never_removed(tmp_path: Path) -> None:
     with devices.loop(tmp_path, 4 * MiB) as device:
         node = tmp_path / "node"
         os.mknod(node, device.stat().st_mode, device.stat().st_rdev)
-        with target.open(node, 4 * MiB) as disk:
+        with targets.open(node, 4 * MiB) as disk:
             disk.write(0, memoryview(b"x"))
         assert node.is_block_device()
         node.unlink()
 
 
-def write_to(device: devices.Failing, when: str, options: target.Options) -> None:
+def write_to(device: devices.Failing, when: str, options: targets.Options) -> None:
     data = memoryview(os.urandom(8 * MiB))
-    with target.open(device.path, 16 * MiB, options) as disk:
+    with targets.open(device.path, 16 * MiB, options) as disk:
         if when == "before":
             device.fail()
         disk.write(2 * MiB, data[: 4 * MiB + 100])
@@ -183,7 +183,7 @@ def sync_by_another_process(path: Path) -> None:
 def test_lost_write_is_an_error(tmp_path: Path, when: str, direct: bool) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         with pytest.raises(errors.TargetError, match="input/output error"):
-            write_to(device, when, target.Options(direct=direct))
+            write_to(device, when, targets.Options(direct=direct))
         device.mend()
         oracle.unusable(device.path)
 
@@ -222,7 +222,7 @@ def test_old_disk_that_cannot_be_read_is_disabled_first(
     monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(os, "pwrite", pwrite)
     monkeypatch.setattr(os, "fsync", fsync)
-    with target.open(block, 4 * MiB):
+    with targets.open(block, 4 * MiB):
         before = calls[: calls.index((0, MiB))]
     with block.open("rb") as device:
         sector = kernel.sector_size(device.fileno())
@@ -241,7 +241,7 @@ def test_head_that_another_run_has_overwritten_is_not_reported_as_written(
         if os.pread(fd, 4, 0) == b"mine":
             os.pwrite(fd, b"their", 0)
 
-    with target.open(block, size) as disk:
+    with targets.open(block, size) as disk:
         disk.write(0, memoryview(b"mine" * MiB))
         monkeypatch.setattr(os, "fsync", fsync)
         with pytest.raises(errors.TargetLost, match="another run has written to its beginning"):
@@ -251,7 +251,7 @@ def test_head_that_another_run_has_overwritten_is_not_reported_as_written(
 
 def test_failure_is_remembered(tmp_path: Path) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
-        with target.open(device.path, 16 * MiB) as disk:
+        with targets.open(device.path, 16 * MiB) as disk:
             device.fail()
             with contextlib.suppress(errors.TargetError):
                 disk.write(2 * MiB, memoryview(b"x" * MiB))
@@ -278,7 +278,7 @@ def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
         go.wait(processes.PATIENCE)
         kernel.punch_hole(fd, offset, length)
 
-    with target.open(block, 32 * MiB) as disk:
+    with targets.open(block, 32 * MiB) as disk:
         disk._ladder = zeroing.Ladder(disk._fd, (slow,), 4096, disk._put)
         for start in range(2 * MiB, 6 * MiB, MiB // 4):
             disk.zero(start, 4096)  # as many runs as may grow side by side
@@ -307,7 +307,7 @@ def mounted(device: Path, point: Path) -> contextlib.AbstractContextManager[obje
 def test_file_on_a_failing_device_is_an_error(tmp_path: Path, direct: bool) -> None:
     with devices.failing(tmp_path, 64 * MiB) as device, mounted(device.path, tmp_path / "mounted"):
         path = tmp_path / "mounted" / "disk.img"
-        with target.open(path, 8 * MiB, target.Options(direct=direct)) as disk:
+        with targets.open(path, 8 * MiB, targets.Options(direct=direct)) as disk:
             device.fail()
             with pytest.raises(errors.TargetError, match=r"input/output error|read-only"):
                 write_and_commit(disk, os.urandom(8 * MiB))
@@ -315,7 +315,7 @@ def test_file_on_a_failing_device_is_an_error(tmp_path: Path, direct: bool) -> N
         oracle.unusable(path)
 
 
-def write_and_commit(disk: target.Target, content: bytes) -> None:
+def write_and_commit(disk: targets.Target, content: bytes) -> None:
     disk.write(0, memoryview(content))
     disk.commit()
 
@@ -323,7 +323,7 @@ def write_and_commit(disk: target.Target, content: bytes) -> None:
 def test_qemu_img_can_write_to_the_open_device(block: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(3 * MiB) + bytes(4 * MiB) + os.urandom(MiB))
-    with target.open(block, 8 * MiB) as disk:
+    with targets.open(block, 8 * MiB) as disk:
         processes.run(
             "qemu-img",
             "convert",
@@ -357,8 +357,8 @@ def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, se
     blocks = [pieces[at : at + 48] for at in range(0, len(pieces), 48)]
     shuffled = [piece for block in blocks for piece in dice.sample(block, len(block))]
     with devices.loop(tmp_path, size + MiB, sector=sector) as device:
-        options = target.Options(direct=bool(seed % 2))
-        with target.open(device, size, options) as disk:
+        options = targets.Options(direct=bool(seed % 2))
+        with targets.open(device, size, options) as disk:
 
             def put(piece: tuple[int, int]) -> None:
                 data = memoryview(expected)[slice(*piece)]
@@ -376,7 +376,7 @@ def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, se
 
 @pytest.mark.parametrize("size", [MiB + 100, MiB + 511, 2 * MiB + 1])
 def test_rest_of_the_last_sector_is_zeroed(block: Path, size: int) -> None:
-    with target.open(block, None) as disk:
+    with targets.open(block, None) as disk:
         disk.write(0, memoryview(b"a" * size))
         disk.commit()
     written = block.read_bytes()

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from cdi_worker.images.target import copy
+from cdi_worker.images.targets import copy
 from cdi_worker.scratch import journal
 
 #: Holes that are noted at once.

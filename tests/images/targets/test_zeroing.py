@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker.images import kernel
-from cdi_worker.images.target import zeroing
+from cdi_worker.images.targets import zeroing
 from tests.support import devices
 
 MiB = 1 << 20
@@ -79,7 +79,7 @@ def test_unaligned_edges_are_written(tmp_path: Path, sector: int, start: int, en
 def test_device_without_unmap_is_zeroed_by_the_kernel(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "cdi_worker.images.target.zeroing")
+    caplog.set_level(logging.DEBUG, "cdi_worker.images.targets.zeroing")
     with devices.filesystem("ramfs", tmp_path) as point:
         backing = devices.fill(point / "disk", 4 * MiB)
         with devices.attached(backing, direct=False) as device:
@@ -108,7 +108,7 @@ def test_refused_way_is_not_tried_again(
     refused: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.DEBUG, "cdi_worker.images.target.zeroing")
+    caplog.set_level(logging.DEBUG, "cdi_worker.images.targets.zeroing")
     with devices.filesystem(kind, tmp_path) as point:
         path = devices.fill(point / "disk", 4 * MiB)
         with ladder(path, rungs, 512) as (climb, written):

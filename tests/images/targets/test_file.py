@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import target
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from tests.support import devices, oracle, processes, repository, worker
 
@@ -19,7 +19,7 @@ MiB = 1 << 20
 def test_file_is_renamed_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"of yesterday")
-    with target.open(path, MiB) as disk:
+    with targets.open(path, MiB) as disk:
         disk.write(0, memoryview(b"boot"))
         assert path.read_bytes() == b"of yesterday"
         disk.commit()
@@ -30,7 +30,7 @@ def test_file_is_renamed_only_when_complete(tmp_path: Path) -> None:
 def test_failed_disk_does_not_replace_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"of yesterday")
-    with target.open(path, MiB) as disk:
+    with targets.open(path, MiB) as disk:
         disk.write(0, memoryview(b"boot"))
     assert path.read_bytes() == b"of yesterday"
     assert os.listdir(tmp_path) == ["disk.img"]
@@ -39,7 +39,7 @@ def test_failed_disk_does_not_replace_the_old_one(tmp_path: Path) -> None:
 def test_old_disk_can_be_removed_first(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"of yesterday")
-    with target.open(path, MiB, target.Options(existing="remove")):
+    with targets.open(path, MiB, targets.Options(existing="remove")):
         assert not path.exists()
 
 
@@ -50,7 +50,7 @@ def test_mode_is_the_one_given_or_that_of_the_umask(
     path = tmp_path / "disk.img"
     old = os.umask(0o027)
     try:
-        with target.open(path, MiB, target.Options(permissions=permissions)) as disk:
+        with targets.open(path, MiB, targets.Options(permissions=permissions)) as disk:
             disk.commit()
     finally:
         os.umask(old)
@@ -64,7 +64,7 @@ def test_file_is_grown_and_never_shrunk(
     tmp_path: Path, grown: int, expected: int, preallocate: bool, known: bool
 ) -> None:
     path = tmp_path / "disk.img"
-    with target.open(path, MiB if known else None, target.Options(preallocate=preallocate)) as disk:
+    with targets.open(path, MiB if known else None, targets.Options(preallocate=preallocate)) as disk:
         disk.write(0, memoryview(b"x" * MiB))
         disk.commit(grown)
     assert path.stat().st_size == expected
@@ -77,7 +77,7 @@ def test_file_is_grown_and_never_shrunk(
 def test_preallocation_works_without_fallocate(tmp_path: Path, kind: str, size: int | None) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
-        with target.open(path, size, target.Options(preallocate=True)) as disk:
+        with targets.open(path, size, targets.Options(preallocate=True)) as disk:
             disk.write(0, memoryview(b"x" * 4096))
             disk.zero(4096, 2 * MiB - 4096)
             disk.commit(3 * MiB)
@@ -91,7 +91,7 @@ def test_preallocation_keeps_storage_of_a_resumed_file(tmp_path: Path) -> None:
         with devices.filesystem(kind, tmp_path) as point:
             path = point / "disk.img"
             devices.fill(Path(f"{path}.part"), 2 * MiB)
-            with target.open(path, 2 * MiB, target.Options(preallocate=True, mode="resume")) as disk:
+            with targets.open(path, 2 * MiB, targets.Options(preallocate=True, mode="resume")) as disk:
                 disk.zero(0, 2 * MiB)
                 disk.commit()
             assert path.read_bytes() == bytes(2 * MiB)
@@ -100,7 +100,7 @@ def test_preallocation_keeps_storage_of_a_resumed_file(tmp_path: Path) -> None:
 
 def test_zeros_take_no_space(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with target.open(path, 1 << 40) as disk:
+    with targets.open(path, 1 << 40) as disk:
         disk.zero(0, 1 << 40)
         disk.commit()
     assert path.stat().st_size == 1 << 40
@@ -111,7 +111,7 @@ def test_longer_resumed_file_is_truncated(tmp_path: Path) -> None:
     """The journal behind the last byte is not part of the disk."""
     path = tmp_path / "disk.img"
     devices.fill(Path(f"{path}.part"), 2 * MiB)
-    with target.open(path, MiB + 100, target.Options(mode="resume")) as disk:
+    with targets.open(path, MiB + 100, targets.Options(mode="resume")) as disk:
         disk.commit(3 * MiB)
     assert path.read_bytes() == b"\xff" * (MiB + 100) + bytes(2 * MiB - 100)
 
@@ -119,13 +119,13 @@ def test_longer_resumed_file_is_truncated(tmp_path: Path) -> None:
 def test_preallocation_reports_missing_space_at_once(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point:
         with pytest.raises(errors.TargetError, match="no space left on device"):
-            target.open(point / "disk.img", 64 * MiB, target.Options(preallocate=True))
+            targets.open(point / "disk.img", 64 * MiB, targets.Options(preallocate=True))
         assert os.listdir(point) == []
 
 
 def overfill(path: Path, direct: bool) -> None:
     piece = memoryview(os.urandom(4 * MiB))
-    with target.open(path, 128 * MiB, target.Options(direct=direct)) as disk:
+    with targets.open(path, 128 * MiB, targets.Options(direct=direct)) as disk:
         for offset in range(0, 128 * MiB, len(piece)):
             disk.write(offset, piece)
         disk.commit()
@@ -139,7 +139,7 @@ def test_full_file_system_is_an_error(tmp_path: Path, kind: str, direct: bool) -
         with pytest.raises(errors.TargetError, match="no space left on device"):
             overfill(path, direct)
         oracle.unusable(path)
-        assert target.facts(path).available > 20 * MiB
+        assert targets.facts(path).available > 20 * MiB
 
 
 @pytest.mark.parametrize("hostile", ["directory", "link", "fifo"])
@@ -152,7 +152,7 @@ def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, 
         hostile
     ]()
     try:
-        with target.open(path, MiB, target.Options(mode=mode)) as disk:
+        with targets.open(path, MiB, targets.Options(mode=mode)) as disk:
             disk.write(0, memoryview(b"boot"))
             disk.commit()
     except errors.TargetError:
@@ -162,17 +162,17 @@ def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, 
 
 def test_update_needs_a_disk(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError, match="no such file"):
-        target.open(tmp_path / "disk.img", None, target.Options(mode="update"))
+        targets.open(tmp_path / "disk.img", None, targets.Options(mode="update"))
     assert os.listdir(tmp_path) == []
 
 
 def test_failed_update_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
-    with target.open(path, None, target.Options(mode="update")) as disk:
+    with targets.open(path, None, targets.Options(mode="update")) as disk:
         disk.write(0, memoryview(b"b"))
     oracle.unusable(path)
-    with target.open(path, None, target.Options(mode="update")) as disk:
+    with targets.open(path, None, targets.Options(mode="update")) as disk:
         disk.write(0, memoryview(b"b"))
         disk.commit()
     assert path.read_bytes() == b"b" + b"a" * 1023
@@ -180,33 +180,33 @@ def test_failed_update_can_be_repeated(tmp_path: Path) -> None:
 
 def test_update_does_not_accept_an_unfinished_disk(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with target.open(path, MiB) as disk:
+    with targets.open(path, MiB) as disk:
         disk.write(0, memoryview(b"a"))
         disk.keep()
     with pytest.raises(errors.TargetError, match="no such file"):
-        target.open(path, None, target.Options(mode="update"))
+        targets.open(path, None, targets.Options(mode="update"))
 
 
 def test_new_disk_replaces_an_interrupted_update(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
-    with target.open(path, None, target.Options(mode="update")):
-        assert target.facts(path).size == 1024
-    with target.open(path, 512) as disk:
+    with targets.open(path, None, targets.Options(mode="update")):
+        assert targets.facts(path).size == 1024
+    with targets.open(path, 512) as disk:
         disk.commit()
     assert os.listdir(tmp_path) == ["disk.img"]
-    assert target.facts(path).size == 512
+    assert targets.facts(path).size == 512
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     for direct in (False, True):
-        with target.open(tmp_path / "a", MiB, target.Options(direct=direct)) as disk:
+        with targets.open(tmp_path / "a", MiB, targets.Options(direct=direct)) as disk:
             disk.commit()
-        with target.open(tmp_path / "b", MiB, target.Options(direct=direct)):
+        with targets.open(tmp_path / "b", MiB, targets.Options(direct=direct)):
             pass
     with pytest.raises(errors.TargetError):
-        target.open(tmp_path / "a" / "below a file", MiB)
+        targets.open(tmp_path / "a" / "below a file", MiB)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -255,7 +255,7 @@ def test_preallocated_file_is_zeroed_by_its_device_before_data_is_written(
 def test_cancel_interrupts_the_zeroing_of_a_new_file(tmp_path: Path) -> None:
     cancel = cancelling.Cancel()
     cancel.set()
-    options = target.Options(preallocate=True, cancel=cancel)
+    options = targets.Options(preallocate=True, cancel=cancel)
     with pytest.raises(errors.Cancelled):
-        target.open(tmp_path / "disk.img", MiB, options)
+        targets.open(tmp_path / "disk.img", MiB, options)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]

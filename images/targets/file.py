@@ -11,7 +11,7 @@ from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.images import kernel
-from cdi_worker.images.target import base, claim, zeroing
+from cdi_worker.images.targets import base, claim, zeroing
 
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images.target import base, compare, copy, journaled
+from cdi_worker.images.targets import base, compare, copy, journaled
 from cdi_worker.scratch import journal
 
 

@@ -6,7 +6,7 @@ import contextlib
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images.target import base, claim
+from cdi_worker.images.targets import base, claim
 
 
 class Group:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.target import claim, writeback, zeroing
+from cdi_worker.images.targets import claim, writeback, zeroing
 
 if TYPE_CHECKING:
-    from cdi_worker.images.target import compare
+    from cdi_worker.images.targets import compare
 
 log = logging.getLogger(__name__)
 
@@ -350,7 +350,7 @@ def _open_direct(path: str, fd: int) -> int | None:
 
 def _stored(fd: int) -> compare.Stored:
     # Imported when used: few imports are updates (start-up time).
-    from cdi_worker.images.target import compare
+    from cdi_worker.images.targets import compare
 
     return compare.Stored(fd)
 
