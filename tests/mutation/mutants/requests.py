@@ -79,7 +79,7 @@ MUTANTS = (
     mutant(
         "importer/routes/stage.py",
         "applies a delta to the left-over of a killed run",
-        "    if target.is_left_over(job.claim):\n",
+        "    if targets.is_left_over(job.claim):\n",
         "    if False:\n",
         "tests/end_to_end/test_update.py::test_delta_is_not_applied_to_a_device_after_a_failed_import",
     ),
