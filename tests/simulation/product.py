@@ -69,12 +69,13 @@ class Product:
         """Return the source of a module that is loaded again."""
         top, _, rest = name.partition(".")
         if top == "cdi_worker":
-            within = rest.replace(".", "/")
-            folders = [self._root / "importer" / within, self._root / within]
-            for folder in folders:
-                for path in (folder / "__init__.py", folder.with_suffix(".py")):
-                    if path.is_file():
-                        return path
+            parts = rest.split(".")
+            # What is not in a folder of the repository is in the package itself; the folders are links in it.
+            folder = self._root if (self._root / parts[0]).is_dir() and rest else self._root / "cdi_worker"
+            within = folder.joinpath(*parts)
+            for path in (within / "__init__.py", within.with_suffix(".py")):
+                if path.is_file():
+                    return path
             raise ModuleNotFoundError(name, name=name)
         if name in AGAIN or name.rpartition(".")[0] in AGAIN:
             return Path(str(importlib.import_module(name).__file__))
