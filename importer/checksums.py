@@ -9,7 +9,7 @@ from typing import Final
 
 from cdi_worker import errors, sources
 from cdi_worker.formats import checksum, checksum_file, signature
-from cdi_worker.formats.signature import keyring, minisign, openpgp, ssh
+from cdi_worker.formats.signature import keyring, minisign, openpgp
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gpgv
 from cdi_worker.importer import request
@@ -135,8 +135,6 @@ def _signatures(known: keyring.Keyring, files: _Files) -> Iterator[tuple[str, by
 
 def _verify(known: keyring.Keyring, proof: bytes, data: bytes, name: str, cancel: cancelling.Cancel) -> str:
     """Return who made the signature ``proof``, whose form its content says. Raises ``errors.Untrusted``."""
-    if ssh.BEGIN in proof:
-        return ssh.signer(known.ssh, proof, data, name)
     if proof.startswith(minisign.BEGIN):
         return minisign.signer(known.minisign, proof, data, name)
     if not known.openpgp:

@@ -1,20 +1,17 @@
 """Signatures: from bytes to the verdict, whose data it is. No files, no network.
 
 ``keys``: public keys. ``simple``, ``bundle``: two forms of signatures of container images. Each form has a
-function from bytes to ``Claims``, which raises ``errors.Untrusted``. ``openpgp``, ``minisign``, ``ssh``:
-signatures of files, and ``keyring``: the keys for them.
+function from bytes to ``Claims``, which raises ``errors.Untrusted``. ``openpgp``, ``minisign``: signatures of
+files, and ``keyring``: the keys for them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cdi_worker import errors
-
-if TYPE_CHECKING:
-    import datetime as dt
 
 MISSING: Final = "missing"
 MALFORMED: Final = "malformed"
@@ -106,19 +103,6 @@ class Claims:
             if self.annotations.get(key) != value:
                 has = f"it has {self.annotations[key]!r}" if key in self.annotations else "it has none"
                 raise errors.Untrusted(url=name, fault=OTHER_ANNOTATION, reason=f"{key}={value}: {has}")
-
-
-def check_date(
-    valid: tuple[dt.datetime | None, dt.datetime | None], now: dt.datetime, signer: str, name: str
-) -> None:
-    """Raise ``errors.Untrusted`` unless ``now`` is within ``valid``: since and until, if limited."""
-    since, until = valid
-    if until is not None and now > until:
-        reason = f"{signer} was valid until {until:%Y-%m-%d %H:%M} UTC"
-        raise errors.Untrusted(url=name, fault=EXPIRED, reason=reason)
-    if since is not None and now < since:
-        reason = f"{signer} is valid from {since:%Y-%m-%d %H:%M} UTC"
-        raise errors.Untrusted(url=name, fault=EXPIRED, reason=reason)
 
 
 def worst(found: Iterable[errors.Untrusted]) -> errors.Untrusted | None:

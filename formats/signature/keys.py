@@ -58,7 +58,12 @@ class Key:
 
     def check_date(self, now: dt.datetime, name: str) -> None:
         """Raise ``errors.Untrusted`` if the certificate is not valid ``now``."""
-        signature.check_date((self.since, self.until), now, f"the certificate of {self}", name)
+        if self.until is not None and now > self.until:
+            reason = f"the certificate of {self} was valid until {self.until:%Y-%m-%d %H:%M} UTC"
+            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
+        if self.since is not None and now < self.since:
+            reason = f"the certificate of {self} is valid from {self.since:%Y-%m-%d %H:%M} UTC"
+            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
 
 
 def read(data: bytes, where: str) -> tuple[Key, ...]:
@@ -101,11 +106,11 @@ def _key(label: str, block: bytes) -> Key:
     if label == "CERTIFICATE":
         certificate = x509.load_pem_x509_certificate(block)
         since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return Key(usable(certificate.public_key()), since, until)
-    return Key(usable(serialization.load_pem_public_key(block)))
+        return Key(_usable(certificate.public_key()), since, until)
+    return Key(_usable(serialization.load_pem_public_key(block)))
 
 
-def usable(public: object) -> PublicKey:
+def _usable(public: object) -> PublicKey:
     """Return ``public`` if it is of a kind that signs images. Raises ``ValueError``."""
     if not isinstance(public, KINDS):
         raise ValueError("not an ECDSA, RSA or Ed25519 key")  # noqa: TRY004 - a fault of the file

@@ -1,4 +1,9 @@
-"""OpenPGP: armor, clear-signed text, and gpgv's verdict on a signature (RFC 9580, sections 4, 6 and 7)."""
+"""OpenPGP: armor, clear-signed text, and gpgv's verdict on a signature (RFC 9580, sections 4, 6 and 7).
+
+Three things are read here, because gpgv 2.2 does not do them: it reads no armored keys; as a detached
+signature it accepts compressed packets, packets of other types behind it, and thousands of signatures; and it
+accepts ``NotDashEscaped`` in a clear-signed text, which must also be read if no signature is demanded.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
             metavar="FILE",
             help=(
                 "Public keys, in a file or a folder: import only what one of them has signed. PEM for images "
-                "in a registry; OpenPGP, minisign or SSH for --checksum-file."
+                "in a registry; OpenPGP or minisign for --checksum-file."
             ),
         ),
         parameters.option(

@@ -23,7 +23,7 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum_file, clone, readers
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.formats.ova import descriptor, manifest, package
-from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple, ssh
+from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple
 from cdi_worker.formats.tar import archive
 from cdi_worker.images.engine import cancelling, responses
 from cdi_worker.importer.kubernetes import datavolume
@@ -154,9 +154,7 @@ def _keyring(data: bytes) -> None:
     found = keyring.read([("keys", data)], "keys")
     assert found.endings
     message, proof = data[::2], data[1::2]
-    with contextlib.suppress(errors.Error):
-        minisign.signer(found.minisign, proof, message, "sums")
-    ssh.signer(found.ssh, proof, message, "sums")
+    minisign.signer(found.minisign, proof, message, "sums")
 
 
 def _minisign(data: bytes) -> None:
@@ -167,10 +165,6 @@ def _minisign(data: bytes) -> None:
 def _minisign_keys() -> tuple[minisign.Key, ...]:
     number = b"RWQAAAAAAAAAA" + b"A" * 43
     return (*minisign.read(number),)
-
-
-def _ssh(data: bytes) -> None:
-    ssh.signer((), data, b"message", "sums")
 
 
 def _pem(data: bytes) -> None:
@@ -419,7 +413,6 @@ PARSERS: Mapping[str, Callable[[bytes], None]] = {
     "verdict": _verdict,
     "keyring": _keyring,
     "minisign": _minisign,
-    "ssh": _ssh,
     "pem": _pem,
     "simple": _simple,
     "bundle": _bundle,

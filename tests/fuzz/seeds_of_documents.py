@@ -123,9 +123,6 @@ def _signatures(folder: Path) -> Iterator[tuple[str, bytes]]:
     small = signers.Minisign(folder)
     yield "keyring", small.public
     yield "minisign", small.sign(b"message")
-    shell = signers.SSH(folder / "ssh")
-    yield "keyring", b'a@example.org namespaces="file",valid-after="20240101" ' + shell.public
-    yield "ssh", shell.sign(b"message")
     signer = signing.Signer()
     yield "pem", signer.pem
     yield "simple", signer.simple(_DIGEST, "quay.io/vm/disk", {"a": "b"}).data

@@ -17,7 +17,7 @@ _MUTATIONS = 2000
 _LARGEST = 200 << 10
 #: Not those whose inputs are the beginnings of images, or signatures by other keys.
 _VALID = {
-    "documents": set(documents.PARSERS) - {"simple", "statement", "bundle", "minisign", "ssh", "keyring"},
+    "documents": set(documents.PARSERS) - {"simple", "statement", "bundle", "minisign", "keyring"},
     "formats": set(formats.PARSERS) - {"archive", "qcow2", "vmdk", "vhdx"},
 }
 

@@ -1,4 +1,4 @@
-"""Who signs checksum files: GnuPG, minisign and ssh-keygen from Debian, with keys made in the test."""
+"""Who signs checksum files: GnuPG and minisign from Debian, with keys made in the test."""
 
 from __future__ import annotations
 
@@ -95,29 +95,4 @@ class Minisign:
         proof = self.folder / "mini.sig"
         given = ("-s", self.folder / "mini.key", "-m", self.folder / "mini.data", "-x", proof)
         _run("minisign", "-S", *more, *given)
-        return proof.read_bytes()
-
-
-@dataclasses.dataclass(frozen=True)
-class SSH:
-    """A key of ssh-keygen."""
-
-    path: Path
-    kind: tuple[str, ...] = ("ed25519",)
-
-    @functools.cached_property
-    def public(self) -> bytes:
-        """Return the line of the public key."""
-        processes.need("ssh-keygen")
-        bits = [f"-b{bits}" for bits in self.kind[1:]]
-        _run("ssh-keygen", "-q", "-t", self.kind[0], *bits, "-N", "", "-C", "", "-f", self.path)
-        return self.path.with_suffix(".pub").read_bytes()
-
-    def sign(self, data: bytes, namespace: str = "file", *more: str) -> bytes:
-        """Return the file of a signature."""
-        assert self.public
-        given, proof = self.path.with_suffix(".data"), self.path.with_suffix(".data.sig")
-        given.write_bytes(data)
-        proof.unlink(missing_ok=True)
-        _run("ssh-keygen", "-q", "-Y", "sign", *more, "-n", namespace, "-f", self.path, given)
         return proof.read_bytes()

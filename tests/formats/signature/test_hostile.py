@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import base64
-import re
 import time
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
-from cdi_worker.formats.signature import keys, minisign, openpgp, ssh
+from cdi_worker.formats.signature import keyring, keys, minisign, openpgp
 from tests.support import signers
 
 #: Bytes of the largest signature that is read.
@@ -39,21 +36,6 @@ def test_long_armor_is_read_in_time(proof: bytes) -> None:
     began = time.process_time()
     with pytest.raises(errors.Untrusted, match="not an OpenPGP signature"):
         openpgp.detached(proof, "sums.asc")
-    assert time.process_time() - began < SOON
-
-
-@pytest.mark.parametrize(
-    "proof",
-    [
-        ssh.BEGIN + b"\n" * LARGEST,
-        (ssh.BEGIN + b"\n") * (LARGEST // 31),
-        ssh.BEGIN + b"A\n" * (LARGEST // 2),
-    ],
-)
-def test_long_ssh_signature_is_read_in_time(proof: bytes) -> None:
-    began = time.process_time()
-    with pytest.raises(errors.Untrusted, match="not an SSH signature"):
-        ssh.signer([], proof, b"", "sums.sig")
     assert time.process_time() - began < SOON
 
 
@@ -159,100 +141,16 @@ def test_minisign_signature_of_an_unknown_form_is_refused(tmp_path: Path) -> Non
         assert caught.value.fields["fault"] == signature.MALFORMED
 
 
-def _packed(*parts: bytes) -> bytes:
-    return b"".join(len(each).to_bytes(4, "big") + each for each in parts)
-
-
-def _unpacked(data: bytes) -> list[bytes]:
-    found = []
-    while data:
-        end = 4 + int.from_bytes(data[:4], "big")
-        found.append(data[4:end])
-        data = data[end:]
-    return found
-
-
-def _armored(data: bytes) -> bytes:
-    return ssh.BEGIN + b"\n" + base64.b64encode(data) + b"\n-----END SSH SIGNATURE-----\n"
-
-
-@pytest.mark.parametrize(
-    ("kind", "other"),
-    [
-        (("ed25519",), b"ssh-rsa"),
-        # With SHA-1.
-        (("rsa", "2048"), b"ssh-rsa"),
-        (("ecdsa", "256"), b"ecdsa-sha2-nistp384"),
-    ],
-)
-def test_changed_ssh_signature_is_refused(tmp_path: Path, kind: tuple[str, ...], other: bytes) -> None:
-    signer = signers.SSH(tmp_path / "id", kind)
-    allowed = [*ssh.read(b"a " + signer.public, "allowed")]
-    text = re.sub(rb"-----[A-Z ]+-----", b"", signer.sign(b"sums"))
-    head, fields = base64.b64decode(text)[:10], _unpacked(base64.b64decode(text)[10:])
-    key, namespace, reserved, algorithm, made = fields
-    assert not reserved
-    assert ssh.signer(allowed, _armored(head + _packed(*fields)), b"sums", "sums.sig")
-    size = (len(made) + 1).to_bytes(4, "big")
-    for changed in (b"SSHSIG\0\0\0\2", b"SSHSIX\0\0\0\1"):
-        with pytest.raises(errors.Untrusted, match="not an SSH signature"):
-            ssh.signer(allowed, _armored(changed + _packed(*fields)), b"sums", "sums.sig")
-    for data, fault in (
-        (_packed(key, namespace, b"x", algorithm, made), signature.MALFORMED),
-        (_packed(*fields) + b"x", signature.MALFORMED),
-        (_packed(*fields[:4]) + size + made, signature.MALFORMED),
-        (_packed(*fields[:4], _packed(other, _unpacked(made)[1])), signature.OTHER_DATA),
-    ):
-        with pytest.raises(errors.Untrusted) as caught:
-            ssh.signer(allowed, _armored(head + data), b"sums", "sums.sig")
-        assert caught.value.fields["fault"] == fault
-
-
-def test_ssh_signature_that_is_not_base64_is_refused() -> None:
-    with pytest.raises(errors.Untrusted, match="not an SSH signature"):
-        ssh.signer([], ssh.BEGIN + b"\nA\n-----END SSH SIGNATURE-----\n", b"", "sums.sig")
-
-
-@pytest.mark.parametrize(
-    ("namespaces", "is_accepted"),
-    [
-        ("file", True), ("git,file", True), ("*", True), ("f?le", True), ("!git,*", True),
-        ("*,!file", False), ("!file,file", False), ("!f*,*", False), ("!git", False), ("", False),
-        ("[f]ile", False),
-    ],
-)  # fmt: skip
-def test_namespaces_of_a_key_are_read_as_ssh_does(namespaces: str, is_accepted: bool) -> None:
-    """ssh_config(5), PATTERNS: a negated pattern that matches excludes; brackets have no meaning."""
-    public = ed25519.Ed25519PrivateKey.generate().public_key()
-    form = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-    found = [*ssh.read(f'a@b namespaces="{namespaces}" {form}\n'.encode(), "x")]
-    assert bool(found) is is_accepted
-
-
-@pytest.mark.parametrize(
-    ("zone", "date"),
-    [
-        ("America/New_York", "99991231235959"),
-        ("Asia/Tokyo", "00010101"),
-        ("UTC", "20241301"),
-        ("UTC", "2024"),
-    ],
-)
-def test_date_of_a_signer_that_does_not_exist_is_refused(
-    tmp_path: Path, zone: str, date: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a Z it is in the local time, which UTC may have in another year."""
-    line = f'a valid-before="{date}" '.encode() + signers.SSH(tmp_path / "id").public
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", zone)
-        time.tzset()
-        with pytest.raises(errors.RequestError, match="allowed: SSH key: "):
-            [*ssh.read(line, "allowed")]
-    time.tzset()
-
-
 def test_long_file_of_keys_is_read_in_time() -> None:
     began = time.process_time()
     with pytest.raises(errors.RequestError, match="no public key in PEM form"):
         keys.read(b"-----BEGIN A-----\n" * (LARGEST // 18), "keys")
     assert time.process_time() - began < SOON
+
+
+def test_long_file_without_ssh_keys_is_read_in_time() -> None:
+    for data in (b"ssh-" * (LARGEST // 4), b"a ssh-a " * (LARGEST // 8), b"a\n" * (LARGEST // 2)):
+        began = time.process_time()
+        with pytest.raises(errors.RequestError, match="no OpenPGP or minisign keys"):
+            keyring.read([("keys", data)], "keys")
+        assert time.process_time() - began < SOON

@@ -13,13 +13,6 @@ MUTANTS = (
         "tests/formats/test_checksum.py::test_malformed_checksum_is_refused[sha256:]",
     ),
     mutant(
-        "formats/signature/ssh.py",
-        "takes an SSH signature with reserved data",
-        "    if reserved:\n",
-        "    if False:\n",
-        "tests/formats/signature/test_hostile.py::test_changed_ssh_signature_is_refused[kind0-ssh-rsa]",
-    ),
-    mutant(
         "sources/registry/auth.py",
         "sends credentials over plain http",
         '        if destination.startswith("http://") and not self._access.insecure:\n',
