@@ -14,7 +14,7 @@ from cdi_worker.importer.roles import run
 POD = contract.Paths()
 TUNING = contract.DEFAULT
 EPILOG = """Every option can also be set by a variable (--stall-timeout: CDI_WORKER_STALL_TIMEOUT) or in a
-configuration file (stall-timeout = 60); "cdi-worker config" prints what is in force."""
+configuration file (stall-timeout = 60)."""
 #: Helper programs that CDI's controllers start from the image by name.
 PROGRAMS = frozenset(
     {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}
@@ -27,7 +27,6 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "digest": "cdi_worker.importer.commands.disk:digest",
         "blank": "cdi_worker.importer.commands.disk:blank",
         "upload": "cdi_worker.importer.commands.disk:upload",
-        "config": "cdi_worker.importer.commands.config:config",
         "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
         "run": "cdi_worker.importer.kubernetes.commands:run",
         "cdi-source-update-poller": "cdi_worker.importer.kubernetes.cron:poll",

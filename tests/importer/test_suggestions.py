@@ -22,7 +22,6 @@ HINT = "did you mean '{}'?"
         (("inspect", "HTPP://h/x"), "http"),
         (("inspect", "dokcer://h/x"), "docker"),
         (("inspect", "--source", "Vddk", "h"), "vddk"),
-        (("config", "improt"), "import"),
         (("imprt", "http://h/x"), "import"),
     ],
 )
