@@ -7,6 +7,7 @@ the tests lends the packages that it requires. tools/try-debian runs `make impor
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import random
 import re
@@ -22,13 +23,11 @@ import pytest
 
 from cdi_worker.importer import contract
 from tests.support import disks as disks_module
-from tests.support import processes, repository, servers, uploads
+from tests.support import processes, repository, servers, upload_relay, uploads
 
 PAGE = repository.ROOT / "docs/transcript.md"
 MiB = 1 << 20
 DISK, DATA = 64 * MiB, 16 * MiB
-#: Of each connection: slow enough to be interrupted.
-RATE = MiB
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 #: What differs from run to run, in the page and in the output: everything else is compared.
 VARIABLE = (
@@ -54,38 +53,42 @@ class Session:
     home: Path
     env: dict[str, str]
     addresses: dict[str, str]
+    images: upload_relay.Relay
 
     def run(self, command: str, shown: str) -> str:
         """Run a command line, and return its output; ``^C`` in the output shown: interrupt it."""
         for name, address in self.addresses.items():
             command = command.replace(name, address)
-        process = subprocess.Popen(
-            ["sh", "-c", f"exec {command}" if "^C" in shown else command],
+        is_interrupted = "^C" in shown
+        if is_interrupted:
+            self.images.hold(DATA // 2)
+        with subprocess.Popen(
+            ["sh", "-c", f"exec {command}" if is_interrupted else command],
             cwd=self.home,
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
-        try:
-            if "^C" in shown:
-                processes.wait_for(self._is_under_way, "a third of the disk")
-                process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=240)
-        finally:
-            process.kill()
+        ) as process:
+            try:
+                if is_interrupted:
+                    self.images.until(
+                        lambda: process.poll() is not None or processes.written(process) > DATA / 3
+                    )
+                    process.send_signal(signal.SIGINT)
+                    self.images.allow(math.inf)
+                output, _ = process.communicate(timeout=240)
+            finally:
+                process.kill()
         for name, address in self.addresses.items():
             output = output.replace(address, name)
         return re.sub(r"^(cdi-worker: interrupted)", r"^C\n\1", output, flags=re.MULTILINE)
 
-    def _is_under_way(self) -> bool:
-        return any(part.stat().st_blocks * 512 > DATA / 3 for part in self.home.glob("*.part"))
-
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
-    """A slow web server with a disk."""
+    """A web server with a disk."""
     root = tmp_path_factory.mktemp("www")
     raw = tmp_path_factory.mktemp("raw") / "disk"
     with raw.open("wb") as file:
@@ -93,7 +96,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
         file.seek(MiB)
         file.write(random.Random(1).randbytes(DATA))
     disks_module.convert(raw, root / "disk.qcow2", disks_module.FORMATS["qcow2"])
-    with servers.nginx(tmp_path_factory.mktemp("nginx"), root, servers.Settings(limit_rate=RATE)) as served:
+    with servers.nginx(tmp_path_factory.mktemp("nginx"), root) as served:
         yield served
 
 
@@ -107,9 +110,11 @@ def session(
         directory.mkdir()
     tracked = processes.run("git", "-C", repository.ROOT, "ls-files").stdout.split("\n")
     for name in filter(None, tracked):
-        if (repository.ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):
-            (home / "cdi-worker" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(repository.ROOT / name, home / "cdi-worker" / name)
+        file, copy = repository.ROOT / name, home / "cdi-worker" / name
+        if os.path.lexists(file) and not name.startswith(("tests/", "docs/")):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            # The folders of the package are links.
+            shutil.copy(file, copy, follow_symlinks=False)
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(("cdi_worker", "__editable__", "pip")):
             (lent / entry.name).symlink_to(entry)
@@ -128,12 +133,12 @@ def session(
         "PIP_NO_CACHE_DIR": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    with uploads.Server(certificates, {}, paths) as server:
+    with uploads.Server(certificates, {}, paths) as server, upload_relay.Relay(images.port) as relay:
         addresses = {
-            "http://images.example.org": images.url(""),
+            "http://images.example.org": f"http://127.0.0.1:{relay.port}",
             "https://upload.example.org:8443": server.url(""),
         }
-        yield Session(home, env, {name: url.rstrip("/") for name, url in addresses.items()})
+        yield Session(home, env, {name: url.rstrip("/") for name, url in addresses.items()}, relay)
 
 
 def played(session: Session, block: str) -> str:

@@ -64,6 +64,12 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
         time.sleep(0.01)
 
 
+def written(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> int:
+    """Return how many bytes a process has passed to write(2), whether or not they are on storage."""
+    counts = Path(f"/proc/{process.pid}/io").read_text()
+    return int(counts.partition("\nwchar: ")[2].split()[0])
+
+
 def free_port() -> int:
     """Return a free TCP port of 127.0.0.1, reserved for this process until it ends.
 

@@ -1,13 +1,18 @@
-"""A relay between a client and the upload server that cuts connections."""
+"""A relay between a client and a server that cuts connections, or holds back what passes."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Self
 
 from tests.support import processes
+
+MIB = 1 << 20
 
 
 class Relay:
@@ -30,16 +35,47 @@ class Relay:
         self._pumps: list[threading.Thread] = []
         #: Bytes sent by clients.
         self.sent = 0
+        #: Bytes that may pass in both directions together.
+        self._allowed = math.inf
+        self._passing = threading.Condition()
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.allow(math.inf)
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in (self._thread, *self._pumps):
             thread.join(processes.PATIENCE)
+
+    def hold(self, after: int) -> None:
+        """Hold back everything once ``after`` more bytes have passed."""
+        self._allowed = after
+
+    def allow(self, count: float) -> None:
+        """Let ``count`` more bytes pass."""
+        with self._passing:
+            self._allowed += count
+            self._passing.notify_all()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait until the condition holds; after each second without it, let one more MiB pass.
+
+        However slow the machine, what is transferred does not end before the condition was looked at.
+        """
+        latest = time.monotonic() + 1
+        while not condition():
+            if time.monotonic() > latest:
+                self.allow(MIB)
+                latest = time.monotonic() + 1
+            time.sleep(0.01)
+
+    def _pass(self, count: int) -> None:
+        with self._passing:
+            self._passing.wait_for(lambda: self._allowed > 0)
+            self._allowed -= count
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -70,6 +106,7 @@ class Relay:
         left = float("inf") if cut is None else cut
         with contextlib.suppress(OSError):
             while left and (data := client.recv(int(min(left, 65536)))):
+                self._pass(len(data))
                 server.sendall(data)
                 self.sent += len(data)
                 left -= len(data)
@@ -90,6 +127,7 @@ class Relay:
             while data := server.recv(65536):
                 if cutting.is_set() and not self._relays_response:
                     continue
+                self._pass(len(data))
                 with contextlib.suppress(OSError):
                     client.sendall(data)
         with contextlib.suppress(OSError):
