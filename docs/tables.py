@@ -17,9 +17,12 @@ import click
 import cdi_worker
 from cdi_worker import sources
 from cdi_worker.formats import detect
-from cdi_worker.importer import plan, request, variables
-from cdi_worker.importer.commands import command, group, parameters
-from cdi_worker.importer.kubernetes import populators
+from cdi_worker.importer import contract, plan, request
+from cdi_worker.importer.commands import command, config_file, group, parameters
+from cdi_worker.importer.kubernetes import cron, populators
+from cdi_worker.importer.roles import importer
+from cdi_worker.importer.send import volume
+from cdi_worker.importer.upload import settings as upload_settings
 
 GIB = 1 << 30
 
@@ -88,16 +91,35 @@ def settings(_argument: str = "") -> list[str]:
     return table(("variable", "option", "commands"), rows)
 
 
+#: What reads the environment, and the variables that it reads besides those of sources.
+VARIABLES = {
+    "importer": importer.VARIABLES,
+    "uploadserver": upload_settings.VARIABLES,
+    "cloner": volume.VARIABLES,
+    "commands": (*contract.CREDENTIALS, *config_file.VARIABLES, *contract.PROXIES),
+    "populators": populators.VARIABLES,
+    "poller": cron.VARIABLES,
+}
+#: The fields of an access that commands read from the variables of a source's own tools.
+OF_TOOLS = {
+    "user": "user",
+    "password": "password",
+    "ca_file": "files with CA certificates, separated by colons",
+}
+
+
 def environment(role: str) -> list[str]:
     """Return the table of the variables that ``role`` reads, with those of the sources it can use."""
-    rows = [
-        (f"`{each.name}`", each.meaning, f"{_code(each.default)}")
-        for each in variables.VARIABLES
-        if role in each.roles
-    ]
-    if role in {variables.IMPORTER, variables.COMMANDS}:
-        rows += _of_sources(ambient_only=role == variables.COMMANDS)
-    if role == variables.POPULATORS:
+    rows = [(f"`{each.name}`", each.meaning, _code(each.default)) for each in VARIABLES[role]]
+    if role == "commands":
+        rows += [
+            (f"`{name}`", f"{kind.name}: {OF_TOOLS[to]}", "")
+            for kind in sources.own()
+            for to, name in kind.location_type.variables.items()
+        ]
+    if role in {"importer", "commands"}:
+        rows += _of_sources(ambient_only=role == "commands")
+    if role == "populators":
         fields = {name: field for name, (field, _) in sources.find("glance").table.items()}
         rows += [(f"`{name}`", fields[to].help.rstrip("."), "") for name, to in populators.OPENSTACK.items()]
     return table(("variable", "meaning", "default"), rows)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +39,44 @@ _BORDER = re.compile("_(?=SERVICE_|PORT)")
 #: Seconds to wait for another run on the volume: a deleted pod gets 30 s to end by default. After them the
 #: pod fails, and the kubelet starts it again.
 WAIT = 60.0
+
+
+class Variable(NamedTuple):
+    """An environment variable that a role or the commands read (those of a source: ``sources.fields``).
+
+    Each reader has a table of its own, ``VARIABLES``. ``meaning``: Markdown for the documentation.
+    ``option``: the option of commands that means the same. ``required``: an empty one is a fault.
+    """
+
+    name: str
+    meaning: str
+    default: str = ""
+    option: str = ""
+    required: bool = False
+
+
+CREDENTIALS = (
+    Variable("IMPORTER_ACCESS_KEY_ID", "user, or access key", option="--user"),
+    Variable("IMPORTER_SECRET_KEY", "password, or secret key", option="--password-file"),
+    Variable("IMPORTER_SESSION_TOKEN", "session token of temporary S3 keys", option="--session-token-file"),
+)
+PROXIES = (
+    Variable("http_proxy", "proxy for `http` URLs; also in upper case"),
+    Variable("https_proxy", "proxy for `https` URLs; also in upper case"),
+    Variable("no_proxy", "hosts and networks without a proxy; also in upper case"),
+)
+#: How a disk is written.
+WRITING = (
+    Variable(
+        "FILESYSTEM_OVERHEAD",
+        "fraction of the file system to leave free, such as `0.06`",
+        "0",
+        "--overhead",
+    ),
+    Variable("PREALLOCATION", "`true`: allocate every byte of the disk", "false", "--preallocate"),
+)
+OWNER = Variable("OWNER_UID", "label of the metrics; a resumed import must have the same one")
+HEADERS = Variable("IMPORTER_EXTRA_HEADER_<n>", "extra HTTP header, `Name: value`")
 
 
 class Tuning(NamedTuple):
@@ -196,20 +234,32 @@ def header_files(directory: str) -> tuple[tuple[str, str], ...]:
 
 
 class Reading:
-    """Reads typed values from an environment and collects all faults in ``faults``."""
+    """Reads values from an environment and collects all faults in ``faults``.
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    ``variables``: the only ones that it reads by name.
+    """
+
+    def __init__(self, env: Mapping[str, str], variables: Iterable[Variable] = ()) -> None:
         self.env = env
         self.faults: list[str] = []
+        self._variables = {each.name: each for each in variables}
+
+    def text(self, name: str) -> str:
+        """Return a value, or its default if it is not set or empty."""
+        variable = self._variables[name]
+        value = self.env.get(name) or variable.default
+        if variable.required and not value:
+            self.faults.append(f"{name} is not set")
+        return value
 
     def boolean(self, name: str) -> bool:
-        value = self.env.get(name, "false")
+        value = self.env.get(name, self._variables[name].default)
         if value not in {"true", "false"}:
             self.faults.append(f"{name}={value!r} is neither true nor false")
         return value == "true"
 
     def quantity(self, name: str) -> int | None:
-        value = self.env.get(name, "")
+        value = self.text(name)
         if not value:
             return None
         try:
@@ -235,15 +285,14 @@ class Reading:
         return None
 
     def fraction(self, name: str) -> Fraction:
-        value = self.env.get(name) or "0"
         try:
-            return parse_overhead(value)
+            return parse_overhead(self.text(name))
         except errors.RequestError as err:
             self.faults.append(f"{name}: {err}")
             return parse_overhead("0")
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        prefix = "IMPORTER_EXTRA_HEADER_"
+        prefix = HEADERS.name.removesuffix("<n>")
         names = [name for name in self.env if name.startswith(prefix)]
         found = []
         for name in sorted(names, key=lambda item: (len(item), item)):
@@ -258,10 +307,9 @@ class Reading:
         # Imported when used: upload servers and clone sources have no server to import from.
         from cdi_worker.sources import base
 
-        names = ("http_proxy", "https_proxy", "no_proxy")
         # In either letter case.
         proxies: dict[str, Any] = {
-            name: self.env.get(name) or self.env.get(name.upper()) or "" for name in names
+            name: self.env.get(name) or self.env.get(name.upper()) or "" for name, *_ in PROXIES
         }
         return base.Access(
             **given, **proxies, connections=tuning.connections, patience=tuning.stall, slowest=tuning.slowest

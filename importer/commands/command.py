@@ -354,7 +354,7 @@ class PodGroup(SourceCommand, click.Group):
             return
         # Imported when used (start-up time): misspelt variables, and those that only sources read.
         from cdi_worker import sources
-        from cdi_worker.importer import variables
+        from cdi_worker.importer.roles import importer
 
         commands: list[Command] = [self]
         if of is not self:
@@ -366,7 +366,7 @@ class PodGroup(SourceCommand, click.Group):
             each.complete()
             options += [option for option in each.options if not option.here]
         known = {option.variable for option in options}
-        known |= {each.name for each in variables.VARIABLES if each.name.startswith(contract.PREFIX)}
+        known |= {each.name for each in importer.VARIABLES if each.name.startswith(contract.PREFIX)}
         for search in (sources.own, sources.installed):
             fields = (field for kind in search() for field, _ in kind.table.values())
             known |= {name for field in fields for name in (field.env, *field.more) if name}

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from cdi_worker import errors
+from cdi_worker.importer import contract
 
 NAME = "cdi-worker/config.toml"
+VARIABLES = (
+    contract.Variable(
+        "XDG_CONFIG_HOME", "directory of the configuration file; otherwise `.config` in `HOME`"
+    ),
+    contract.Variable("XDG_CONFIG_DIRS", "directories of the configuration file", "/etc/xdg"),
+    contract.Variable("HOME", "see `XDG_CONFIG_HOME`"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,8 +55,9 @@ def _plain(value: Any) -> Any:
 
 def places(env: Mapping[str, str]) -> Iterable[Path]:
     """Yield where the file may be, the first first (XDG Base Directory Specification)."""
-    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
-    for folder in (home, *(env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")):
+    text = contract.Reading(env, VARIABLES).text
+    home = text("XDG_CONFIG_HOME") or (f"{text('HOME')}/.config" if text("HOME") else "")
+    for folder in (home, *text("XDG_CONFIG_DIRS").split(":")):
         if folder.startswith("/"):
             yield Path(folder, NAME)
 

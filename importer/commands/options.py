@@ -394,7 +394,7 @@ def make_location(
     kind: sources.kind.Kind, address: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> base.Location:
     """Return the location of the source from the options of the current command and the environment."""
-    reading = contract.Reading(env)
+    reading = contract.Reading(env, contract.CREDENTIALS)
     values = parameters.given(click.get_current_context())
     # As the tools of this kind of source do, such as AWS_CA_BUNDLE.
     own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
@@ -405,11 +405,11 @@ def make_location(
             given.get("stall", tuning.stall),
             slowest=given.get("slowest", tuning.slowest),
         ),
-        user=given["user"] or env.get("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
+        user=given["user"] or reading.text("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
         password=read_secret(given["password_file"])
-        or env.get("IMPORTER_SECRET_KEY")
+        or reading.text("IMPORTER_SECRET_KEY")
         or own.get("password", ""),
-        session_token=read_secret(given.get("session_token_file")) or env.get("IMPORTER_SESSION_TOKEN", ""),
+        session_token=read_secret(given.get("session_token_file")) or reading.text("IMPORTER_SESSION_TOKEN"),
         headers=given.get("headers", ()) + contract.header_files(given.get("header_dir") or ""),
         ca_files=given["ca_files"]
         + contract.certificate_files(given["ca_dir"] or "")

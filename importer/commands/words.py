@@ -13,19 +13,6 @@ from cdi_worker import errors, units
 
 #: A pod's variable in a message: ``(IMPORTER_DISK_ID)``, ``set IMPORTER_CURRENT_CHECKPOINT``.
 _VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
-#: Options of no source in particular.
-_OPTIONS = {
-    "IMPORTER_ENDPOINT": "SOURCE",
-    "IMPORTER_CONTENTTYPE": "--content-type",
-    "IMPORTER_IMAGE_SIZE": "--size",
-    "IMPORTER_CHECKSUM": "--checksum",
-    "IMPORTER_ACCESS_KEY_ID": "--user",
-    "IMPORTER_SECRET_KEY": "--password-file",
-    "IMPORTER_SESSION_TOKEN": "--session-token-file",
-    "IMPORTER_CERT_DIR": "--ca-dir",
-    "FILESYSTEM_OVERHEAD": "--overhead",
-    "PREALLOCATION": "--preallocate",
-}
 #: The options of a remedy's settings (``remedy``).
 _NAMES = {"ca_files": "--ca-file", "insecure": "--insecure", "thumbprint": "--thumbprint"}
 
@@ -52,8 +39,9 @@ def _with_options(text: str) -> str:
     if not _VARIABLE.search(text):
         return text
     from cdi_worker import sources
+    from cdi_worker.importer.roles import importer
 
-    known = dict(_OPTIONS)
+    known = {each.name: each.option for each in importer.VARIABLES if each.option}
     for kind in sources.own():
         known |= {field.env: field.option for field, _ in kind.table.values() if field.env and field.option}
     text = _VARIABLE.sub(lambda found: known.get(found[1], found[1]), text)

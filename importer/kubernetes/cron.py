@@ -29,6 +29,10 @@ OF_REGISTRY: Final = {
 }
 #: The same where a CronJob starts it.
 NAMES: Final = {"ca_files": "-certdir", "insecure": "INSECURE_TLS"}
+VARIABLES: Final = (
+    contract.Variable("KUBERNETES_SERVICE_HOST", "address of the cluster's API server", required=True),
+    contract.Variable("KUBERNETES_SERVICE_PORT", "its port", "443"),
+)
 #: Folder of the service account in a pod (Kubernetes, "Accessing the Kubernetes API from a Pod").
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -94,9 +98,10 @@ class Cron:
     """A DataImportCron of this pod's cluster. ``account``: the folder of the service account."""
 
     def __init__(self, namespace: str, name: str, account: str, env: Mapping[str, str]) -> None:
-        host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT") or "443"
-        if not host:
-            raise errors.RequestError("KUBERNETES_SERVICE_HOST is not set; run this command in a pod")
+        reading = contract.Reading(env, VARIABLES)
+        host, port = reading.text("KUBERNETES_SERVICE_HOST"), reading.text("KUBERNETES_SERVICE_PORT")
+        if reading.faults:
+            raise errors.RequestError(f"{reading.faults[0]}; run this command in a pod")
         host = f"[{host}]" if ":" in host else host
         path = f"/apis/cdi.kubevirt.io/v1beta1/namespaces/{namespace}/dataimportcrons/{name}"
         self.url = f"https://{host}:{port}{path}"

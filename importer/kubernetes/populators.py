@@ -46,6 +46,14 @@ OPENSTACK: Final = {
     "regionName": "region",
     "availability": "interface",
 }
+VARIABLES: Final = (
+    contract.Variable("username", "user of OpenStack"),
+    contract.Variable("user", "user of oVirt"),
+    contract.Variable("password", "password"),
+    contract.Variable("cacert", "CA certificates (PEM text)"),
+    contract.Variable("insecureSkipVerify", "`true`: do not verify certificates", "false"),
+    *contract.PROXIES,
+)
 #: The settings of a remedy (``remedy``), and the keys of the Secret that have them.
 NAMES: Final = (("ca_files", "cacert"), ("insecure", "insecureSkipVerify"))
 #: Makes the location of a disk from the login, the environment, and the populator's own arguments.
@@ -167,15 +175,16 @@ def _populate(name: str, wanted: request.Request, obj: group.Context, port: int)
 @contextlib.contextmanager
 def _access(env: Mapping[str, str], user: str, tuning: contract.Tuning) -> Iterator[base.Access]:
     """Yield the access that the Secret in the environment describes."""
-    insecure = env.get("insecureSkipVerify", "").strip().lower() in TRUE
+    reading = contract.Reading(env, VARIABLES)
+    insecure = reading.text("insecureSkipVerify").strip().lower() in TRUE
     with contextlib.ExitStack() as stack:
         files: tuple[str, ...] = ()
-        if (text := env.get("cacert", "").strip()) and not insecure:
+        if (text := reading.text("cacert").strip()) and not insecure:
             files = (stack.enter_context(_certificates(text)),)
-        yield contract.Reading(env).access(
+        yield reading.access(
             tuning,
-            user=env.get(user, ""),
-            password=env.get("password", ""),
+            user=reading.text(user),
+            password=reading.text("password"),
             ca_files=files,
             insecure=insecure,
         )

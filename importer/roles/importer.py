@@ -16,6 +16,48 @@ from cdi_worker.sources import base, fields
 
 log = logging.getLogger(__name__)
 
+VARIABLES = (
+    contract.Variable("IMPORTER_SOURCE", "kind of source; it selects the role of importer"),
+    contract.Variable(
+        "IMPORTER_ENDPOINT", "address of the disk; see the page of the source", option="SOURCE"
+    ),
+    contract.Variable(
+        "IMPORTER_CONTENTTYPE",
+        "`kubevirt`: a disk; `archive`: a tar archive, unpacked into a file system",
+        "kubevirt",
+        "--content-type",
+    ),
+    contract.Variable(
+        "IMPORTER_IMAGE_SIZE",
+        "requested size as a Kubernetes quantity: `10Gi`, `500M`, `1e9`; otherwise the size of the image",
+        option="--size",
+    ),
+    contract.Variable(
+        "IMPORTER_CHECKSUM",
+        "`md5`, `sha1`, `sha256` or `sha512`, a colon, and the checksum of the bytes as served",
+        option="--checksum",
+    ),
+    contract.Variable(
+        "CDI_WORKER_DISK",
+        "disk of an OVA (file name, id or number) or OCI archive (name or title), if it has several",
+    ),
+    *contract.CREDENTIALS,
+    contract.HEADERS,
+    contract.Variable(
+        "IMPORTER_CERT_DIR",
+        "directory with additional CA certificates (PEM; for registries only `*.crt` and `*.pem`)",
+        option="--ca-dir",
+    ),
+    contract.Variable(
+        "IMPORTER_PROXY_CERT_DIR", "directory with CA certificates of a proxy, trusted likewise"
+    ),
+    contract.Variable("INSECURE_TLS", "`true`: do not verify certificates", "false"),
+    contract.Variable("CACHE_MODE", "`TRYNONE`: bypass the page cache (O_DIRECT)"),
+    contract.OWNER,
+    *contract.WRITING,
+    *contract.PROXIES,
+)
+
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     """Return the request that the environment makes.
@@ -23,9 +65,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     Raises ``RequestError`` for a malformed environment, with all faults of the request too. One of a
     well-formed environment is left to ``execute.run``, which checks it.
     """
-    reading = contract.Reading(env)
-    source = env.get("IMPORTER_SOURCE", "")
-    content_type = env.get("IMPORTER_CONTENTTYPE") or "kubevirt"
+    reading = contract.Reading(env, VARIABLES)
+    source = reading.text("IMPORTER_SOURCE")
+    content_type = reading.text("IMPORTER_CONTENTTYPE")
     is_block = Path(paths.block).exists()
     target = (
         paths.block if is_block else paths.data if content_type == "archive" else f"{paths.data}/disk.img"
@@ -42,11 +84,11 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         image_size=reading.quantity("IMPORTER_IMAGE_SIZE"),
         overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
         preallocation=reading.boolean("PREALLOCATION"),
-        direct=env.get("CACHE_MODE") == "TRYNONE" or paths.tuning.direct,
-        checksum=env.get("IMPORTER_CHECKSUM") or None,
-        disk=env.get("CDI_WORKER_DISK", ""),
+        direct=reading.text("CACHE_MODE") == "TRYNONE" or paths.tuning.direct,
+        checksum=reading.text("IMPORTER_CHECKSUM") or None,
+        disk=reading.text("CDI_WORKER_DISK"),
         demand=paths.demand,
-        owner_uid=env.get("OWNER_UID", ""),
+        owner_uid=reading.text("OWNER_UID"),
         existing="update" if paths.tuning.update and content_type != "archive" else "remove",
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,
@@ -78,27 +120,26 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
 
 
 def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contract.Paths) -> base.Location:
-    env = reading.env
     certificates: tuple[str, ...] = ()
     secret_headers: tuple[tuple[str, str], ...] = ()
     try:
         endings = kind.location_type.certificates
-        certificates = contract.certificate_files(env.get("IMPORTER_CERT_DIR", ""), endings)
-        certificates += contract.certificate_files(env.get("IMPORTER_PROXY_CERT_DIR", ""))
+        certificates = contract.certificate_files(reading.text("IMPORTER_CERT_DIR"), endings)
+        certificates += contract.certificate_files(reading.text("IMPORTER_PROXY_CERT_DIR"))
         secret_headers = contract.header_files(paths.extra_headers)
     except errors.RequestError as err:
         reading.faults += err.faults
     access = reading.access(
         paths.tuning,
-        user=env.get("IMPORTER_ACCESS_KEY_ID", ""),
-        password=env.get("IMPORTER_SECRET_KEY", ""),
-        session_token=env.get("IMPORTER_SESSION_TOKEN", ""),
+        user=reading.text("IMPORTER_ACCESS_KEY_ID"),
+        password=reading.text("IMPORTER_SECRET_KEY"),
+        session_token=reading.text("IMPORTER_SESSION_TOKEN"),
         headers=reading.headers() + secret_headers,
         ca_files=certificates,
-        insecure=env.get("INSECURE_TLS") == "true",
+        insecure=reading.text("INSECURE_TLS") == "true",
     )
 
     def given(field: fields.Field) -> Any:
         return paths.mounted(field) if field.mount else reading.field(field)
 
-    return kind.fill(env.get("IMPORTER_ENDPOINT", ""), access, given).at_stage()
+    return kind.fill(reading.text("IMPORTER_ENDPOINT"), access, given).at_stage()

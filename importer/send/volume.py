@@ -29,6 +29,19 @@ log = logging.getLogger(__name__)
 PATIENCE = 60.0
 MODES = {"block": headers.BLOCK, "filesystem": headers.FILESYSTEM}
 
+VARIABLES = (
+    contract.Variable(
+        "UPLOAD_URL", "`https://…/v1beta1/upload` of the target; it selects this role", required=True
+    ),
+    contract.Variable("VOLUME_MODE", "`block` or `filesystem`"),
+    contract.Variable("MOUNT_POINT", "device or directory to send", required=True),
+    contract.Variable("CLIENT_KEY", "key of the client (PEM text)", required=True),
+    contract.Variable("CLIENT_CERT", "certificate of the client (PEM text)", required=True),
+    contract.Variable("SERVER_CA_CERT", "CA of the upload server (PEM text)", required=True),
+    contract.Variable("PREALLOCATION", "`true`: send holes as data", "false"),
+    contract.OWNER,
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
@@ -51,21 +64,19 @@ class Settings:
 
 def read(env: Mapping[str, str]) -> Settings:
     """Return the settings. Raises ``RequestError`` that lists all faults of the environment."""
-    reading = contract.Reading(env)
-    names = ("UPLOAD_URL", "MOUNT_POINT", "CLIENT_KEY", "CLIENT_CERT", "SERVER_CA_CERT")
-    reading.faults += [f"{name} is not set" for name in names if not env.get(name)]
-    mode = env.get("VOLUME_MODE", "")
+    reading = contract.Reading(env, VARIABLES)
+    mode = reading.text("VOLUME_MODE")
     if mode.lower() not in MODES:
         reading.faults.append(f"VOLUME_MODE={mode!r} is neither block nor filesystem")
     settings = Settings(
-        url=env.get("UPLOAD_URL", ""),
+        url=reading.text("UPLOAD_URL"),
         kind=MODES.get(mode.lower(), ""),
-        path=env.get("MOUNT_POINT", ""),
-        owner_uid=env.get("OWNER_UID", ""),
+        path=reading.text("MOUNT_POINT"),
+        owner_uid=reading.text("OWNER_UID"),
         preallocation=reading.boolean("PREALLOCATION"),
-        authority=env.get("SERVER_CA_CERT", ""),
-        certificate=env.get("CLIENT_CERT", ""),
-        key=env.get("CLIENT_KEY", ""),
+        authority=reading.text("SERVER_CA_CERT"),
+        certificate=reading.text("CLIENT_CERT"),
+        key=reading.text("CLIENT_KEY"),
     )
     if reading.faults:
         raise errors.RequestError(*reading.faults)

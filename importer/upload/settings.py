@@ -14,6 +14,31 @@ from cdi_worker.importer import audit, contract, request
 from cdi_worker.importer.upload import tls as upload_tls
 from cdi_worker.sources import base
 
+VARIABLES = (
+    contract.Variable("UPLOAD_IMAGE_SIZE", "requested size, as `IMPORTER_IMAGE_SIZE`"),
+    *contract.WRITING,
+    contract.Variable(
+        "DESTINATION",
+        "file or device to write; otherwise `/dev/cdi-block-volume` if it exists, else `/data/disk.img`",
+    ),
+    contract.Variable("LISTEN_ADDRESS", "address to listen on; `0.0.0.0`: all, also of IPv6", "0.0.0.0"),
+    contract.Variable("LISTEN_PORT", "port to listen on", "8443"),
+    contract.Variable(
+        "TLS_CERT_FILE", "certificate of the server (PEM); it selects this role", required=True
+    ),
+    contract.Variable("TLS_KEY_FILE", "key of the server (PEM)", required=True),
+    contract.Variable("TLS_MIN_VERSION", "`VersionTLS10` to `VersionTLS13`", "VersionTLS12"),
+    contract.Variable("TLS_CIPHERS", "OpenSSL or Go names, separated by commas; not for TLS 1.3"),
+    contract.Variable("CLIENT_CERT_FILE", "CA that signs the certificates of clients (PEM)", required=True),
+    contract.Variable(
+        "CLIENT_NAME", "common name that clients must have; it selects this role", required=True
+    ),
+    contract.Variable(
+        "DEADLINE",
+        "time (RFC 3339) after which a server without an upload exits; otherwise it waits for ever",
+    ),
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
@@ -35,24 +60,22 @@ class Settings:
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     """Return the settings. Raises ``RequestError`` that lists all faults of the environment."""
-    reading = contract.Reading(env)
+    reading = contract.Reading(env, VARIABLES)
     faults = reading.faults
-    names = ("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "CLIENT_NAME")
-    faults += [f"{name} is not set" for name in names if not env.get(name)]
     tls = upload_tls.Server(
-        certificate=env.get("TLS_CERT_FILE", ""),
-        key=env.get("TLS_KEY_FILE", ""),
-        client_authority=env.get("CLIENT_CERT_FILE", ""),
-        ciphers=env.get("TLS_CIPHERS", ""),
-        minimum=env.get("TLS_MIN_VERSION", ""),
+        certificate=reading.text("TLS_CERT_FILE"),
+        key=reading.text("TLS_KEY_FILE"),
+        client_authority=reading.text("CLIENT_CERT_FILE"),
+        ciphers=reading.text("TLS_CIPHERS"),
+        minimum=reading.text("TLS_MIN_VERSION"),
     )
-    target = _target(env, paths)
+    target = _target(reading.text("DESTINATION"), paths)
     settings = Settings(
-        host=env.get("LISTEN_ADDRESS") or "0.0.0.0",
-        port=_port(env.get("LISTEN_PORT") or "8443", faults),
+        host=reading.text("LISTEN_ADDRESS"),
+        port=_port(reading.text("LISTEN_PORT"), faults),
         tls=tls,
-        client_name=env.get("CLIENT_NAME", ""),
-        deadline=_deadline(env.get("DEADLINE", ""), faults),
+        client_name=reading.text("CLIENT_NAME"),
+        deadline=_deadline(reading.text("DEADLINE"), faults),
         tuning=paths.tuning,
         wanted=request.Request(
             source="upload",
@@ -81,9 +104,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     return settings
 
 
-def _target(env: Mapping[str, str], paths: contract.Paths) -> str:
+def _target(named: str, paths: contract.Paths) -> str:
     is_block = pathlib.Path(paths.block).exists()
-    return env.get("DESTINATION") or (paths.block if is_block else f"{paths.data}/disk.img")
+    return named or (paths.block if is_block else f"{paths.data}/disk.img")
 
 
 def _port(text: str, faults: list[str]) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import sources
-from cdi_worker.importer import variables
+from cdi_worker.importer import contract
 from cdi_worker.importer.commands import group
 from tests.support import repository
 
@@ -18,59 +19,63 @@ sys.path.insert(0, str(repository.ROOT / "docs"))
 import tables
 
 PARTS = ("importer", "sources", "images", "formats", "scratch")
-#: Readers of the environment: methods of a mapping, and of ``contract.Reading``.
-READERS = {"get", "boolean", "quantity", "fraction"}
+#: Readers of the environment: methods of ``contract.Reading``, and of a mapping.
+READERS = {"text", "boolean", "quantity", "fraction"}
+MAPPINGS = {"env", "self.env", "reading.env", "obj.env", "environ"}
+#: What selects the role: ``contract.role``, and the source that ``roles/run`` names in its messages.
+SELECT = {"IMPORTER_SOURCE", "CLIENT_NAME", "TLS_CERT_FILE", "UPLOAD_URL"}
 
 
-def names_read() -> set[str]:
-    """Return the variables that the code reads by name."""
-    found = set()
+def _calls() -> Iterator[tuple[str, str, str]]:
+    """Yield the owner, the method and the name of calls such as ``reading.boolean("NAME")``."""
     for part in PARTS:
         for path in Path(repository.ROOT, part).rglob("*.py"):
-            tree = ast.parse(path.read_text())
-            found |= {name for node in ast.walk(tree) for name in _names(node)}
-    return found
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Call(ast.Attribute(owner, method), [ast.Constant(str(name)), *_]):
+                        yield ast.unparse(owner), method, name
+                    case ast.Call(ast.Name(method), [ast.Constant(str(name))]):
+                        yield "", method, name
+                    case ast.Subscript(owner, ast.Constant(str(name))):
+                        yield ast.unparse(owner), "get", name
 
 
-def _names(node: ast.AST) -> set[str]:
-    """Return the variables in ``env.get("NAME")``, ``env["NAME"]`` and ``reading.boolean("NAME")``."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=owner, attr=reader), args=[ast.Constant(value=str(name)), *_]):
-            if reader == "get" and ast.unparse(owner) in {"env", "self.env", "reading.env", "environ"}:
-                return {name}
-            return {name} if reader in READERS - {"get"} else set()
-        case ast.Subscript(value=ast.Name(id="env"), slice=ast.Constant(value=str(name))):
-            return {name}
-        case _:
-            return set()
-
-
-def known() -> set[str]:
-    """Return the variables that the documentation lists."""
-    from cdi_worker.importer.kubernetes import populators
-
-    of_sources = {field.env for kind in sources.own() for field, _ in kind.table.values() if field.env}
-    return {each.name for each in variables.VARIABLES} | of_sources | set(populators.OPENSTACK)
+def _listed() -> set[str]:
+    """Return the variables in the documentation's tables, but for those of sources."""
+    return {each.name for found in tables.VARIABLES.values() for each in found}
 
 
 def test_every_variable_that_is_read_is_listed() -> None:
-    missing = names_read() - known()
-    assert not missing, f"add to importer/variables.py: {', '.join(sorted(missing))}"
+    """A role reads by ``contract.Reading``, which has its table."""
+    read = {name for _, method, name in _calls() if method in READERS}
+    assert len(read) > 40
+    assert not read - _listed()
+    assert {name for owner, method, name in _calls() if method == "get" and owner in MAPPINGS} == SELECT
+
+
+def test_reading_an_undeclared_variable_fails() -> None:
+    with pytest.raises(KeyError):
+        contract.Reading({"PREALLOCATION": "true"}).boolean("PREALLOCATION")
+
+
+def test_every_table_of_variables_is_listed() -> None:
+    declared = {
+        name
+        for part in PARTS
+        for path in Path(repository.ROOT, part).rglob("*.py")
+        for name in re.findall(r'\bVariable\(\s*"([^"]+)"', path.read_text())
+    }
+    assert declared == _listed()
 
 
 def test_every_variable_that_is_listed_is_read() -> None:
-    text = "\n".join(
-        path.read_text()
-        for part in PARTS
-        for path in Path(repository.ROOT, part).rglob("*.py")
-        if path.name != "variables.py"
-    )
-    unread = [each.name for each in variables.VARIABLES if f'"{each.name.partition("<")[0]}' not in text]
-    assert not unread
+    read = {name for _, method, name in _calls() if method in READERS}
+    proxies = {each.name for each in contract.PROXIES}
+    assert _listed() - read == proxies | {contract.HEADERS.name, "username", "user"}
 
 
 def test_every_variable_has_a_meaning() -> None:
-    assert not [each.name for each in variables.VARIABLES if not each.meaning or not each.roles]
+    assert not [each.name for found in tables.VARIABLES.values() for each in found if not each.meaning]
     of_sources = {
         (kind.name, field.env) for kind in sources.own() for field, _ in kind.table.values() if not field.help
     }
@@ -79,8 +84,7 @@ def test_every_variable_has_a_meaning() -> None:
 
 def test_every_role_has_its_table() -> None:
     page = (repository.ROOT / "docs/reference/environment.md").read_text()
-    roles = {role for each in variables.VARIABLES for role in each.roles}
-    assert set(re.findall(r"```\{variables\} (\w+)", page)) == roles
+    assert set(re.findall(r"```\{variables\} (\w+)", page)) == set(tables.VARIABLES)
 
 
 def test_every_mount_of_a_source_is_listed() -> None:
