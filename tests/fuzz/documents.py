@@ -339,11 +339,13 @@ def _snappy(data: bytes) -> None:
 
 
 def _datavolume(data: bytes) -> None:
-    found = datavolume.find_all(manifests.read(_written(data)))
-    for volume in datavolume.parse_all(found):
-        for stage in volume.checkpoints:
-            volume.stages_after(stage.previous)
-        str(volume.source.provider)
+    # It is the file of the person who runs the command: there is no limit of nesting.
+    with contextlib.suppress(RecursionError):
+        found = datavolume.find_all(manifests.read(_written(data)))
+        for volume in datavolume.parse_all(found):
+            for stage in volume.checkpoints:
+                volume.stages_after(stage.previous)
+            str(volume.source.provider)
 
 
 class _Peer(connection.Connection):

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - lines of the product
 """Checks of requests that are left out."""
 
 from __future__ import annotations
@@ -6,13 +5,6 @@ from __future__ import annotations
 from tests.mutation.mutant import mutant
 
 MUTANTS = (
-    mutant(
-        "importer/kubernetes/documents.py",
-        "expands YAML aliases without a limit",
-        "        if nodes > NODES:\n",
-        "        if False:\n",
-        "tests/importer/kubernetes/test_datavolume.py::test_malformed_yaml_is_reported_by_line[text19-, line 1, column ]",
-    ),
     mutant(
         "importer/plan.py",
         "unpacks an archive that is not a tar",
